@@ -18,6 +18,9 @@ _PRELUDE = """
 local waiting, running, cooling, done, started, losses, flagged = unpack(KEYS)
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
+
+-- Returns the time in so many ms as a text: Lua would format a number again for each name.
+local function time_in(ms) return string.format('%.0f', now + ms) end
 """
 
 # Take leases that nobody holds.
@@ -34,8 +37,8 @@ local w = redis.call('ZMSCORE', waiting, unpack(names))
 local r = redis.call('ZMSCORE', running, unpack(names))
 local c = redis.call('ZMSCORE', cooling, unpack(names))
 local d = redis.call('ZMSCORE', done, unpack(names))
-local ends = now + ARGV[1]
-local reply, add, cooled, marked = {{ends}}, {{}}, {{}}, {{}}
+local ends, flagged_until = time_in(ARGV[1]), time_in(ARGV[3])
+local reply, add, cooled, marked = {{tonumber(ends)}}, {{}}, {{}}, {{}}
 for i, name in ipairs(names) do
     local is_cooling = c[i] and tonumber(c[i]) > now and ARGV[2] ~= '1'
     local is_held = w[i] or (r[i] and tonumber(r[i]) > now) or (d[i] and tonumber(d[i]) > now)
@@ -44,7 +47,7 @@ for i, name in ipairs(names) do
         add[#add + 1], add[#add + 2] = ends, name
         if c[i] then cooled[#cooled + 1] = name end
         if ARGV[3] ~= '0' then
-            marked[#marked + 1], marked[#marked + 2] = now + ARGV[3], string.match(name, '^(.*)@')
+            marked[#marked + 1], marked[#marked + 2] = flagged_until, string.match(name, '^(.*)@')
         end
     end
 end
@@ -60,10 +63,10 @@ return reply
 DISPATCHED = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
 local scores = redis.call('ZMSCORE', running, unpack(ARGV, 2))
-local add, remove = {{}}, {{}}
+local add, remove, dispatched_at, last = {{}}, {{}}, time_in(0), tonumber(ARGV[1])
 for i = 2, #ARGV do
-    if scores[i - 1] and tonumber(scores[i - 1]) <= tonumber(ARGV[1]) then
-        add[#add + 1], add[#add + 2] = now, ARGV[i]
+    if scores[i - 1] and tonumber(scores[i - 1]) <= last then
+        add[#add + 1], add[#add + 2] = dispatched_at, ARGV[i]
         remove[#remove + 1] = ARGV[i]
     end
 end
@@ -117,7 +120,7 @@ return #names
 # ARGV     how long in ms, names
 RENEW = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
-local ends = now + ARGV[1]
+local ends = time_in(ARGV[1])
 local scores = redis.call('ZMSCORE', waiting, unpack(ARGV, 2))
 local extend, begin, names = {{}}, {{}}, {{}}
 for i = 2, #ARGV do
@@ -197,12 +200,13 @@ local names = {{unpack(ARGV, 2)}}
 local before = redis.call('ZMSCORE', started, unpack(names))
 local lost = redis.call('EXISTS', losses) == 1 and redis.call('HMGET', losses, unpack(names)) or {{}}
 local suspects, fresh, ends, gone = {{}}, {{}}, {{}}, {{}}
+local started_at, ends_at = time_in(0), time_in(ARGV[1])
 for i, name in ipairs(names) do
     if before[i] or lost[i] then
         suspects[#suspects + 1] = i
     else
-        fresh[#fresh + 1], fresh[#fresh + 2] = now, name
-        ends[#ends + 1], ends[#ends + 2] = now + ARGV[1], name
+        fresh[#fresh + 1], fresh[#fresh + 2] = started_at, name
+        ends[#ends + 1], ends[#ends + 2] = ends_at, name
         gone[#gone + 1] = name
     end
 end
@@ -257,9 +261,9 @@ if redis.call('EXISTS', losses) == 1 then redis.call('HDEL', losses, unpack(ARGV
 redis.call('ZREMRANGEBYSCORE', started, '-inf', now - {RETENTION_MS})
 redis.call('ZREMRANGEBYSCORE', done, '-inf', now)
 redis.call('ZREMRANGEBYSCORE', flagged, '-inf', now)
-local add, remove = {{}}, {{}}
+local add, remove, ends = {{}}, {{}}, time_in(ARGV[1])
 for i = 3, 2 + ARGV[2] do
-    add[#add + 1], add[#add + 2] = now + ARGV[1], ARGV[i]
+    add[#add + 1], add[#add + 2] = ends, ARGV[i]
     remove[#remove + 1] = ARGV[i]
 end
 if #remove > 0 then
