@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
@@ -215,7 +215,7 @@ class DueCollection:
 
         Args:
             due_at: by id, the due time that is meant; `None`: whichever the document has.
-            decide: returns the changes of the documents that are due; may be called several times.
+            decide: returns the updates of the documents that are due; may be called several times.
             fields: those that `decide` needs; `None`: all.
             record: kept with the write when something was written.
 
@@ -233,23 +233,21 @@ class DueCollection:
                 # One document more than there can be, so that the server's first answer is its last.
                 found = self.collection().find(where, wanted, hint="_id_", batch_size=len(due_at) + 1, session=session)
                 meant = [one for one in found if due_at[id_key(one["_id"])] in (None, self.due_at(one))]
-            changes = decide(meant) if meant else []
+            groups = decide(meant) if meant else []
             with commands():
-                for change in changes:
-                    chosen = {"_id": {"$in": ids_of(change.documents)}}
-                    self.collection().update_many(chosen, change.update, hint="_id_", session=session)
-                self._refuse_still_due(changes, now, session)
-                if record is not None and changes:
-                    written = [one for change in changes for one in change.documents]
+                for group in groups:
+                    chosen = {"_id": {"$in": ids_of(group.documents)}}
+                    self.collection().update_many(chosen, group.update, hint="_id_", session=session)
+                self._refuse_still_due(groups, now, session)
+                if record is not None and groups:
+                    written = [one for group in groups for one in group.documents]
                     record.insert({id_key(one["_id"]): self.due_at(one) for one in written}, now=now, session=session)
-            return changes
+            return groups
 
         return transact(act)
 
-    def _refuse_still_due(self, changes: Sequence[UpdateGroup], now: datetime, session: ClientSession) -> None:
-        unsure = {
-            id_key(one["_id"]): one for change in changes if not change.is_sure_to_end for one in change.documents
-        }
+    def _refuse_still_due(self, groups: Sequence[UpdateGroup], now: datetime, session: ClientSession) -> None:
+        unsure = {id_key(one["_id"]): one for group in groups if not group.is_sure_to_end for one in group.documents}
         if unsure:
             where = {**self.is_due(now), "_id": {"$in": list(unsure)}}
             found = self.collection().find(where, projection([self.due]), hint="_id_", session=session)
@@ -257,14 +255,14 @@ class DueCollection:
             if still:
                 raise StillDue(ids_of(still))
 
-    def rehearse(self, document: Document, change: UpdateGroup, *, now: datetime) -> None:
-        """Write a change to one document, see that it is not due any more, and take it back.
+    def rehearse(self, document: Document, update: Update, *, now: datetime) -> None:
+        """Write an update to one document, see that it is not due any more, and take it back.
 
         Raises StillDue, and what the driver raises.
         """
-        rehearsed = replace(change, documents=[document], is_sure_to_end=False)
+        rehearsed = UpdateGroup(documents=[document], update=update, is_sure_to_end=False)
         with client().start_session() as session, session.start_transaction():
-            self.collection().update_one({"_id": document["_id"]}, change.update, hint="_id_", session=session)
+            self.collection().update_one({"_id": document["_id"]}, update, hint="_id_", session=session)
             try:
                 self._refuse_still_due([rehearsed], now, session)
             finally:

@@ -320,7 +320,7 @@ def push_to_history(entry: Document) -> Document:
 
 
 def get_any(ids: Sequence[Any]) -> Document | None:
-    """Return the document with the first of these ids that exists, also if it is not a job."""
+    """Return the document with the first of these ids that exists, even if it is not a job."""
     found = list(jobs().find({"_id": {"$in": [*ids]}}, hint="_id_"))
     return next((document for id in ids for document in found if document["_id"] == id), None)
 

@@ -2,7 +2,7 @@
 
 A command of a transaction has `COMMAND_TIMEOUT`, after which the driver selects the primary again: the member that was
 asked may be frozen or unreachable while the others have elected another. The driver alone would wait for it as long as
-the whole transaction may take. A process that is told to end does not wait for MongoDB to abort its transaction.
+the whole transaction may take. An abort takes at most `ABORT_TIMEOUT`, so that it does not delay a shutdown.
 
 When a process dies, MongoDB keeps its transaction, with the locks, for a minute or more
 (`transactionLifetimeLimitSeconds`). The next transaction that meets such a lock ends it. The transaction of a living
@@ -86,7 +86,7 @@ def _attempt(act: Callable[[ClientSession], T], session: ClientSession) -> T:
     session.start_transaction()
     try:
         return act(session)
-    except BaseException:  # also if the process is told to end
+    except BaseException:  # even if the process is told to end
         with within(ABORT_TIMEOUT):
             session.abort_transaction()
         raise

@@ -17,8 +17,8 @@ from bson import json_util
 from models import schema
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
+from queue_manager.explanation import many
 from queue_manager.system import System
-from services.problems import counted
 
 _BULL_LISTS = ("wait", "active", "paused")
 
@@ -74,9 +74,7 @@ def _bull_notes(queue: str) -> list[str]:
             workers = sum(one["name"] == worker_name for one in client.client_list())
     notes = []
     if workers:
-        notes.append(f"{counted(workers, 'worker')} of Bull's queue {queue} connected: it may run until you stop it")
+        notes.append(f"{many(workers, 'worker')} of Bull's queue {queue} connected: it may run until you stop it")
     if jobs:
-        notes.append(
-            f"{counted(jobs, 'job')} in Bull's queue {queue}: not executed here, since a scan finds what is due"
-        )
+        notes.append(f"{many(jobs, 'job')} in Bull's queue {queue}: not executed here, since a scan finds what is due")
     return notes

@@ -54,7 +54,7 @@ class Due:
 
 @dataclass(frozen=True, kw_only=True)
 class DueBatch:
-    """`found` items looked due; `items` are the ones to send; `other_counts` is what else was seen, by name."""
+    """The number of due items that were not in flight; those to send; and further counts of the scan, by name."""
 
     found: int
     items: list[DueItem]
@@ -133,7 +133,7 @@ class DueWork(ItemWork, ABC):
         if not first and not self.leases.are_waiting():
             return
         backlog = measure()
-        with self.leases.scan() as goes_on:
+        with self.leases.scan_lock() as goes_on:
             if not goes_on():
                 yield DueBatch(found=0, items=[], other_counts={"already_running": 1})
                 return

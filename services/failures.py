@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from hashlib import sha1
 from itertools import islice
 from typing import Literal
@@ -18,7 +18,7 @@ import redis
 from models import job_pages
 from models.database import Error, describe, within
 from queue_manager.broker import dead_letters
-from queue_manager.core.clock import hours, seconds, truncate
+from queue_manager.core.clock import EPOCH, hours, seconds, truncate
 from queue_manager.core.errors import AppError, Unavailable, reason
 from queue_manager.core.failure_reason import longest_literal, normalize
 from queue_manager.core.redis_client import PerProcess, make_client
@@ -230,4 +230,4 @@ def _away(error: redis.RedisError) -> str:
 
 
 def _moment(timestamp: float) -> datetime:
-    return truncate(datetime.fromtimestamp(0, UTC) + timedelta(seconds=timestamp))
+    return truncate(EPOCH + seconds(timestamp))

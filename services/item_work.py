@@ -15,7 +15,7 @@ from queue_manager.core.clock import parse_utc, seconds
 from queue_manager.core.errors import PermanentError
 from queue_manager.items import DueItem as DueItem
 from queue_manager.items import Verdict
-from queue_manager.leases import Attempts, Leases, MustPause
+from queue_manager.leases import Attempts, Leases, MustCoolDown
 
 ItemResult = dict[str, Any]
 """What the task of an item returns."""
@@ -73,13 +73,13 @@ class ItemWork:
         """Keep the leases until a worker has the items again, which are sent to be executed in `wait`."""
         self.leases.sent_again([item.lease for item in items], wait=wait)
 
-    def cool_down(self, item: DueItem, *, pause: timedelta) -> None:
-        """Release an item that no scan takes before `pause` is over."""
-        self.leases.release([item.lease], pause=pause)
+    def cool_down(self, item: DueItem, *, wait: timedelta) -> None:
+        """Release an item that no scan takes before `wait` is over."""
+        self.leases.release([item.lease], cool_down=wait)
 
-    def pause_lost(self, item: DueItem, lost: MustPause) -> None:
+    def cool_down_lost(self, item: DueItem, lost: MustCoolDown) -> None:
         """Handle an item whose process died several times in a row: no scan takes it for a while."""
-        self.cool_down(item, pause=lost.pause)
+        self.cool_down(item, wait=lost.cool_down)
 
     def lost(self, item: DueItem) -> None:
         """Handle the death of the process that worked on this item."""
@@ -103,7 +103,7 @@ class ItemWork:
         return self.leases.batch([item.lease for item in items])
 
     def attempt(self, item: DueItem) -> AbstractContextManager[Attempts]:
-        """Record that one attempt runs within. Raises `leases.MustPause`."""
+        """Record that one attempt runs within. Raises `leases.MustCoolDown`."""
         return self.leases.alone(item.lease)
 
     def give_up(self, item: DueItem, *, error: str) -> None:

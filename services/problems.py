@@ -7,7 +7,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any
 
-from models.due_documents import MAX_COUNT
+from queue_manager.explanation import many
 
 MAX_IDS = 5
 
@@ -15,14 +15,9 @@ MAX_IDS = 5
 def stuck(thing: str, found: Sequence[str], *, late: timedelta) -> str:
     """Return what to say of items whose lease ended that long ago without a result."""
     return (
-        f"{counted(len(found), f'stuck {thing}')}: due, but the worker's lease ended more than {span(late)} ago and no "
+        f"{many(len(found), f'stuck {thing}')}: due, but the worker's lease ended more than {span(late)} ago and no "
         f"worker has taken over ({ids(found, len(found))})"
     )
-
-
-def counted(count: int, thing: str) -> str:
-    """Return `1 room`, `2 rooms`. A count that has reached `MAX_COUNT` stands for that many or more."""
-    return f"{count}{' or more' if count >= MAX_COUNT else ''} {thing}{'' if count == 1 else 's'}"
 
 
 def ids(some: Iterable[Any], count: int) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import redis
@@ -67,22 +67,6 @@ class EmitFailed(AppError):
     """Redis did not take the event."""
 
 
-class Events(Protocol):
-    def emit(self, event: str, data: dict[str, Any], *, room: str) -> timedelta:
-        """Send `event` to every client in `room`. Like `emit_all`."""
-
-    def emit_all(self, event: str, messages: Iterable[tuple[str, dict[str, Any]]]) -> timedelta:
-        """Send (room, data) each, together.
-
-        Returns:
-            The time after which the same events must be emitted again, because servers may be reconnecting to Redis;
-            zero if all may be connected.
-
-        Raises:
-            EmitFailed: whether any event was sent is uncertain.
-        """
-
-
 class RedisEvents:
     """Sends the messages that Socket.IO servers exchange, but raises when Redis did not take them."""
 
@@ -101,10 +85,16 @@ class RedisEvents:
         self._client = make_client(url, health_check_interval=30)
         self._host_id = uuid4().hex
 
-    def emit(self, event: str, data: dict[str, Any], *, room: str) -> timedelta:
-        return self.emit_all(event, [(room, data)])
-
     def emit_all(self, event: str, messages: Iterable[tuple[str, dict[str, Any]]]) -> timedelta:
+        """Send (room, data) each, together.
+
+        Returns:
+            The time after which the same events must be emitted again, because servers may be reconnecting to Redis;
+            zero if all may be connected.
+
+        Raises:
+            EmitFailed: whether any event was sent is uncertain.
+        """
         some = list(messages)
         published = [part for one in self._published(event, some) for part in one]
         keys = [SERVER_KEY, self._node_key]

@@ -24,13 +24,12 @@ from queue_manager.core.clock import hours, minutes, parse_utc, to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.explanation import DispatchState, Explanation
+from queue_manager.explanation import DispatchState, Explanation, many
 from queue_manager.health_rules import Rule
 from queue_manager.items import Item, Listed, State
 from queue_manager.system import System, SystemStats
-from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, Limits, leases_of
+from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, leases_of
 from services.item_work import ItemResult
-from services.problems import counted
 
 INITIATOR = "QM/projects/reviewRequestPulse"
 NEVER_MANAGED = {"site", "sites", "listing", "listings"}
@@ -189,11 +188,9 @@ def review_requests() -> ReviewRequests:
     chosen = settings()
     return ReviewRequests(
         leases=leases_of(system.name),
-        clock=database.server_now,
         product_types=[kind for kind in chosen.managed_subscriptions if kind not in NEVER_MANAGED],
         after=timedelta(days=chosen.review_after_days),
         window=timedelta(days=chosen.review_window_days + chosen.review_buffer_days),
-        limits=Limits.from_settings(),
     )
 
 
@@ -211,7 +208,7 @@ def stats() -> SystemStats:
         problems[Rule.SETTINGS_WARNING] = "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review"
     if count:
         shown = ", ".join(map(str, ids))
-        problems[Rule.UNREADABLE_DOCUMENTS] = f"{counted(count, 'subscription')} without a readable created_at: {shown}"
+        problems[Rule.UNREADABLE_DOCUMENTS] = f"{many(count, 'subscription')} without a readable created_at: {shown}"
     day_ago = database.server_now() - hours(24)
     return SystemStats(
         numbers={"open": pulse.count_open(), "created_last_day": pulse.count_created(day_ago), "unreadable": count},

@@ -25,13 +25,14 @@ from queue_manager.core.clock import hours, milliseconds, minutes, parse_utc, se
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
+from queue_manager.explanation import many
 from queue_manager.health_rules import MANY_RESETS, Rule
 from queue_manager.items import Item, Listed, State
 from queue_manager.system import System, SystemStats
 from services import site_explanation
-from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, Limits, leases_of
+from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, leases_of
 from services.item_work import ItemResult, ItemWork
-from services.problems import counted, ids
+from services.problems import ids
 
 INITIATOR = "ThumbnailHealthCheck"
 DEVELOPMENT = {"development", "test", "local"}
@@ -142,8 +143,6 @@ def stale_sites(run: str) -> list[StaleSites]:
     return [
         StaleSites(
             leases=leases_of(system.name),
-            clock=database.server_now,
-            limits=Limits.from_settings(),
             sites=sites,
             run=run,
             threshold=threshold(),
@@ -154,7 +153,7 @@ def stale_sites(run: str) -> list[StaleSites]:
 
 def stale_thumbnails(hand_over: HandOver | None = None) -> StaleThumbnails:
     """Return the service of this process."""
-    return StaleThumbnails(leases=leases_of(system.name), clock=database.server_now, hand_over=hand_over)
+    return StaleThumbnails(leases=leases_of(system.name), hand_over=hand_over)
 
 
 def due_of(collection: str, one: site.Site) -> Due:
@@ -288,12 +287,12 @@ def _add_problems(stats: SystemStats, before: datetime) -> None:
             for often in sites.reset_often()
         ]
         stats.problems[Rule.REPEATED_RESETS] = (
-            f"{counted(stuck, 'stuck site')}: reset {MANY_RESETS} times in a row or more and hanging again each time "
+            f"{many(stuck, 'stuck site')}: reset {MANY_RESETS} times in a row or more and hanging again each time "
             f"({ids(shown, stuck)})"
         )
     if failed := _failed_and_hanging(before):
         stats.problems[Rule.FAILED_ITEMS] = (
-            f"{counted(len(failed), 'failed site')}: the reset failed in the last day and the build still hangs "
+            f"{many(len(failed), 'failed site')}: the reset failed in the last day and the build still hangs "
             f"({ids(failed, len(failed))})"
         )
 

@@ -23,12 +23,11 @@ from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
-from queue_manager.explanation import TimelineEntry
+from queue_manager.explanation import TimelineEntry, many
 from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
 from services import room_history
 from services.due_documents import CallAgain, DueDocuments, Failure, Reasons, Run, Written
-from services.problems import counted
 from services.realtime import EmitFailed, events
 
 INITIATOR = "QM/conversations/support-snooze"
@@ -71,7 +70,7 @@ class SupportSnooze(DueDocuments):
         if malformed.count:
             ids = ", ".join(map(shown_id, malformed.ids))
             stats.problems[Rule.UNREADABLE_DOCUMENTS] = (
-                f"{counted(malformed.count, 'room')} with a malformed snooze_time, which can never fall due: {ids}"
+                f"{many(malformed.count, 'room')} with a malformed snooze_time, which can never fall due: {ids}"
             )
 
 
@@ -79,12 +78,12 @@ def adoption_notes() -> list[str]:
     notes = []
     if flagged := support_room.count_flagged(server_now()):
         notes.append(
-            f"{counted(flagged, 'due room')} with {support_room.FLAG}: true, set by another program; what it does not "
+            f"{many(flagged, 'due room')} with {support_room.FLAG}: true, set by another program; what it does not "
             "open is opened after one lease (QM_LEASE_SECONDS)"
         )
     if malformed := support_room.count_malformed_unindexed():
         notes.append(
-            f"{counted(malformed, 'room')} with a malformed snooze_time, never opened by either program; "
+            f"{many(malformed, 'room')} with a malformed snooze_time, never opened by either program; "
             "`queue-manager health` names them"
         )
     return notes

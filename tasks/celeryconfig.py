@@ -56,8 +56,6 @@ task_serializer = "json"
 result_serializer = "json"
 task_acks_late = True
 task_reject_on_worker_lost = False
-task_acks_on_failure = True
-task_acks_on_timeout = True
 task_ignore_result = True
 result_expires = None  # no result backend: nothing to clean up
 task_default_queue = _DEFAULT_QUEUE
@@ -70,7 +68,6 @@ worker_prefetch_multiplier = 4  # of a worker of all queues: a reserved job wait
 worker_lost_wait = 1  # seconds for the result of a process that died, before its items are executed again
 worker_hijack_root_logger = False
 worker_soft_shutdown_timeout = 20
-worker_cancel_long_running_tasks_on_connection_loss = False
 
 # Beat: one leads, any number stand by; failover within lock time + loop interval.
 beat_scheduler = "queue_manager.beat.scheduler:LeaderScheduler"
@@ -84,7 +81,6 @@ redbeat_lock_key = _LEADER_LOCK
 redbeat_lock_timeout = _settings.jobs_takeover_seconds
 
 timezone = "UTC"
-enable_utc = True
 
 # What the systems declare. Last, because it imports the modules of QM_SYSTEMS, and a task that one of them uses while
 # it is imported reads the settings above.

@@ -1,13 +1,10 @@
-"""Item tasks: each acts on one item.
-
-It is retried by its `RetryPolicy`, and handed back to its system when the last attempt failed.
-"""
+"""Item tasks: each acts on one item, is retried by its `RetryPolicy`, and gives the item up after the last attempt."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from functools import cached_property, partial
 from inspect import Parameter, Signature, signature
@@ -37,7 +34,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import REDIS_OUTAGES, RedisError
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
-from queue_manager.leases import MustPause
+from queue_manager.leases import MustCoolDown
 from queue_manager.telemetry import counters, error_reports, tracing
 from services.item_work import DueItem, ItemWork
 from tasks.app import app
@@ -68,18 +65,16 @@ class ItemTask(BatchedTask):
         if self.request.called_directly:
             return super().__call__(*args, **kwargs)
         item = self.item(self.request.id, args, kwargs)
-        if self._batch is not None:
-            return self._batch.record(item, self._measured_attempt(item))
         try:
-            with self.work().attempt(item) as attempts:
+            with self.work().attempt(item) if self._batch is None else nullcontext(self._batch.attempts) as attempts:
                 result = self._measured_attempt(item)
                 attempts.done.add(item.lease)
                 return result
-        except MustPause as lost:
+        except MustCoolDown as lost:
             log.error(f"Item is not started: {lost}", task=self.name, args=item.args)
             error_reports.report(lost, where=self.name, task_id=item.token, item=item.lease)
             self._record(item, "lost", lost)
-            self._pause(item, lost)
+            self._cool_down(item, lost)
             raise Ignore from None
 
     def apply_async(
@@ -97,9 +92,9 @@ class ItemTask(BatchedTask):
                     return result
         return super().apply_async(args, kwargs, task_id, *more, **options)
 
-    def _pause(self, item: DueItem, lost: MustPause) -> None:
+    def _cool_down(self, item: DueItem, lost: MustCoolDown) -> None:
         try:
-            self.work().pause_lost(item, lost)
+            self.work().cool_down_lost(item, lost)
         except Exception as error:
             log.warning("Item could not be released; its lease ends by itself", task_id=item.token, error=reason(error))
 

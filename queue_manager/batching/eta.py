@@ -1,7 +1,7 @@
-"""Tasks with an ETA start at it by the database server's clock, also if that is set while they wait.
+"""Starts tasks at their ETA by the database server's clock, even if that clock is set while they wait.
 
-Each has one timer for its exact time. Timers that only look whether the time has come would delay the others: the event
-loop of a worker fires ten in a turn, and then waits up to a second for something else to happen.
+Each has one timer for its exact time. Timers that only poll would delay the others: kombu's event loop fires ten in a
+turn, and then waits up to a second for something else to happen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ class _Offsets:
     """By how much the server's clock was ahead of the timers' clock when the timers that wait were set, in seconds."""
 
     def __init__(self) -> None:
-        self._lowest = self._highest = 0.0
         self.forget()
 
     def forget(self) -> None:

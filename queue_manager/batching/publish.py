@@ -1,8 +1,8 @@
 """Publish items: messages are copied from one that Celery made, so each has what Celery, a router or a setting adds.
 
 Many items of one kind are pushed together; Celery makes the first and the last message. Of items that are sent one by
-one, by `.delay()`, it makes the first of the process. A copy leaves out what is as Celery takes it to be anyway, almost
-half of the message.
+one, by `.delay()`, it makes the first of the process. A copy omits what has Celery's default value, almost half of the
+message.
 
 Celery makes every message if a copy would differ from what it makes, if a program listens to publishing, if the
 transport is kombu's own, or with QM_BATCHING=false. Then each message is also published on its own.
@@ -211,7 +211,7 @@ def _template(captured: Sequence[Captured], items: Sequence[DueItem], *, has_eta
 
 
 def _content(message: KombuMessage) -> KombuMessage:
-    """Return what a message says: its parts and its body without what they may lack, and without its tag."""
+    """Return a message in a form to compare: its body decoded, without default values and without its tag."""
     short = _shortened(message)
     del short["properties"]["delivery_tag"]
     args, kwargs, embed = loads(short["body"])
@@ -219,7 +219,7 @@ def _content(message: KombuMessage) -> KombuMessage:
 
 
 def _shortened(message: KombuMessage) -> KombuMessage:
-    """Return a message without headers and properties that are as Celery takes them to be where they are missing."""
+    """Return a message without the headers and properties that have Celery's default values."""
     headers, properties = _without_nothing(message["headers"]), _without_nothing(message["properties"])
     needless = {*REPEATED, *(FOR_RESULTS if headers.get("ignore_result") else ())}
     return {

@@ -47,11 +47,6 @@ class Batch:
         """Whether MongoDB does not answer, asked once for all items of the batch."""
         return not database.answers(PING_TIMEOUT)
 
-    def record(self, item: DueItem, result: Any) -> Any:
-        """Record that an item succeeded; return its result."""
-        self.attempts.done.add(item.lease)
-        return result
-
     def use_database(self, act: Callable[[], T]) -> T:
         """Call `act`, which needs MongoDB. Only the first caller waits for a server that is unavailable."""
         if self.outage is not None:

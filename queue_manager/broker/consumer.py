@@ -1,6 +1,7 @@
-"""Celery's consumer with a validation of headers: a refused message is dead-lettered with the reason.
+"""Celery's consumer, which validates headers: a refused message is dead-lettered with the reason.
 
-Celery reads some headers only when it passes a task to the pool, where any error ends the worker.
+Celery reads some headers only when it passes a task to the pool, where any error ends the worker. The consumer also
+sets how often it reconnects and sends heartbeats, and starts the thread that renews its messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Validation of broker messages, so that kombu and Celery can dispatch or refuse them without failing."""
+"""Reading, validating and writing broker messages, so that kombu and Celery can dispatch or refuse each of them."""
 
 from __future__ import annotations
 

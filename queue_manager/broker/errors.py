@@ -19,11 +19,11 @@ class BrokerRefuses(RedisConnectionError):
 
 @contextmanager
 def refusals_as_connection_errors(*, but: tuple[type[ResponseError], ...] = ()) -> Iterator[None]:
-    """Raise an error of the connection instead of one that would end the worker, `but` for these.
+    """Raise a connection error instead of an error that would end the worker, except for the types in `but`.
 
     Raises:
         BrokerRefuses: instead of a `ResponseError`.
-        ConnectionLost: a proxy, or what else is not Redis, sends something that is no reply.
+        ConnectionLost: the peer, such as a proxy, sends something that is not a reply of Redis.
     """
     try:
         yield
@@ -32,4 +32,4 @@ def refusals_as_connection_errors(*, but: tuple[type[ResponseError], ...] = ()) 
     except ResponseError as error:
         raise BrokerRefuses(f"Redis refuses: {error}") from error
     except InvalidResponse as error:
-        raise ConnectionLost(f"the server sent what is no reply: {error}") from error
+        raise ConnectionLost(f"the server sent an invalid reply: {error}") from error

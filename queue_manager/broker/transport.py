@@ -1,4 +1,4 @@
-"""The Redis transports of kombu with our channel: `redis://` and `rediss://`.
+"""The Redis transports of kombu with our channel.
 
 While a worker lives, it renews the messages that it holds every quarter of `visibility_timeout`. So the timeout can be
 short, and the messages of a killed worker are redelivered soon after it. Acks are flushed once per turn of the event
@@ -131,7 +131,7 @@ class Poller(stock.MultiChannelPoller):
 
 
 class Transport(stock.Transport):
-    """`redis://`, in batches."""
+    """One server, or a socket of one, in batches."""
 
     Channel = Channel
     has_event_loop = False

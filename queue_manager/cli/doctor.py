@@ -12,7 +12,7 @@ from rich.text import Text
 from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.doctor import Report, examine
 from queue_manager.doctor.report import CheckResult, Status
-from services.problems import counted
+from queue_manager.explanation import many
 
 STYLES = {Status.OK: "green", Status.PROBLEM: "bold red", Status.NOT_CHECKED: "yellow"}
 STATUS_WIDTH, NAME_WIDTH = 13, 21
@@ -43,7 +43,7 @@ def _print_report(screen: Console, report: Report) -> None:
     for result in report.checks:
         _print_result(screen, result)
     problems = sum(len(result.problems) for result in report.checks)
-    summary = counted(problems, "problem") if problems else "No problem"
+    summary = many(problems, "problem") if problems else "No problem"
     unknown = report.count(Status.NOT_CHECKED)
     screen.print(f"\n{summary} in {len(report.checks)} checks" + (f", {unknown} not made" if unknown else ""))
 

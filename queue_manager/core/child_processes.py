@@ -2,7 +2,7 @@
 
 Guarantee: a child that ends is replaced after 1, 2, 4 … 30 s, and after 1 s again once it has lived for a minute. So is
 one that the system could not fork.
-SIGTERM, SIGINT and SIGQUIT are passed to all children; this process ends after them. They end with it, also if it is
+SIGTERM, SIGINT and SIGQUIT are passed to all children; this process ends after them. They end with it, even if it is
 killed. Ctrl-Z stops all of them, and they continue with it.
 """
 
@@ -45,7 +45,7 @@ class ChildProcesses:
     """Runs one child for each name. This process must have no threads, and start no other children."""
 
     def __init__(self, names: Sequence[str], *, fatal_code: int | None = None) -> None:
-        """`fatal_code`: if a child ends with it in its first minute, its successor would, too, and all are ended."""
+        """`fatal_code`: one that a restart cannot cure: all end if a child ends with it in its first minute."""
         self._children = [_Child(name) for name in names]
         self._fatal_code = fatal_code
         self._exit_code: int | None = None
@@ -57,7 +57,7 @@ class ChildProcesses:
         Raises:
             SystemExit: a child ended with `fatal_code`, and all others have ended since.
         """
-        # Signals are taken one by one instead of by handlers, which would interrupt something.
+        # Signals are accepted one at a time: a handler could interrupt any code.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is inherited as ignored, no end of a child is noticed
         before = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
         lifeline, held = os.pipe()  # only this process holds the second end, which is closed when it ends

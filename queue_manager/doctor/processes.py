@@ -12,10 +12,11 @@ from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import settings
 from queue_manager.doctor.findings import Finding, Findings
+from queue_manager.explanation import many
 from queue_manager.server_calls import broker, redis_server
 from queue_manager.system import SCANS_QUEUE, item_queues
 from queue_manager.telemetry import worker_heartbeats
-from services.problems import counted, ids
+from services.problems import ids
 
 
 def broker_at_redis_url() -> Iterator[Findings]:
@@ -36,7 +37,7 @@ def releases() -> Iterator[Findings]:
     ]
     if others:
         yield Finding(
-            f"{counted(len(others), 'worker')} of another release than this, {worker_heartbeats.OWN_RELEASE}: "
+            f"{many(len(others), 'worker')} of another release than this, {worker_heartbeats.OWN_RELEASE}: "
             f"{ids(others, len(others))}",
             "Restart them with this release; during a rolling upgrade this is expected.",
         )
@@ -61,7 +62,7 @@ def backlog() -> Iterator[Findings]:
     for queue in worker_heartbeats.unconsumed(workers, [queue for queue in queues if queue not in on | {SCANS_QUEUE}]):
         if waiting[queue]:
             yield Finding(
-                f"No worker consumes the queue {queue}, which has {counted(waiting[queue], 'message')}",
+                f"No worker consumes the queue {queue}, which has {many(waiting[queue], 'message')}",
                 f"Start `celery -A tasks worker --queues {queue}`; the system of the queue must be on.",
             )
 
@@ -77,7 +78,7 @@ def old_release() -> Iterator[Findings]:
             found = old_keys.count(client, queues_by_task())
         if found:
             yield Finding(
-                f"{counted(found, 'message')} of ours in the keys of release 0.1 (celery, unacked)",
+                f"{many(found, 'message')} of ours in the keys of release 0.1 (celery, unacked)",
                 "Start a worker of this release, which moves them, and stop processes of release 0.1.",
             )
     indexes = [name for system in systems() if system.is_switched_on(settings()) for name in schema.obsolete(system)]

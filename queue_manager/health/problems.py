@@ -8,11 +8,12 @@ from beat_schedule import systems, warnings
 from queue_manager import leases
 from queue_manager.core.clock import MAX_CLOCK_SKEW, seconds, to_iso
 from queue_manager.core.settings import settings
+from queue_manager.explanation import many
 from queue_manager.health.readings import InMongoDB, InRedis, Readings
 from queue_manager.health_rules import Problem, Rule
 from queue_manager.system import SCANS_QUEUE, System, item_queues
 from queue_manager.telemetry import worker_heartbeats
-from services.problems import MAX_IDS, counted, ids, span
+from services.problems import MAX_IDS, ids, span
 
 
 def all_problems(readings: Readings) -> list[Problem]:
@@ -78,7 +79,7 @@ def _of_processes(redis: InRedis | None) -> Iterator[Problem]:
         text = "No leader: no beat leads, so nothing is scanned"
         yield Problem(system="beat", rule=Rule.NO_LEADER, text=text)
     if paused := [f"{worker.name}: {worker.paused}" for worker in redis.workers if worker.paused is not None]:
-        text = f"{counted(len(paused), 'worker')} without MongoDB, which take no items: {'; '.join(paused[:MAX_IDS])}"
+        text = f"{many(len(paused), 'worker')} without MongoDB, which take no items: {'; '.join(paused[:MAX_IDS])}"
         yield Problem(system="workers", rule=Rule.PAUSED_WORKERS, text=text)
     on = [system for system in systems() if system.is_on(settings())]
     if not on or redis.are_workers_starting:
@@ -112,7 +113,7 @@ def _of_scan(system: System, readings: Readings) -> Iterator[tuple[Rule, str]]:
             last = "never in the last 24 hours" if run is None else f"last at {to_iso(run['at'])}"
             yield Rule.LATE_SCAN, f"The scan is late ({last})"
     elif run["errors"]:
-        yield Rule.SCAN_ERRORS, f"The last scan had {counted(run['errors'], 'error')}: {run.get('error')}"
+        yield Rule.SCAN_ERRORS, f"The last scan had {many(run['errors'], 'error')}: {run.get('error')}"
 
 
 def _of_queue(system: System, redis: InRedis | None) -> Iterator[tuple[Rule, str]]:
@@ -121,7 +122,7 @@ def _of_queue(system: System, redis: InRedis | None) -> Iterator[tuple[Rule, str
     if lost := redis.losses[system.name]:
         yield (
             Rule.LOST_ITEMS,
-            f"{counted(len(lost), 'item')} killed or hung the process at least {leases.OFTEN_LOST} "
+            f"{many(len(lost), 'item')} killed or hung the process at least {leases.OFTEN_LOST} "
             f"times in a row ({ids(lost, len(lost))})",
         )
     is_known = redis.workers and not redis.are_workers_starting

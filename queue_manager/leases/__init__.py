@@ -3,7 +3,7 @@
 A lease is named by an item's id and its due time, so a new due time is a new lease. Each system has sorted sets of
 these names, scored in milliseconds:
 
-    waiting  dispatched, not received by a worker → when it was dispatched, or the ETA of its task
+    waiting  dispatched: in the broker, or with a worker until its ETA → when it was dispatched, or the ETA of its task
     running  being sent, or received by a worker → when the lease ends; the worker renews it
     cooling  its last attempt failed → when it may be dispatched again
     done     ended a moment ago → until when a scan that read it before does not dispatch it again
@@ -40,15 +40,15 @@ from queue_manager.leases.scripts import (
     DISPATCHED,
     END,
     END_EARLY,
-    END_SCAN,
     FREE_LOST,
+    HOLD_SCAN_LOCK,
     HOLD_UNKNOWN,
     MAX_ARGUMENTS,
     RELEASE,
+    RELEASE_SCAN_LOCK,
     RENEW,
     RESERVE,
     RETENTION_MS,
-    SCAN,
     SENT_AGAIN,
     SETS,
     START_ALONE,
@@ -57,7 +57,8 @@ from queue_manager.leases.scripts import (
 )
 
 DONE_FOR = seconds(5)
-FIRST_PAUSE, MAX_PAUSE = minutes(1), hours(1)
+MIN_COOL_DOWN, MAX_COOL_DOWN = minutes(1), hours(1)
+MAX_LOSSES = 2  # in a row, after which an item cools down before it starts again
 OFTEN_LOST = 3  # losses in a row after which health names the item
 START_TIMEOUT = 0.5  # seconds that a start waits for a Redis that hangs
 LEASE_RETRY_DELAY = 5.0  # seconds in which starts are not recorded after Redis failed
@@ -86,17 +87,14 @@ def due_ms(name: str) -> int | None:
     return int(digits) if digits else None
 
 
-_IN_PROGRESS: LeaseState = "in-progress"
-_COOLING: LeaseState = "cooling"
-
-
-class MustPause(Exception):
+class MustCoolDown(Exception):
     """The process of the item was lost too often in a row to start it now."""
 
     def __init__(self, losses: int) -> None:
         self.losses = losses
-        self.pause: timedelta = doubling(FIRST_PAUSE, losses - 2, cap=MAX_PAUSE)
-        super().__init__(f"its process was lost {losses} times in a row; it pauses {self.pause.total_seconds():.0f} s")
+        self.cool_down: timedelta = doubling(MIN_COOL_DOWN, losses - MAX_LOSSES, cap=MAX_COOL_DOWN)
+        lost = f"its process was lost {losses} times in a row"
+        super().__init__(f"{lost}; it cools down for {self.cool_down.total_seconds():.0f} s")
 
 
 @dataclass(kw_only=True)
@@ -156,7 +154,7 @@ class Leases:
         return Taken(positions=positions, ends_ms=ends)
 
     @contextmanager
-    def scan(self) -> Iterator[Callable[[], bool]]:
+    def scan_lock(self) -> Iterator[Callable[[], bool]]:
         """Hold the scan lock of the system while the yielded function returns True; call it once per batch.
 
         A call renews the lock after a third of the lease. The lock ends if it is not renewed within one lease.
@@ -170,7 +168,7 @@ class Leases:
             if now < renew_at:
                 return True
             with redis_server() as client:
-                is_held = bool(SCAN(client, [key], [token, self._lease_ms]))
+                is_held = bool(HOLD_SCAN_LOCK(client, [key], [token, self._lease_ms]))
             renew_at = now + self.lease.total_seconds() / 3 if is_held else 0
             return is_held
 
@@ -178,7 +176,7 @@ class Leases:
             yield goes_on
         finally:
             with redis_server() as client:
-                END_SCAN(client, [key], [token])
+                RELEASE_SCAN_LOCK(client, [key], [token])
 
     def dispatched(self, names: Sequence[str], *, ends_ms: int) -> None:
         """Mark items taken until `ends_ms` as sent: they wait for a worker, for any time."""
@@ -193,14 +191,14 @@ class Leases:
         """Return the next free time of a system whose rate is limited."""
         with redis_server() as client:
             at = client.get(self._slot_key)
-        return None if at is None else EPOCH + timedelta(milliseconds=float(at))
+        return None if at is None else _moment(float(at))
 
     def reserve(self, due_at: Sequence[datetime], *, interval: timedelta, now: datetime) -> list[datetime]:
         """Reserve a time for each item, not before it is due and `interval` after the previous one."""
         wanted = [unix_ms(at) for at in (now, *due_at)]
         with redis_server() as client:
             times = RESERVE(client, [self._slot_key], [wanted[0], interval / timedelta(milliseconds=1), *wanted[1:]])
-        return [EPOCH + timedelta(milliseconds=at) for at in times]
+        return [_moment(at) for at in times]
 
     def hold_unknown(self, names: Sequence[str]) -> None:
         """Hold unknown items whose flag is not ours for one lease: another program may be working on them."""
@@ -227,9 +225,9 @@ class Leases:
         """End the leases of items whose ETA has not come."""
         self._each(END_EARLY, names, self._lease_ms)
 
-    def release(self, names: Sequence[str], *, pause: timedelta = timedelta(0)) -> None:
-        """Release leases; no scan takes them before `pause` is over."""
-        self._each(RELEASE, names, milliseconds(pause))
+    def release(self, names: Sequence[str], *, cool_down: timedelta = timedelta(0)) -> None:
+        """Release leases; no scan takes them before `cool_down` is over."""
+        self._each(RELEASE, names, milliseconds(cool_down))
 
     # Attempts
 
@@ -244,10 +242,10 @@ class Leases:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[Attempts]:
-        """Record one attempt while the block runs. Best effort like `batch`. Raises MustPause."""
-        losses = _recorder().run(START_ALONE, self, self._lease_ms, name, 2) or 0
+        """Record one attempt while the block runs. Best effort like `batch`. Raises MustCoolDown."""
+        losses = _recorder().run(START_ALONE, self, self._lease_ms, name, MAX_LOSSES) or 0
         if losses:
-            raise MustPause(losses)
+            raise MustCoolDown(losses)
         attempts = Attempts()
         with self._ending([name], attempts):
             yield attempts
@@ -310,7 +308,7 @@ class Leases:
         return [_text(one) for one in found]
 
     def candidates(self, state: Literal["in-progress", "stuck"], *, limit: int) -> set[str] | None:
-        """Return the names in a state, and others, which `statuses` tells apart; `None` if they exceed `limit`.
+        """Return all names in a state, and possibly others, which `statuses` tells apart; `None` if over `limit`.
 
         Read in slices, because other clients wait meanwhile: a lease that changes its set may be missing.
         """
@@ -370,9 +368,11 @@ def _status(
 ) -> LeaseStatus:
     if waiting is not None:
         return LeaseStatus(state="in-progress", ends_at=_moment(waiting + lease) if waiting > now else None)
-    for ends, state in ((running, _IN_PROGRESS), (done, _IN_PROGRESS), (cooling, _COOLING)):
+    for ends in (running, done):
         if ends is not None and ends > now:
-            return LeaseStatus(state=state, ends_at=_moment(ends))
+            return LeaseStatus(state="in-progress", ends_at=_moment(ends))
+    if cooling is not None and cooling > now:
+        return LeaseStatus(state="cooling", ends_at=_moment(cooling))
     return LeaseStatus(state="free" if running is None else "stuck")
 
 

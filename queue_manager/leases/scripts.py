@@ -162,9 +162,9 @@ for i = 2, #ARGV do
 end
 """)
 
-# Release leases. They may be taken again at once, or after a pause.
+# Release leases. They may be taken again at once, or after a cool-down.
 #
-# ARGV     pause in ms, names
+# ARGV     cool-down in ms, names
 RELEASE = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
 redis.call('ZREM', waiting, unpack(ARGV, 2))
@@ -178,7 +178,7 @@ end
 #
 # KEYS     the scan's key; ARGV: token, how long in ms
 # Returns  1 if the token holds it
-SCAN = Script("""#!lua
+HOLD_SCAN_LOCK = Script("""#!lua
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
@@ -186,7 +186,7 @@ return 1
 """)
 
 # Release the scan lock. KEYS and ARGV as above.
-END_SCAN = Script("""#!lua flags=allow-oom
+RELEASE_SCAN_LOCK = Script("""#!lua flags=allow-oom
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 """)
 
@@ -220,10 +220,10 @@ return suspects
 
 # Record the start of one item; the start before it that never ended counts as a loss.
 #
-# ARGV     lease in ms, name, losses from which on it must pause first
-# Returns  losses in a row if it must pause first, else 0
+# ARGV     lease in ms, name, losses from which on it must cool down first
+# Returns  losses in a row if it must cool down first, else 0
 #
-# A pause removes the record: the start after it is not a loss.
+# A cool-down removes the record: the start after it is not a loss.
 START_ALONE = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
 local name, keep = ARGV[2], {RETENTION_MS}

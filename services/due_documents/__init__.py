@@ -7,7 +7,7 @@ from typing import Any
 
 from pymongo import IndexModel
 
-from models import database, failed_item, outbox
+from models import failed_item, outbox
 from models.due_documents import DueCollection
 from queue_manager.core.clock import minutes
 from queue_manager.core.settings import settings
@@ -18,7 +18,7 @@ from services.due_documents.listing import DocumentList
 from services.due_documents.preview import Preview, previews
 from services.due_documents.stats import stats
 from services.due_documents.work import DocumentWork, Outbox
-from services.due_work import Limits, leases_of
+from services.due_work import leases_of
 
 __all__ = [
     "CallAgain",
@@ -39,15 +39,14 @@ MAX_AHEAD = minutes(5)  # a worker holds what is dispatched ahead of its time
 
 def work_of(system: DueDocuments) -> DocumentWork:
     """Return the work of a system, on the real database, clock and Redis."""
+    period = system.period(settings())
     return DocumentWork(
         system=system,
         documents=_documents(system),
         leases=leases_of(system.name),
-        clock=database.server_now,
-        limits=Limits.from_settings(),
-        ahead=min(system.period(settings()), MAX_AHEAD),
+        ahead=min(period, MAX_AHEAD),
         max_rate=system.max_rate,
-        period=system.period(settings()),
+        period=period,
     )
 
 

@@ -30,11 +30,11 @@ def previews(work: DocumentWork, *, limit: int) -> Iterator[Preview]:
     for document in work.documents.sample(run.now, work.system.fields, limit=limit):
         about: dict[str, Any] = {"id": shown_id(document["_id"]), "due_at": work.documents.due_at(document)}
         try:
-            change = work.updates.of_one(document, run)
-            work.documents.rehearse(document, change, now=run.now)
+            update = work.updates.of_one(document, run)
+            work.documents.rehearse(document, update, now=run.now)
         except StillDue:
             yield Preview(**about, error=work.still_due("the document"))
         except Exception as error:  # the function is the user's
             yield Preview(**about, error=typed_reason(error))
         else:
-            yield Preview(**about, update=change.update)
+            yield Preview(**about, update=update)

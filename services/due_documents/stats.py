@@ -10,11 +10,12 @@ from models import database
 from queue_manager import leases
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
+from queue_manager.explanation import many
 from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
 from services import problems
 from services.due_documents.work import DocumentWork
-from services.problems import MAX_IDS, counted, ids
+from services.problems import MAX_IDS, ids
 
 MAX_COMPARED = 1_000  # leases of one state that are compared with their documents
 MAX_READ = 5_000  # due documents among which the oldest is looked for that is not cooling
@@ -45,7 +46,7 @@ def stats(work: DocumentWork) -> SystemStats:
         result.problems[Rule.STUCK_ITEMS] = problems.stuck(thing, stuck, late=late)
     if cooling:
         result.problems[Rule.FAILED_ITEMS] = (
-            f"{counted(cooling, f'failed {thing}')}: every attempt failed and the next one starts after a cool-down "
+            f"{many(cooling, f'failed {thing}')}: every attempt failed and the next one starts after a cool-down "
             f"({ids(failed, cooling)})"
         )
     return result

@@ -26,9 +26,19 @@ class Updates:
 
     system: DueDocuments
 
-    def of_one(self, document: Document, run: Run) -> UpdateGroup:
-        """Return the update of a due document, as a group without documents."""
-        return self._group(self._update(document, run), run)
+    def of_one(self, document: Document, run: Run) -> Update:
+        """Return the update of one document; of a date that an outage made it miss several times, the last."""
+        update = self._checked(self._call(document, run))
+        later = _value_set(update, self.system.due)
+        for _ in range(MAX_REPEATS):
+            if self.system.catch_up == "all" or not isinstance(later, datetime) or later > run.now:
+                return update
+            if later <= value_at(document, self.system.due):
+                break
+            document = with_value(document, self.system.due, later)
+            update = self._checked(self._call(document, run))
+            later = _value_set(update, self.system.due)
+        raise PermanentError(f"{self.system.item_task} must set a later {self.system.due} than the document has")
 
     def of_each(self, documents: Sequence[Document], run: Run, *, unreached: list[Any] | None) -> list[UpdateGroup]:
         """Call the function for each document; documents with equal updates are written together.
@@ -45,7 +55,7 @@ class Updates:
                 unreached[:] = [one["_id"] for one in documents[number:]]
                 break
             try:
-                update = self._update(document, run)
+                update = self.of_one(document, run)
                 key = bson.encode({"update": update})
             except Exception:
                 if unreached is not None:
@@ -60,20 +70,6 @@ class Updates:
                 f"{transaction.MAX_TRANSACTION.total_seconds():.0f} s: put slow work into `after`"
             )
         return list(groups.values())
-
-    def _update(self, document: Document, run: Run) -> Update:
-        """Return the update of one document; of a date that an outage made it miss several times, the last."""
-        update = self._checked(self._call(document, run))
-        later = _value_set(update, self.system.due)
-        for _ in range(MAX_REPEATS):
-            if self.system.catch_up == "all" or not isinstance(later, datetime) or later > run.now:
-                return update
-            if later <= value_at(document, self.system.due):
-                break
-            document = with_value(document, self.system.due, later)
-            update = self._checked(self._call(document, run))
-            later = _value_set(update, self.system.due)
-        raise PermanentError(f"{self.system.item_task} must set a later {self.system.due} than the document has")
 
     def _call(self, document: Document, run: Run) -> Any:
         item, own = self.system.functions.item, copy_of(document)  # which the function may change

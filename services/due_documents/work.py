@@ -18,12 +18,13 @@ from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.items import Verdict
-from queue_manager.leases import Leases, MustPause
+from queue_manager.leases import Leases, MustCoolDown
 from services.due_documents.declaration import CallAgain, DueDocuments, Failure, Run, Written
 from services.due_documents.updates import Updates
 from services.due_work import Due, DueItem, DueWork
 from services.item_work import ItemResult
 
+AFTER = ".after"  # ends the name under which the leases of such calls are kept
 AFTER_GRACE_TIME, AFTER_RETRY_DELAY = seconds(10), minutes(1)
 MAX_EARLY = seconds(0.1)  # our clock lags by a round trip, so what is dispatched ahead comes a little early
 MAX_BATCH_TIME = 1.0  # seconds after which a batch begins no further transaction; another batch executes the items left
@@ -148,7 +149,7 @@ class DocumentWork(DueWork):
         return self.system.result(found, written_at=run.now)
 
     def give_up(self, item: DueItem, *, error: str) -> None:
-        """Record that the last attempt failed; the document is tried again after a growing pause."""
+        """Record that the last attempt failed; the document is tried again after a growing cool-down."""
         key, meant = self._arguments(*item.args)
         now = self.clock()
         due = self.documents.among([key], now)
@@ -157,9 +158,9 @@ class DocumentWork(DueWork):
             self.release([item])
             return
         failure = failed_item.record(self.system.name, key, due_at, error=error, now=now)
-        self.leases.release([item.lease], pause=failure.retry_at - now)
+        self.leases.release([item.lease], cool_down=failure.retry_at - now)
         self._log.error(
-            "All attempts failed; the next ones come after a pause",
+            "All attempts failed; the next ones come after a cool-down",
             id=shown_id(key),
             failures=failure.failures,
             retry_at=to_iso(failure.retry_at),
@@ -170,17 +171,16 @@ class DocumentWork(DueWork):
             if update := self.system.functions.failed(record):
                 self.documents.update_if_due(key, due_at, update)
 
-    def pause_lost(self, item: DueItem, lost: MustPause) -> None:
+    def cool_down_lost(self, item: DueItem, lost: MustCoolDown) -> None:
         """Record it like a failed attempt, so that people find it among the failed items."""
         self.give_up(item, error=f"its process was lost {lost.losses} times in a row")
 
     def outbox_work(self) -> Outbox:
         """Return the calls of `after` that are left, as work."""
         return Outbox(
-            leases=Leases(f"{self.system.name}.after", self.leases.lease),
+            leases=Leases(f"{self.system.name}{AFTER}", self.leases.lease),
             clock=self.clock,
             limits=self.limits,
-            system=self.system.name,
             grace=min(self.leases.lease, AFTER_GRACE_TIME),
         )
 
@@ -303,16 +303,15 @@ class DocumentWork(DueWork):
 class Outbox(DueWork):
     """Batches whose call of `after` is left: it failed, or its process died. One that used its attempts comes again."""
 
-    system: str
     grace: timedelta
     """How long the process that wrote has for the call."""
 
     @property
     def system_name(self) -> str:
-        return self.system
+        return self.leases.system.removesuffix(AFTER)
 
     def find_due(self, until: datetime) -> Iterator[Due]:
-        for batch, written_at in outbox.left(self.system, now=until, grace=self.grace):
+        for batch, written_at in outbox.left(self.system_name, now=until, grace=self.grace):
             yield Due(id=batch, due_at=written_at)
 
     def due_ms(self, item: DueItem) -> int | None:
@@ -320,9 +319,12 @@ class Outbox(DueWork):
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         log.error(
-            "`after` failed; it is called again after a pause", system=self.system, batch=item.args[0], error=error
+            "`after` failed; it is called again after a cool-down",
+            system=self.system_name,
+            batch=item.args[0],
+            error=error,
         )
-        self.leases.release([item.lease], pause=AFTER_RETRY_DELAY)
+        self.leases.release([item.lease], cool_down=AFTER_RETRY_DELAY)
 
 
 def skipped(reason: str) -> ItemResult:

@@ -22,6 +22,7 @@ from models.database import Document, server_now, shown_id
 from models.foreign_job import AdoptedJob
 from models.job import FINISHED_STATES, JOBS_COLLECTION, MAX_HISTORY, WAITING_STATES, JobState
 from queue_manager.core.clock import EPOCH, truncate
+from queue_manager.explanation import many
 from services.job_queues.fields import (
     MAX_JOB_ID_LENGTH,
     MAX_PRIORITY,
@@ -34,7 +35,6 @@ from services.job_queues.fields import (
     json_value,
     search_text,
 )
-from services.problems import counted
 
 ADOPTION_BATCH_SIZE = 500
 MAX_REJECTIONS_LISTED = 20
@@ -65,7 +65,7 @@ def adoption_notes() -> list[str]:
     """Return a line about documents that could be adopted, for `queue-manager adopt`."""
     if not (found := foreign_job.count_unindexed()):
         return []
-    what = counted(found, "document")
+    what = many(found, "document")
     return [f"{what} in {JOBS_COLLECTION} of another program; `queue-manager adopt jobs` makes jobs of them"]
 
 

@@ -140,7 +140,7 @@ class Dispatch(DueWork):
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Start a cool-down of one lease duration: the run itself failed, not one of its jobs."""
-        self.cool_down(item, pause=self.leases.lease)
+        self.cool_down(item, wait=self.leases.lease)
 
     def _take(self, some: Sequence[Due], *, is_manual: bool = False) -> DueBatch:
         """Lease the queues; also those dispatched ahead of time for a later job, if a job is due now."""
@@ -246,7 +246,6 @@ def dispatch(epoch: int | None = None) -> Dispatch:
     is_dry_run, days = system.name in settings().qm_dry_run, settings().jobs_retention_days
     return Dispatch(
         leases=Leases(system.name, seconds(settings().jobs_lease_seconds)),
-        clock=database.server_now,
         ahead=system.period(settings()),
         epoch=epoch,
         retention=timedelta(days=days) if days and not is_dry_run else None,

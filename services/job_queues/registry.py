@@ -144,7 +144,7 @@ class _Call:
 
 
 def _is_same(known: JobFunction, function: JobFunction) -> bool:
-    """Return True if both are one function, also if its module is imported and run as `__main__`."""
+    """Return True if both are one function, even if its module is imported and run as `__main__`."""
     is_program = "__main__" in (getattr(known, "__module__", ""), getattr(function, "__module__", ""))
     is_same_code = getattr(known, "__code__", known) == getattr(function, "__code__", function)
     return _qualified_name(known) == _qualified_name(function) or (is_program and is_same_code)

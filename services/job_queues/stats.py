@@ -9,11 +9,12 @@ from models import database, foreign_job, job, job_queue
 from models.due_documents import MAX_COUNT
 from models.job import ExecutingJob
 from queue_manager.core.clock import minutes
+from queue_manager.explanation import many
 from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
 from services import problems
 from services.due_work import DueWork
-from services.problems import counted, ids, span
+from services.problems import ids, span
 
 LONG_RUNNING_THRESHOLD = minutes(10)
 MAX_ENDED_LEASES = 1_000  # expired leases that are compared with due queues
@@ -86,12 +87,13 @@ def _add_job_problems(
 ) -> None:
     if failing:
         names = ids((f"{name} {count}" for name, count in failing.items()), len(failing))
-        stats.problems[Rule.FAILING_JOBS] = f"{counted(sum(failing.values()), 'failing job')}, by name: {names}"
+        at_least = "at least " if sum(failing.values()) == MAX_COUNT else ""
+        stats.problems[Rule.FAILING_JOBS] = f"{at_least}{many(sum(failing.values()), 'failing job')}, by name: {names}"
     lost = [one for one in executing if one.claimed_until <= now - late]
     if lost:
         shown = ids((f"{one.name} {one.id}" for one in lost), len(lost))
         stats.problems[Rule.LOST_JOBS] = (
-            f"{counted(len(lost), 'executing job')} whose lease ended more than {span(late)} ago: the worker is gone "
+            f"{many(len(lost), 'executing job')} whose lease ended more than {span(late)} ago: the worker is gone "
             f"and no dispatch has requeued it ({shown})"
         )
 
@@ -101,7 +103,7 @@ def _add_unadopted(stats: SystemStats) -> None:
     if found.count:
         at_least = "at least " if found.count == foreign_job.MAX_FOREIGN_COUNT else ""
         stats.problems[Rule.UNADOPTED_JOBS] = (
-            f"{at_least}{counted(found.count, 'unfinished document')} of another program in {job.JOBS_COLLECTION}, "
+            f"{at_least}{many(found.count, 'unfinished document')} of another program in {job.JOBS_COLLECTION}, "
             f"which nobody executes here ({ids(map(database.shown_id, found.ids), found.count)})"
         )
 
@@ -111,6 +113,6 @@ def _add_queue_problems(stats: SystemStats, stuck: list[str], cooling: list[str]
         stats.problems[Rule.STUCK_ITEMS] = problems.stuck("job queue", stuck, late=late)
     if cooling:
         stats.problems[Rule.FAILED_ITEMS] = (
-            f"{counted(len(cooling), 'failed job queue')}: every attempt to run its jobs failed, and the next one "
+            f"{many(len(cooling), 'failed job queue')}: every attempt to run its jobs failed, and the next one "
             f"starts after a cool-down ({ids(cooling, len(cooling))})"
         )

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from queue_manager.explanation import many
 from services.message_queue.browser import MessageState
 from services.message_queue.messages import QueueOptions
 from services.message_queue.scripts import Scripts, translate_errors
-from services.problems import counted
 
 QueueEventType = Literal[
     "enqueue",
@@ -162,7 +162,7 @@ class _Context:
         """Yield the anomalies of an entry, the most severe first."""
         count, took = entry.event.count, entry.processing_seconds
         if entry.type == "clear" and count:
-            yield Anomaly(type="queue_cleared", severity="critical", description=f"{counted(count, 'message')} deleted")
+            yield Anomaly(type="queue_cleared", severity="critical", description=f"{many(count, 'message')} deleted")
         if entry.type == "move_to_dlq" or (entry.type == "move" and entry.event.target == "dead"):
             yield Anomaly(type="dlq_movement", severity="critical", description="The message became a dead letter")
         if took is not None and took > self._options.ack_timeout.total_seconds():

@@ -13,8 +13,9 @@ from typing import Any
 import redis
 
 from queue_manager.core.clock import minutes
+from queue_manager.explanation import many
 from services.message_queue.scripts import Scripts, streams, translate_errors
-from services.problems import counted, span
+from services.problems import span
 
 OWN_CONSUMER = "queue-manager"
 """The consumer of this queue in the group, see `shared.lua`."""
@@ -53,14 +54,14 @@ def _notes(client: redis.Redis, queue: str, levels: int) -> Iterator[str]:
     for stream, length in lengths.items():
         if length:
             held = f", {pending[stream]} of them in processing" if pending[stream] else ""
-            yield f"{counted(length, titles[stream])} in {stream}{held}"
+            yield f"{many(length, titles[stream])} in {stream}{held}"
     for name, idle in consumers.items():
         if name != OWN_CONSUMER:
             is_active = idle < ACTIVE_WITHIN
             yield f"consumer {name} read {span(idle)} ago{': it may run until you stop it' if is_active else ''}"
     if signed := sum(_signed(client, stream) for stream in lengths):
         yield (
-            f"{counted(signed, 'signed message')}, which would be dead-lettered, because only their producer knows the "
+            f"{many(signed, 'signed message')}, which would be dead-lettered, because only their producer knows the "
             "secret: switch ENABLE_ENCRYPTION off and let the older service consume them first"
         )
 

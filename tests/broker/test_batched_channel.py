@@ -276,7 +276,7 @@ def test_what_is_no_reply_to_a_request_is_a_lost_connection(
     taker = Taker(connection, "q")
     with monkeypatch.context() as patched:
         patched.setattr(taker.channel.client, "parse_response", Mock(side_effect=InvalidResponse("HTTP/1.0 503")))
-        with pytest.raises(ConnectionLost, match="no reply: HTTP"):
+        with pytest.raises(ConnectionLost, match="an invalid reply: HTTP"):
             connection.drain_events(timeout=20)
     assert not taker.channel.client.connection.is_connected
 

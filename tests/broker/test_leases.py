@@ -10,7 +10,7 @@ import redis
 
 from queue_manager import leases
 from queue_manager.core.clock import hours, minutes, seconds
-from queue_manager.leases import Leases, MustPause
+from queue_manager.leases import Leases, MustCoolDown
 from tests.eventually import eventually
 from tests.real_servers import Servers
 
@@ -155,12 +155,12 @@ class TestHolding:
 
     def test_what_was_released_for_later_cools_down_and_can_be_forced(self, ours: Leases) -> None:
         take(ours, ONE, TWO)
-        ours.release([ONE, TWO], pause=minutes(1))
+        ours.release([ONE, TWO], cool_down=minutes(1))
         assert states(ours, ONE, TWO) == ["cooling", "cooling"]
         assert take(ours, ONE, TWO) == []
         assert take(ours, ONE, is_forced=True) == [ONE]
         assert states(ours, ONE, TWO) == ["in-progress", "cooling"]
-        ours.release([TWO], pause=seconds(0.01))
+        ours.release([TWO], cool_down=seconds(0.01))
         eventually(lambda: take(ours, TWO) == [TWO])
 
     def test_what_another_program_may_work_on_is_held_for_one_lease_once(self, short: Leases, ours: Leases) -> None:
@@ -176,7 +176,7 @@ class TestHolding:
             ours.renew([ONE])
             with ours.batch([ONE, TWO]) as attempts:
                 attempts.done.add(ONE)
-            ours.release([TWO], pause=minutes(1))
+            ours.release([TWO], cool_down=minutes(1))
         finally:
             client.config_set("maxmemory", 0)
         assert states(ours, ONE, TWO) == ["in-progress", "cooling"]
@@ -216,7 +216,7 @@ class TestCandidates:
         client.zadd("qm:lease:trial-end:running", dict.fromkeys(ended, 1_000))
         with ours.batch([done]) as attempts:
             attempts.done.add(done)
-        ours.release([cooling], pause=minutes(1))
+        ours.release([cooling], cool_down=minutes(1))
 
         assert ours.candidates("stuck", limit=2_000) == {*ended}
         assert ours.candidates("in-progress", limit=2_002) == {*waiting, received, done}
@@ -226,18 +226,18 @@ class TestCandidates:
 
 class TestScan:
     def test_one_scan_of_a_system_runs_at_a_time(self, ours: Leases) -> None:
-        with ours.scan() as first:
+        with ours.scan_lock() as first:
             assert first()
-            with ours.scan() as second:
+            with ours.scan_lock() as second:
                 assert not second()
             assert first()
-        with ours.scan() as third:
+        with ours.scan_lock() as third:
             assert third()
 
     def test_a_scan_that_died_blocks_for_one_lease(self, short: Leases, ours: Leases) -> None:
-        died = short.scan().__enter__()
+        died = short.scan_lock().__enter__()
         assert died()
-        with ours.scan() as next_one:
+        with ours.scan_lock() as next_one:
             eventually(next_one)
             assert not died()
 
@@ -298,18 +298,18 @@ class TestAttempts:
         die(ours, ONE)
         assert suspects(ours, TWO, THREE) == set()
 
-    def test_the_first_loss_is_retried_at_once_and_the_nth_after_a_doubling_pause(self, ours: Leases) -> None:
+    def test_the_first_loss_is_retried_at_once_and_the_nth_after_a_doubling_cool_down(self, ours: Leases) -> None:
         die(ours, ONE)
         die(ours, ONE)
-        pauses = []
+        cool_downs = []
         for _ in range(8):
-            with pytest.raises(MustPause) as raised:
+            with pytest.raises(MustCoolDown) as raised:
                 ours.alone(ONE).__enter__()
-            pauses.append(raised.value.pause)
-            assert suspects(ours, ONE, TWO) == {0}  # after its pause, too, it is executed alone
+            cool_downs.append(raised.value.cool_down)
+            assert suspects(ours, ONE, TWO) == {0}  # after its cool-down, too, it is executed alone
             die(ours, ONE)
-        assert pauses[:4] == [minutes(1), minutes(2), minutes(4), minutes(8)]
-        assert pauses[-1] == hours(1)
+        assert cool_downs[:4] == [minutes(1), minutes(2), minutes(4), minutes(8)]
+        assert cool_downs[-1] == hours(1)
         assert ours.often_lost() == {"room-1": 9}
 
     def test_losses_are_forgotten_when_the_item_ends(self, client: redis.Redis, ours: Leases) -> None:

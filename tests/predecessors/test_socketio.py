@@ -75,7 +75,7 @@ def test_the_server_of_the_documentation_hears_of_a_room(clean: Servers) -> None
         events = emitter("redis", clean)
 
         def heard() -> list[Any]:
-            events.emit(EVENT, {"number": 1}, room=ROOM)  # again, until the server has subscribed
+            events.emit_all(EVENT, [(ROOM, {"number": 1})])  # again, until the server has subscribed
             with suppress(NothingReceived):
                 return receiver.receive(timeout=1)
             return []
@@ -103,25 +103,25 @@ def test_a_server_that_was_killed_receives_the_events_after_its_restart(adapter:
     with ExitStack() as processes:
         with server(adapter, port, clean):
             receiver = processes.enter_context(client(port))
-            events.emit(EVENT, {"number": 1}, room=ROOM)
+            events.emit_all(EVENT, [(ROOM, {"number": 1})])
             assert receiver.next()["data"] == {"number": 1}
         assert receiver.next() == {"connected": False}
-        events.emit(EVENT, {"number": 2}, room=ROOM)
+        events.emit_all(EVENT, [(ROOM, {"number": 2})])
         processes.enter_context(server(adapter, port, clean))
         assert receiver.next() == {"connected": True, "recovered": False}
-        events.emit(EVENT, {"number": 3}, room=ROOM)
+        events.emit_all(EVENT, [(ROOM, {"number": 3})])
         assert receiver.next()["data"] == {"number": 3}  # the second is lost
 
 
 def test_a_server_with_a_stream_receives_the_events_of_an_interruption(clean: Servers) -> None:
     events, port = emitter("redis-streams", clean), free_port()
     with server("redis-streams", port, clean), client(port) as receiver, connect(clean.valkey.url) as valkey:
-        events.emit(EVENT, {"number": 1}, room=ROOM)
+        events.emit_all(EVENT, [(ROOM, {"number": 1})])
         assert receiver.next()["data"] == {"number": 1}
         readers = [one for one in valkey.client_list() if one["name"].startswith("redis-streams-")]
         (reader,) = [one for one in readers if one["cmd"] == "xread"]
         valkey.client_kill_filter(_id=reader["id"])
-        events.emit(EVENT, {"number": 2}, room=ROOM)
+        events.emit_all(EVENT, [(ROOM, {"number": 2})])
         assert receiver.next()["data"] == {"number": 2}
 
 
@@ -130,7 +130,7 @@ def test_connection_state_recovery_delivers_what_a_client_missed_during_a_restar
     with ExitStack() as processes:
         with server("redis-streams", port, clean) as process:
             receiver = processes.enter_context(client(port))
-            events.emit(EVENT, {"number": 1}, room=ROOM)
+            events.emit_all(EVENT, [(ROOM, {"number": 1})])
             assert receiver.next()["data"] == {"number": 1}
             process.send("close")
             assert process.next() == {"closed": True}

@@ -137,13 +137,13 @@ class Dispatch(DispatchRules):
 
     @step
     def start_alone(self, item: Item) -> Steps[Item]:
-        # Leases.alone. Lost too often in a row, the item must pause first.
+        # Leases.alone. Lost too often in a row, the item must cool down first.
         for attempt in item.in_phase("received"):
             due = attempt.message.due
             lease = self.lease(item, due).with_loss()
             if lease.has_started and lease.losses >= MAX_LOSSES:
-                paused = self.with_lease(item, due, lease.paused())._replace(lost=item.lost - {due})
-                yield "the item must pause: its process was lost again", paused.moved(attempt, "given up")
+                cooling = self.with_lease(item, due, lease.cooled_down())._replace(lost=item.lost - {due})
+                yield "the item must cool down: its process was lost again", cooling.moved(attempt, "given up")
             else:
                 started = self.with_lease(item, due, lease.started())
                 yield "a worker starts the item alone", started.moved(attempt, "started", is_alone=True)
@@ -200,7 +200,7 @@ class Dispatch(DispatchRules):
         for attempt in item.in_phase("given up"):
             due = attempt.message.due
             if item.due == due <= item.now:
-                yield "the item cools down", self.release(item, due, must_pause=True).moved(attempt, "cooling")
+                yield "the item cools down", self.release(item, due, must_cool_down=True).moved(attempt, "cooling")
             else:
                 yield "the failed item is released", self.release(item, due).without(attempt)
 

@@ -104,9 +104,9 @@ class DispatchRules(Specification[Item]):
         item = self.witnessed(item, due) if is_done else item
         return self.with_lease(item, due, ended)._replace(lost=item.lost - {due})
 
-    def release(self, item: Item, due: int, *, must_pause: bool = False) -> Item:
+    def release(self, item: Item, due: int, *, must_cool_down: bool = False) -> Item:
         lease = self.lease(item, due)
-        return self.with_lease(self.witnessed(item, due), due, lease.released(must_pause=must_pause))
+        return self.with_lease(self.witnessed(item, due), due, lease.released(must_cool_down=must_cool_down))
 
     def witnessed(self, item: Item, due: int) -> Item:
         """Note it if the lease that a message for `due` releases is that of a newer due time in flight."""

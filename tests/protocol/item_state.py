@@ -79,7 +79,7 @@ class Item(NamedTuple):
     announced: frozenset[int] = frozenset()
     """Due times for which `after` was called."""
     lost: frozenset[int] = frozenset()
-    """Due times whose process died; until an attempt ends, or the item pauses."""
+    """Due times whose process died; until an attempt ends, or the item cools down."""
     is_newer_released: bool = False
     is_newer_noted: bool = False
     is_suspect_batched: bool = False

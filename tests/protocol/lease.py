@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Place = Literal["free", "sending", "waiting", "running"]
-MAX_LOSSES = 2  # after which an item pauses before it is started again
+MAX_LOSSES = 2  # after which an item cools down before it is started again
 
 
 class ItemLease(NamedTuple):
@@ -54,9 +54,9 @@ class ItemLease(NamedTuple):
         """`SENT_AGAIN`: the next attempt was sent, and waits for a worker."""
         return self if self.place == "free" else self._replace(place="waiting", is_ended=False)
 
-    def released(self, *, must_pause: bool = False) -> ItemLease:
-        """`RELEASE`: it may be taken again, at once or after a pause."""
-        return self._replace(place="free", is_ended=False, is_cooling=self.is_cooling or must_pause)
+    def released(self, *, must_cool_down: bool = False) -> ItemLease:
+        """`RELEASE`: it may be taken again, at once or after a cool-down."""
+        return self._replace(place="free", is_ended=False, is_cooling=self.is_cooling or must_cool_down)
 
     # Attempts
 
@@ -73,8 +73,8 @@ class ItemLease(NamedTuple):
         """`START_ALONE`: an attempt before this one never ended, so its process died."""
         return self._replace(losses=min(self.losses + 1, MAX_LOSSES)) if self.has_started else self
 
-    def paused(self) -> ItemLease:
-        """`START_ALONE`: too many losses; the start after the pause is not a loss."""
+    def cooled_down(self) -> ItemLease:
+        """`START_ALONE`: too many losses; the start after the cool-down is not a loss."""
         return self._replace(has_started=False)
 
     def attempt_ended(self, *, is_done: bool) -> ItemLease:

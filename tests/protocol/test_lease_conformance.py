@@ -106,7 +106,7 @@ def start_in_batch(lease: ItemLease) -> ItemLease:
 
 def start_alone(lease: ItemLease) -> ItemLease:
     lost = lease.with_loss()
-    return lost.paused() if lost.has_started and lost.losses >= MAX_LOSSES else lost.started()
+    return lost.cooled_down() if lost.has_started and lost.losses >= MAX_LOSSES else lost.started()
 
 
 OPERATIONS: dict[str, tuple[Callable[[ItemLease], ItemLease], Callable[[RealLease], RealLease]]] = {
@@ -127,8 +127,8 @@ OPERATIONS: dict[str, tuple[Callable[[ItemLease], ItemLease], Callable[[RealLeas
     ),
     "release": (ItemLease.released, lambda real: real.after(lambda leases: leases.release([NAME]))),
     "release for later": (
-        lambda lease: lease.released(must_pause=True),
-        lambda real: real.after(lambda leases: leases.release([NAME], pause=minutes(1))),
+        lambda lease: lease.released(must_cool_down=True),
+        lambda real: real.after(lambda leases: leases.release([NAME], cool_down=minutes(1))),
     ),
     "start in a batch": (start_in_batch, RealLease.start_in_batch),
     "start alone": (start_alone, RealLease.start_alone),

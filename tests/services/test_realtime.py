@@ -29,7 +29,7 @@ def test_events_are_those_of_python_socketio(clean: Servers) -> None:
     url = clean.valkey.url
     with subscribed(url, "events") as message:
         socketio.RedisManager(url, channel="events", write_only=True).emit("updated", DATA, room="support-1")
-        RedisEvents(url, channel="events").emit("updated", DATA, room="support-1")
+        RedisEvents(url, channel="events").emit_all("updated", [("support-1", DATA)])
         theirs, ours = json.loads(message()), json.loads(message())
     assert len({theirs.pop("host_id"), ours.pop("host_id")}) == 2
     assert ours == theirs
@@ -38,7 +38,7 @@ def test_events_are_those_of_python_socketio(clean: Servers) -> None:
 def test_events_for_the_redis_adapter_are_published_to_the_channel_of_their_room(clean: Servers) -> None:
     url = clean.valkey.url
     with subscribed(url, "app#/#support-1#") as message:
-        RedisEvents(url, adapters=["redis"], node_key="app").emit("updated", DATA, room="support-1")
+        RedisEvents(url, adapters=["redis"], node_key="app").emit_all("updated", [("support-1", DATA)])
         sender, packet, options = msgpack.decode(message())
     assert sender == "emitter"
     assert packet == {"type": 2, "data": ["updated", DATA], "nsp": "/"}
@@ -47,7 +47,7 @@ def test_events_for_the_redis_adapter_are_published_to_the_channel_of_their_room
 
 def test_events_for_the_streams_adapter_are_entries_of_its_stream(clean: Servers) -> None:
     url = clean.valkey.url
-    RedisEvents(url, adapters=["redis-streams"], node_key="app").emit("updated", DATA, room="support-1")
+    RedisEvents(url, adapters=["redis-streams"], node_key="app").emit_all("updated", [("support-1", DATA)])
     with redis.Redis.from_url(url, decode_responses=True) as client:
         ((_, entry),) = client.xrange("app")
     message = json.loads(entry.pop("data"))
@@ -75,7 +75,7 @@ def test_many_events_for_all_adapters_need_one_round_trip(clean: Servers, monkey
         send(connection, command, check_health)
 
     monkeypatch.setattr(redis.Connection, "send_packed_command", record)
-    events.emit("updated", {}, room="support-1")  # connects
+    events.emit_all("updated", [("support-1", {})])  # connects
     sent.clear()
     events.emit_all("updated", [(f"support-{number}", {}) for number in range(100)])
     assert len(sent) == 1
@@ -85,7 +85,7 @@ def test_many_events_for_all_adapters_need_one_round_trip(clean: Servers, monkey
 def test_an_event_that_redis_does_not_take_is_an_error_without_a_password(adapter: str) -> None:
     events = RedisEvents(f"redis://:s3cret@127.0.0.1:{free_port()}/0", adapters=[adapter])
     with pytest.raises(EmitFailed) as error:
-        events.emit("updated", {}, room="support-1")
+        events.emit_all("updated", [("support-1", {})])
     assert "s3cret" not in str(error.value)
 
 
@@ -93,37 +93,37 @@ def test_a_stream_that_takes_no_events_is_an_error(clean: Servers) -> None:
     with redis.Redis.from_url(clean.valkey.url) as client:
         client.set("socket.io", "not a stream")
     with pytest.raises(EmitFailed, match="WRONGTYPE"):
-        RedisEvents(clean.valkey.url, adapters=ADAPTERS).emit("updated", {}, room="support-1")
+        RedisEvents(clean.valkey.url, adapters=ADAPTERS).emit_all("updated", [("support-1", {})])
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_an_event_that_only_a_replica_would_publish_is_an_error(adapter: str, tmp_path: Path) -> None:
     with Valkey(tmp_path / "redis") as server, redis.Redis.from_url(server.url) as client:
         events = RedisEvents(server.url, adapters=[adapter])
-        events.emit("updated", DATA, room="support-1")
+        events.emit_all("updated", [("support-1", DATA)])
         client.replicaof(LOOPBACK, str(free_port()))  # a failover that leaves the connections open
         with client.pubsub(ignore_subscribe_messages=True) as pubsub:
             pubsub.psubscribe("*")
             assert pubsub.get_message(timeout=5) is None
             with pytest.raises(EmitFailed):
-                events.emit("updated", DATA, room="support-1")
+                events.emit_all("updated", [("support-1", DATA)])
             assert pubsub.get_message(timeout=0.2) is None
         client.replicaof("NO", "ONE")
-        events.emit("updated", DATA, room="support-1")
+        events.emit_all("updated", [("support-1", DATA)])
 
 
 def test_a_primary_without_the_replicas_that_it_needs_publishes_no_event(tmp_path: Path) -> None:
     with Valkey(tmp_path / "redis", config={"min-replicas-to-write": "1"}) as server:
         with pytest.raises(EmitFailed, match="NOREPLICAS"):
-            RedisEvents(server.url).emit("updated", DATA, room="support-1")
+            RedisEvents(server.url).emit_all("updated", [("support-1", DATA)])
 
 
 def test_events_are_sent_though_the_memory_of_redis_is_full(tmp_path: Path) -> None:
     with Valkey(tmp_path / "redis") as server, redis.Redis.from_url(server.url) as client:
         events = RedisEvents(server.url, adapters=["python", "redis"])
-        events.emit("updated", DATA, room="support-1")
+        events.emit_all("updated", [("support-1", DATA)])
         client.config_set("maxmemory", 1)
-        events.emit("updated", DATA, room="support-1")
+        events.emit_all("updated", [("support-1", DATA)])
 
 
 def test_events_are_emitted_again_a_minute_after_redis_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +132,8 @@ def test_events_are_emitted_again_a_minute_after_redis_started(tmp_path: Path, m
     with Valkey(tmp_path / "redis") as server:
         events = RedisEvents(server.url)
         for _ in range(2):  # also by a server that kept its data
-            assert seconds(2) < events.emit("updated", DATA, room="support-1") <= seconds(4)
-            eventually(lambda: not events.emit("updated", DATA, room="support-1"), within=20)
+            assert seconds(2) < events.emit_all("updated", [("support-1", DATA)]) <= seconds(4)
+            eventually(lambda: not events.emit_all("updated", [("support-1", DATA)]), within=20)
             server.kill()
             server.start()
 

@@ -51,7 +51,7 @@ def woken(room: str) -> dict[str, Any]:
 def test_a_client_hears_the_accounts_of_its_token_and_no_others(secured: Web, events: RedisEvents) -> None:
     with Listener(secured.port, {"token": token("a", "b")}) as client:
         for account in ("other", "a", "b"):
-            events.emit(EVENT, woken(account), room=f"support-{account}")
+            events.emit_all(EVENT, [(f"support-{account}", woken(account))])
         assert [client.next_event(), client.next_event()] == [(EVENT, woken("a")), (EVENT, woken("b"))]
 
 
@@ -65,7 +65,7 @@ def test_the_client_of_the_documentation_hears_its_account(secured: Web, events:
     exec(replaced(code, {"https://queue-manager.example": f"http://127.0.0.1:{secured.port}"}), names)
     try:
         for one in ("other", account):
-            events.emit(EVENT, woken(one), room=f"support-{one}")
+            events.emit_all(EVENT, [(f"support-{one}", woken(one))])
         assert printed.get(timeout=20) == woken(account)
     finally:
         names["client"].disconnect()
@@ -77,10 +77,10 @@ def test_a_client_may_leave_and_join_its_own_accounts_only(secured: Web, events:
         refusal = client.call("join", "other")
         assert refusal == {"error": "refused", "message": "The token does not name the account other"}
         for account in ("a", "other", "b"):
-            events.emit(EVENT, woken(account), room=f"support-{account}")
+            events.emit_all(EVENT, [(f"support-{account}", woken(account))])
         assert client.next_event() == (EVENT, woken("b"))
         assert client.call("join", "a") == {"joined": ["a"]}
-        events.emit(EVENT, woken("a"), room="support-a")
+        events.emit_all(EVENT, [("support-a", woken("a"))])
         assert client.next_event() == (EVENT, woken("a"))
 
 
@@ -132,7 +132,7 @@ def test_an_ordinary_client_connects_from_another_origin(secured: Web, events: R
             headers={"Origin": "https://app.example"},
             auth={"token": token("a")},
         )
-        events.emit(EVENT, woken("a"), room="support-a")
+        events.emit_all(EVENT, [("support-a", woken("a"))])
         event = await asyncio.wait_for(received.get(), 10)
         await client.disconnect()
         return event
@@ -143,7 +143,7 @@ def test_an_ordinary_client_connects_from_another_origin(secured: Web, events: R
 def test_without_a_secret_any_account_may_be_joined(unsecured: Web, events: RedisEvents) -> None:
     with Listener(unsecured.port) as client:
         assert client.call("join", "a-1_Z") == {"joined": ["a-1_Z"]}
-        events.emit(EVENT, woken("1"), room="support-a-1_Z")
+        events.emit_all(EVENT, [("support-a-1_Z", woken("1"))])
         assert client.next_event() == (EVENT, woken("1"))
 
 
@@ -170,7 +170,7 @@ def test_events_flow_again_soon_after_an_outage_of_redis(clean: Servers, tmp_pat
             own.start()
             with promptly(5):
                 eventually(lambda: "Live events flow again" in process.log, within=30)
-            RedisEvents(own.url, channel="socketio").emit(EVENT, woken("1"), room="support-a")
+            RedisEvents(own.url, channel="socketio").emit_all(EVENT, [("support-a", woken("1"))])
             assert client.next_event() == (EVENT, woken("1"))
 
 
