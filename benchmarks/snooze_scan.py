@@ -11,11 +11,11 @@ from bson import ObjectId
 from beat_schedule import SYSTEMS
 from benchmarks.harness import Bench, Document, Result, Way, end_leases, expect
 from models import database, schema, support_room
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.settings import settings
 from services.due_documents import work_of
 from services.due_documents.work import DocumentWork
-from services.due_work import Backlog
 from services.support_snooze import system
 
 ROOMS, DUE = 100_000, 10_000

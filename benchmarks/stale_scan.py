@@ -12,8 +12,8 @@ from beat_schedule import SYSTEMS
 from benchmarks.harness import Bench, Document, Result, Way, end_leases, expect
 from models import database, schema, site
 from models.site import STARTED
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import hours, seconds
-from services.due_work import Backlog
 from services.stale_thumbnails import new_run, stale_sites
 
 SITES, STALE, IN_PROGRESS = 1_000_000, 100, 1_000

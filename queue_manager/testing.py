@@ -22,8 +22,8 @@ import pytest
 
 if TYPE_CHECKING:
     from queue_manager import DueDocuments
+    from queue_manager.items import DueItem
     from services.due_documents.work import DocumentWork
-    from services.due_work import DueItem
 
 MAX_RUN_ATTEMPTS = 100  # for a system that retries without a limit
 
@@ -81,9 +81,9 @@ def run_system(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunSystem]:
 
 
 def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
+    from queue_manager.items import DueItem
     from queue_manager.leases import Leases, LeaseStatus
     from services.due_documents import work_of
-    from services.due_work import DueItem
 
     class NoLeases(Leases):
         """Leases are not needed in a single process."""

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from queue_manager import leases, pauses
-from queue_manager.broker.backlog import Backlog as Backlog
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.settings import settings
-from queue_manager.items import DueItem as DueItem
+from queue_manager.items import DueItem
 from queue_manager.leases import Leases
 from services.item_work import ItemWork
 

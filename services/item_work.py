@@ -13,8 +13,7 @@ from models.database import server_now
 from queue_manager import leases
 from queue_manager.core.clock import parse_utc, seconds
 from queue_manager.core.errors import PermanentError
-from queue_manager.items import DueItem as DueItem
-from queue_manager.items import Verdict
+from queue_manager.items import DueItem, Verdict
 from queue_manager.leases import Attempts, Leases, MustCoolDown
 
 ItemResult = dict[str, Any]

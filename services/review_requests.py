@@ -20,15 +20,16 @@ from pymongo import IndexModel
 from models import account, database, pulse, subscription
 from models.listing import Position
 from models.subscription import Agency
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import hours, minutes, parse_utc, to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.explanation import DispatchState, Explanation, many
 from queue_manager.health_rules import Rule
-from queue_manager.items import Item, Listed, State
+from queue_manager.items import DueItem, Item, Listed, State
 from queue_manager.system import System, SystemStats
-from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, leases_of
+from services.due_work import Due, DueBatch, DueWork, leases_of
 from services.item_work import ItemResult
 
 INITIATOR = "QM/projects/reviewRequestPulse"

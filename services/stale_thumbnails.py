@@ -21,16 +21,17 @@ from uuid import uuid4
 from models import database, site
 from models.listing import Position, within_part
 from models.site import Sites
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import hours, milliseconds, minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.explanation import many
 from queue_manager.health_rules import MANY_RESETS, Rule
-from queue_manager.items import Item, Listed, State
+from queue_manager.items import DueItem, Item, Listed, State
 from queue_manager.system import System, SystemStats
 from services import site_explanation
-from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork, leases_of
+from services.due_work import Due, DueBatch, DueWork, leases_of
 from services.item_work import ItemResult, ItemWork
 from services.problems import ids
 

@@ -34,9 +34,10 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import REDIS_OUTAGES, RedisError
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
+from queue_manager.items import DueItem
 from queue_manager.leases import MustCoolDown
 from queue_manager.telemetry import counters, error_reports, tracing
-from services.item_work import DueItem, ItemWork
+from services.item_work import ItemWork
 from tasks.app import app
 
 MIN_OUTAGE_WAIT = seconds(1)  # until an attempt that met an outage is repeated

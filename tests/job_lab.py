@@ -13,9 +13,11 @@ from models import job, job_attempt
 from models.database import Document, server_now
 from models.job import JobState
 from models.job_attempt import JobOutcome
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import seconds
+from queue_manager.items import DueItem
 from queue_manager.leases import Leases
-from services.due_work import Backlog, DueItem, Limits
+from services.due_work import Limits
 from services.job_queues import Jobs, Registry
 from services.job_queues.dispatch import Dispatch
 from services.job_queues.runner import Runner, RunReport

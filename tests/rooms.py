@@ -10,12 +10,14 @@ from typing import Any
 from bson import ObjectId
 
 from models import support_room
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import milliseconds, minutes, seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
+from queue_manager.items import DueItem
 from services.due_documents import work_of
 from services.due_documents.work import DocumentWork
-from services.due_work import Backlog, DueItem, DueWork, Limits
+from services.due_work import DueWork, Limits
 from services.realtime import EmitFailed
 from services.support_snooze import system
 

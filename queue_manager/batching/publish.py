@@ -32,9 +32,9 @@ from queue_manager.broker.channel import Channel
 from queue_manager.core.clock import unix_ms
 from queue_manager.core.redis_client import REDIS_OUTAGES
 from queue_manager.core.settings import settings
+from queue_manager.items import DueItem
 from queue_manager.telemetry import tracing
 from queue_manager.telemetry.latency import SENT_HEADER
-from services.due_work import DueItem
 
 if TYPE_CHECKING:
     from tasks.item import ItemTask

@@ -17,10 +17,10 @@ from models.database import OUTAGES, estimated_now
 from queue_manager.core.clock import seconds, unix_ms
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
-from queue_manager.items import Verdict
+from queue_manager.items import DueItem, Verdict
 from queue_manager.leases import Attempts
 from queue_manager.telemetry import counters, latency
-from services.item_work import DueItem, ItemWork
+from services.item_work import ItemWork
 
 if TYPE_CHECKING:
     from queue_manager.batching.publish import Original

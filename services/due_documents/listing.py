@@ -19,10 +19,9 @@ from models.listing import NoPosition, Position, position
 from queue_manager import leases
 from queue_manager.core.clock import unix_ms
 from queue_manager.core.errors import PermanentError
-from queue_manager.items import Item, Listed, State
+from queue_manager.items import DueItem, Item, Listed, State
 from queue_manager.leases import LeaseStatus
 from services.due_documents.work import DocumentWork
-from services.due_work import DueItem
 
 LIST_PAGE_SIZE = 250
 LEASES_PER_READ = 1_000

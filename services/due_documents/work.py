@@ -17,11 +17,11 @@ from models.due_documents import DueCollection, StillDue, UpdateGroup, ids_of
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
-from queue_manager.items import Verdict
+from queue_manager.items import DueItem, Verdict
 from queue_manager.leases import Leases, MustCoolDown
 from services.due_documents.declaration import CallAgain, DueDocuments, Failure, Run, Written
 from services.due_documents.updates import Updates
-from services.due_work import Due, DueItem, DueWork
+from services.due_work import Due, DueWork
 from services.item_work import ItemResult
 
 AFTER = ".after"  # ends the name under which the leases of such calls are kept

@@ -23,6 +23,7 @@ from models.database import Document
 from models.job import ExecutingJob, JobState
 from models.job_attempt import JobOutcome
 from queue_manager.beat import leader_lock
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import Contended, Unavailable, reason
 from queue_manager.core.log import get_logger
@@ -30,9 +31,10 @@ from queue_manager.core.process import has_ended
 from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.retry import doubling
 from queue_manager.core.settings import settings
+from queue_manager.items import DueItem
 from queue_manager.leases import Attempts, Leases
 from queue_manager.system import System, SystemStats
-from services.due_work import Backlog, Due, DueBatch, DueItem, DueWork
+from services.due_work import Due, DueBatch, DueWork
 from services.job_queues import declarations
 from services.job_queues.adoption import adoption_notes
 from services.job_queues.explanation import explain

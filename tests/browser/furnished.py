@@ -16,9 +16,9 @@ from queue_manager.beat.status import SCHEDULE_KEY
 from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.redis_client import connect
+from queue_manager.items import DueItem
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.telemetry.worker_activity import Activity, PoolProcess, RunningTask
-from services.due_work import DueItem
 from tests.any_jobs import INVOICE, PARCEL, REPORT
 from tests.job_lab import end_job, start_job
 from tests.rooms import lose, make_room, make_work, scan

@@ -19,13 +19,14 @@ from beat_schedule import SYSTEMS
 from models import scan_run
 from models.database import server_now
 from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import milliseconds, seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.core.threads import in_thread
 from queue_manager.health_rules import Rule
+from queue_manager.items import DueItem
 from queue_manager.telemetry import worker_heartbeats
 from services.due_documents import work_of
-from services.due_work import Backlog, DueItem
 from services.support_snooze import system as support_snooze
 from tests.e2e.commands import environment
 from tests.real_servers import Servers

@@ -21,9 +21,9 @@ from queue_manager.beat.status import OLD_LEADER_LOCK
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.health_rules import Rule
+from queue_manager.items import DueItem
 from queue_manager.telemetry import worker_heartbeats
 from services.due_documents import work_of
-from services.due_work import DueItem
 from services.message_queue import message_queue, queue_admin, sweeper
 from services.support_snooze import system as support_snooze
 from tests.docs.transcript import Transcript

@@ -20,11 +20,11 @@ from queue_manager.broker import dead_letters
 from queue_manager.core.clock import hours, milliseconds, minutes
 from queue_manager.core.redis_client import connect
 from queue_manager.health_rules import Rule
+from queue_manager.items import DueItem
 from queue_manager.leases import Leases
 from queue_manager.telemetry import worker_heartbeats
 from services import job_queues
 from services.due_documents import work_of
-from services.due_work import DueItem
 from services.support_snooze import system as support_snooze
 from tests.e2e.celery_processes import ROOT, TESTS
 from tests.e2e.health_command import LOOKS, QUEUES, RUN, lead, run_scans, taken_room

@@ -18,12 +18,11 @@ from queue_manager import leases
 from queue_manager.core.clock import milliseconds, minutes, seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
-from queue_manager.items import Item, State
+from queue_manager.items import DueItem, Item, State
 from queue_manager.web.routes.systems import items as routes
 from services.due_documents import listing
 from services.due_documents.listing import DocumentList
 from services.due_documents.work import DocumentWork
-from services.due_work import DueItem
 from tests.models.test_due_at_scale import profile
 from tests.odd_ids import ODD_IDS
 from tests.rooms import T0, AgingClock, scan

@@ -17,11 +17,11 @@ from models.database import collection, id_text
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import ConfigurationError, Contended, NotYetDue, PermanentError
 from queue_manager.core.retry import RetryPolicy
-from queue_manager.items import Verdict
+from queue_manager.items import DueItem, Verdict
 from services.due_documents import DueDocuments, Failure, Run, Written, updates, work, work_of
 from services.due_documents.listing import DocumentList
 from services.due_documents.work import DocumentWork
-from services.due_work import DueItem, Limits
+from services.due_work import Limits
 from tests.command_log import commands
 from tests.odd_ids import ODD_IDS
 from tests.rooms import T0, AgingClock, execute, lease_state, scan

@@ -14,12 +14,14 @@ import beat_schedule
 from models import schema
 from models.database import collection
 from queue_manager import DueDocuments, pauses
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
+from queue_manager.items import DueItem
 from services.due_documents import work_of
 from services.due_documents.work import DocumentWork
-from services.due_work import Backlog, DueBatch, DueItem
+from services.due_work import DueBatch
 from tests.real_servers import Servers
 from tests.rooms import T0, HandClock
 

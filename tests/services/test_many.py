@@ -16,8 +16,9 @@ from models import pulse, support_room
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue
+from queue_manager.items import DueItem
 from services.due_documents.work import DocumentWork
-from services.due_work import FIRST_BATCH_SIZE, DueItem
+from services.due_work import FIRST_BATCH_SIZE
 from services.review_requests import ReviewRequests, review_requests
 from tests.command_log import commands
 from tests.rooms import T0, AgingClock, HandClock, RecordedEvents, execute, get_room, make_room, make_work, scan

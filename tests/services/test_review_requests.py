@@ -21,10 +21,12 @@ from pymongo.monitoring import (
 from beat_schedule import SYSTEMS
 from models import pulse, schema, subscription
 from models.database import collection
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes, to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError
 from queue_manager.core.settings import settings
-from services.due_work import Backlog, DueItem, Limits
+from queue_manager.items import DueItem
+from services.due_work import Limits
 from services.review_requests import ReviewRequests, review_requests
 from tests.rooms import T0, AgingClock, scan
 

@@ -12,10 +12,12 @@ from bson import ObjectId
 from models import site
 from models.database import collection
 from models.site import AGENCY_WEBSITES, INSTASITES, Sites
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.core.settings import settings
-from services.due_work import Backlog, DueItem, Limits
+from queue_manager.items import DueItem
+from services.due_work import Limits
 from services.stale_thumbnails import StaleSites, StaleThumbnails, stale_sites, stale_thumbnails, threshold
 from tests.rooms import T0, AgingClock
 from tests.rooms import scan as scan_work

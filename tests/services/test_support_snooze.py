@@ -16,10 +16,10 @@ from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import Rule
+from queue_manager.items import DueItem
 from services.due_documents.listing import DocumentList
 from services.due_documents.stats import stats
 from services.due_documents.work import DocumentWork
-from services.due_work import DueItem
 from tests.rooms import (
     T0,
     AgingClock,

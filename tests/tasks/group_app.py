@@ -26,8 +26,8 @@ from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.core.redis_client import connect
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
-from queue_manager.items import Verdict
-from services.due_work import Due, DueItem, DueWork, Limits, leases_of
+from queue_manager.items import DueItem, Verdict
+from services.due_work import Due, DueWork, Limits, leases_of
 from tasks import app
 from tasks.item import REPEATS_HEADER, item_task
 from tests.eventually import eventually

@@ -14,8 +14,8 @@ from models.database import server_now
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.settings import Settings, settings
 from queue_manager.health_rules import Rule
+from queue_manager.items import DueItem
 from services import job_queues
-from services.due_work import DueItem
 from services.job_queues import queue_run
 from tasks.beat_entries import beat_entries
 from tasks.job_queues import JOBS_QUEUE, dispatch_due_jobs, run_queue

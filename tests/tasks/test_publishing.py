@@ -23,7 +23,7 @@ from queue_manager.batching.publish import publish
 from queue_manager.broker.channel import Channel
 from queue_manager.core.clock import minutes
 from queue_manager.core.settings import settings
-from services.due_work import DueItem
+from queue_manager.items import DueItem
 from tasks import app
 from tasks.review_requests import create_review_request
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room

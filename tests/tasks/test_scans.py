@@ -16,13 +16,14 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 from models import scan_run, support_room
 from models.database import server_now
 from queue_manager.broker import channel
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import ScanFailed, Unavailable
 from queue_manager.core.settings import settings
 from queue_manager.web.routes.systems.items import retry_some
 from services import support_snooze
 from services.due_documents.work import DocumentWork
-from services.due_work import Backlog, DueBatch
+from services.due_work import DueBatch
 from tasks import scan as scan_module
 from tasks.support_snooze import scan_expired_snoozes
 from tests.real_servers import Servers

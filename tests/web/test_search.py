@@ -12,7 +12,7 @@ from bson import ObjectId
 from models import support_room
 from models.database import collection, id_text, server_now
 from queue_manager.core.clock import hours, minutes
-from services.due_work import DueItem
+from queue_manager.items import DueItem
 from tests.docs.transcript import Transcript
 from tests.documented import DOCS, block, output
 from tests.e2e.health_command import lead

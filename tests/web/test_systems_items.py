@@ -18,8 +18,8 @@ from dev.ports import free_port
 from models import site, subscription, support_room
 from models.database import collection, id_text, server_now
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
+from queue_manager.items import DueItem
 from queue_manager.leases import LeaseStatus
-from services.due_work import DueItem
 from tests.e2e.celery_processes import worker
 from tests.e2e.watching import is_open, times_woken
 from tests.eventually import eventually

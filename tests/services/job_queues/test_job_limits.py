@@ -18,7 +18,7 @@ from models.job_attempt import TimeLimit
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.process import process_name
 from queue_manager.core.settings import settings
-from services.due_work import DueItem
+from queue_manager.items import DueItem
 from services.job_queues import InvalidJob, JobCancelled, JobRun
 from services.job_queues.dispatch import LOST_ERROR, lease_name
 from services.job_queues.job_run import CLAIM_READ_INTERVAL

@@ -18,7 +18,7 @@ from models.job import JobState, NameBusy
 from models.job_attempt import EndedAttempt, JobOutcome
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings as chosen_settings
-from services.due_work import DueItem
+from queue_manager.items import DueItem
 from services.job_queues import DuplicateJob, WrongState
 from services.job_queues.dispatch import lease_name
 from tests.job_lab import LEASE, Lab, count_jobs

@@ -22,7 +22,7 @@ from queue_manager.batching.publish import UNCERTAIN, publish
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.items import Item, Listed, State
+from queue_manager.items import DueItem, Item, Listed, State
 from queue_manager.server_calls import Unavailable, broker, mongodb
 from queue_manager.system import System
 from queue_manager.web.actor import CurrentActor
@@ -43,7 +43,6 @@ from queue_manager.web.routes.systems.schemas import (
     SentTask,
 )
 from services.audit import recorded
-from services.due_work import DueItem
 from tasks import app
 from tasks.item import ItemTask
 
