@@ -50,6 +50,8 @@ class JobOutcome:
     took_ms: int = 0
     next_due: datetime | None = None
     """Of a repeating job that succeeded: it is pending again, until then."""
+    is_counted: bool = True
+    """False if its worker ended the attempt: the job is due as before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,10 +227,13 @@ def _finish(ended: EndedAttempt, token: str, now: datetime) -> tuple[Document, D
     removed |= {"losses": "", "alone": ""}
     if outcome.next_due is not None:
         changed["settled"] = job["attempts"] + 1
+    if not outcome.is_counted:
+        changed["waiting"] = job["waiting"]
+        change["$inc"] = {"settled": 1}
     if not ended.is_reserved:
         return _claim_condition(job, token), change
     removed |= {name: "" for name in ("waiting", "first", "progress", "reserved") if name not in changed}
-    change["$inc"] = {"attempts": 1}
+    change["$inc"] = {"attempts": 1, **change.get("$inc", {})}
     return {"_id": job["_id"], **_held_by("reserved", token), "attempts": job["attempts"]}, change
 
 

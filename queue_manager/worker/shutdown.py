@@ -1,5 +1,7 @@
 """Bounds a warm shutdown: tasks have a time to finish after SIGTERM, then unfinished ones are put back.
 
+Tasks that go on for long, such as the run of a queue, see that it has begun (`core/shutdown.py`), and end soon.
+
 An orchestrator sends SIGTERM once and SIGKILL later. A message that the worker put back before that is delivered again
 at once; what SIGKILL ends comes back only when its lease has run out.
 """
@@ -13,6 +15,7 @@ from typing import Any
 
 from celery import signals
 
+from queue_manager.core import shutdown
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from tasks.app import app
@@ -21,10 +24,16 @@ log = get_logger("QM/shutdown")
 _limit: Timer | None = None
 
 
+@signals.worker_init.connect
+def share(**_: Any) -> None:
+    shutdown.share()
+
+
 @signals.worker_shutting_down.connect
 def limit_warm_shutdown(how: str, **_: Any) -> None:
     """Begin to count; a second signal changes nothing."""
     global _limit
+    shutdown.begin()
     seconds = settings().qm_shutdown_seconds
     if how == "Warm" and seconds > 0 and _limit is None:
         _limit = Timer(seconds, _put_back, [seconds])

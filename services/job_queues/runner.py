@@ -8,7 +8,6 @@ holds the GIL keeps the heartbeat of this process from running (`queue_manager/w
 from __future__ import annotations
 
 import time
-from asyncio import CancelledError
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +16,13 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from threading import Event, RLock
 
+from billiard.common import terminate_handler_fired
+
 from models import job, job_attempt, job_queue
 from models.database import Document, Error, estimated_now
 from models.job import JobState, NameBusy
 from models.job_attempt import EndedAttempt, JobOutcome, TimeLimit
+from queue_manager.core import shutdown
 from queue_manager.core.clock import unix_ms
 from queue_manager.core.errors import PermanentError, reason
 from queue_manager.core.log import get_logger
@@ -99,7 +101,10 @@ class Runner:
     """Held while `_executing`, `_claimed` and `_ended` change: the heartbeat may hand the claim over."""
 
     def run(self) -> RunReport:
-        """Run the due jobs one after another until none is due or the budget is used."""
+        """Run the due jobs one after another until none is due, the budget is used, or the worker shuts down.
+
+        A job whose process is told to end meanwhile is put back: its attempt does not count.
+        """
         end = time.monotonic() + self.budget.total_seconds()
         with self._heartbeat():
             try:
@@ -153,7 +158,7 @@ class Runner:
 
     def _next_job(self) -> Document | None:
         """Return the next job. The order of jobs is at most `READ_TTL` old."""
-        if self.report.stopped:
+        if self.report.stopped or shutdown.has_begun():
             return None
         if time.monotonic() - self._read_at > READ_TTL:
             self._next_jobs.clear()
@@ -243,7 +248,7 @@ class Runner:
             self.report.succeeded += 1
         elif outcome.state is JobState.CANCELED:
             self.report.canceled += 1
-        else:
+        elif outcome.is_counted:
             self.report.failed += 1
 
     # Execution
@@ -271,7 +276,7 @@ class Runner:
             function, takes_run = self._function
             function(*started["arguments"], **({"run": run} if takes_run else {}))
             due = self._next_due(started)
-        except (Exception, SystemExit, CancelledError) as error:  # errors of a job that must not end the worker
+        except BaseException as error:  # also those that would end the process
             failed = error
         finally:
             with self._lock:
@@ -280,6 +285,8 @@ class Runner:
         took_ms = _ms_since(began)
         if (stop := run.stop_at_end(is_final=is_reserved or (failed is None and due is None))) is not None:
             outcome = self._stopped(run, stop, took_ms)
+        elif failed is not None and terminate_handler_fired():
+            outcome = JobOutcome(state=JobState.PENDING, is_counted=False, took_ms=took_ms)
         elif failed is not None:
             outcome = self._failure(run, failed, took_ms)
         else:
@@ -289,6 +296,8 @@ class Runner:
             _drop_tracebacks(failed)
         self._ended.append(EndedAttempt(job=started, outcome=outcome, is_reserved=is_reserved))
         self._slowest = max(self._slowest, time.monotonic() - began)
+        if failed is not None and terminate_handler_fired():
+            raise failed
 
     def _next_due(self, started: Document) -> datetime | None:
         """Return the next due time of a repeating job that succeeded. An outage must not make that a failure."""

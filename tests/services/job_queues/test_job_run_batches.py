@@ -21,6 +21,7 @@ from services.job_queues.runner import BATCH_TIME, MAX_JOBS_PER_BATCH
 from tests.eventually import eventually
 from tests.job_lab import LEASE, Lab, lost_lease, successes
 from tests.real_servers import Servers
+from tests.rooms import T0
 
 SUCCESS = JobOutcome(state=JobState.SUCCESS)
 
@@ -164,17 +165,21 @@ def test_progress_of_a_job_within_a_batch_is_shown(lab: Lab) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_interrupted_run_keeps_the_outcomes_of_its_batch(lab: Lab) -> None:
+def test_interrupted_run_keeps_the_outcomes_of_its_batch(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [lab.run("mail", number) for number in range(5)]
 
     def interrupt(number: int, run: Any) -> None:
         if number == 3:
-            raise KeyboardInterrupt
+            monkeypatch.setattr(runner, "terminate_handler_fired", lambda: True)
+            raise SystemExit(-241)
 
     lab.works["mail"] = interrupt
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit):
         lab.run_through()
     assert states(ids, lab) == ["success"] * 3 + ["pending"] * 2
+    interrupted = lab.jobs.get(ids[3])
+    assert (interrupted["waiting"], interrupted.get("last_error")) == (T0, None)
+    monkeypatch.undo()
     del lab.works["mail"]
     assert lab.run_through().succeeded == 2
 

@@ -159,6 +159,7 @@ class Unreadable(Exception):
     ("error", "said"),
     [
         (SystemExit(3), "SystemExit: 3"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
         (CancelledError(), "CancelledError"),
         (RecursionError("deep"), "RecursionError: deep"),
         (ValueError("\ud800" + "x" * 10_000), "ValueError: ?xxx"),
