@@ -38,7 +38,8 @@ def serve(*, host: str, port: int, workers: int = 1) -> None:
     """Serve until the process is stopped.
 
     Raises:
-        ConfigurationError: others could reach it without a key, the keys are invalid, or the queue's server is unfit.
+        ConfigurationError: others could reach it without a key, the keys are invalid, the queue's server is unfit, or
+            the address cannot be used.
     """
     chosen = settings()
     _require_keys_or_loopback(host, chosen)
@@ -65,13 +66,12 @@ def serve(*, host: str, port: int, workers: int = 1) -> None:
     # uvicorn shuts down at the first signal and then raises it again.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server = _Server(config, ending)
+    _require_free_address(host, port)
+    listener = config.bind_socket()
+    names = [f"web-{number}" for number in range(1, workers + 1)]
     with suppress(KeyboardInterrupt):
-        if workers == 1:
-            server.run()
-        else:
-            listener = config.bind_socket()
-            if ChildProcesses([f"web-{number}" for number in range(1, workers + 1)], fatal_code=STARTUP_FAILURE).run():
-                server.run([listener])
+        if workers == 1 or ChildProcesses(names, fatal_code=STARTUP_FAILURE).run():
+            server.run([listener])
 
 
 class _Server(uvicorn.Server):
@@ -99,6 +99,19 @@ def _require_keys_or_loopback(host: str, chosen: Settings) -> None:
             f"--host {host}: without QM_API_KEYS anybody could use it, so it must be a loopback address, such as "
             "127.0.0.1; or set QM_API_KEYS, or QM_API_KEYS_FILE"
         )
+
+
+def _require_free_address(host: str, port: int) -> None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--host {host} --port {port}: cannot be used ({error.strerror}); choose another, for example with "
+            "QM_WEB_PORT"
+        ) from error
 
 
 def _require_queue_server(url: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -45,6 +47,23 @@ def test_a_short_secret_is_refused_without_being_shown(tmp_path: Path) -> None:
     assert result.returncode == 2
     expected = "queue-manager: SOCKETIO_TOKEN_SECRET: must be a secret of at least 32 characters"
     assert result.stderr.strip() == expected
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_port_in_use_is_refused(workers: str, servers: Servers, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = start("--port", port, "--workers", workers, cwd=tmp_path, QM_MESSAGE_QUEUE="true")
+    assert result.returncode == 2
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith(f"queue-manager: --host 127.0.0.1 --port {port}: cannot be used (Address already in use)")
+
+
+def test_a_host_that_is_unknown_is_refused(servers: Servers, tmp_path: Path) -> None:
+    keys = json.dumps([{"name": "ada", "key": SECRET, "role": "viewer"}])
+    result = start("--host", "unknown.invalid", cwd=tmp_path, QM_API_KEYS=keys)
+    assert result.returncode == 2
+    assert "--host unknown.invalid --port 6002: cannot be used" in result.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
