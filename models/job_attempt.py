@@ -11,7 +11,7 @@ with one token. At most one run has jobs of a name claimed or reserved, because 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -33,7 +33,6 @@ from models.job import (
 )
 from models.transaction import transact
 from queue_manager.core.clock import EPOCH, seconds, truncate
-from queue_manager.core.errors import Contended
 from queue_manager.core.process import process_name
 
 RESERVATION = seconds(1)
@@ -52,6 +51,10 @@ class JobOutcome:
     """Of a repeating job that succeeded: it is pending again, until then."""
     is_counted: bool = True
     """False if its worker ended the attempt: the job is due as before."""
+
+    @property
+    def runs_again(self) -> bool:
+        return self.backoff is not None or self.next_due is not None or not self.is_counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +96,20 @@ def finish(job: Document, outcome: JobOutcome, *, token: str, now: datetime) -> 
         ended = EndedAttempt(job=job, outcome=outcome, is_reserved=is_reserved)
         if jobs().update_one(*_finish(ended, token, now), hint="_id_").modified_count == 1:
             return True
+    (instead,) = _as_canceled([EndedAttempt(job=job, outcome=outcome)], token)
+    if instead.outcome is not outcome:
+        return finish(job, instead.outcome, token=token, now=now)
     return _has_ended(job, token)
+
+
+def _as_canceled(ended: Sequence[EndedAttempt], token: str) -> list[EndedAttempt]:
+    """Return the attempts; those that would run again and were canceled since their function ended, as canceled."""
+    return [
+        replace(one, outcome=JobOutcome(state=JobState.CANCELED, took_ms=one.outcome.took_ms))
+        if one.outcome.runs_again and (found := read_claim(one.job, token=token)) and "canceled_at" in found["claim"]
+        else one
+        for one in ended
+    ]
 
 
 def finish_and_start(
@@ -134,7 +150,7 @@ def hand_over(
     until: datetime,
     batch: Sequence[Document] = (),
 ) -> bool:
-    """Write outcomes and start a reserved job that runs already; return False, and write nothing, if that fails.
+    """Write outcomes and start a reserved job that runs already; return False, and write nothing, if it was lost.
 
     A transaction, because no other run may start a job of this name in between.
     """
@@ -148,7 +164,10 @@ def hand_over(
 
     try:
         transact(write)
-    except (_NotHeld, BulkWriteError, Contended):
+    except (_NotHeld, BulkWriteError):
+        instead = _as_canceled(ended, token)
+        if instead != [*ended]:
+            return hand_over(instead, job, token=token, now=now, until=until, batch=batch)
         return has_claim(job, token)
     return True
 
@@ -231,7 +250,8 @@ def _finish(ended: EndedAttempt, token: str, now: datetime) -> tuple[Document, D
         changed["waiting"] = job["waiting"]
         change["$inc"] = {"settled": 1}
     if not ended.is_reserved:
-        return _claim_condition(job, token), change
+        not_canceled = {"claim.canceled_at": {"$exists": False}} if outcome.runs_again else {}
+        return {**_claim_condition(job, token), **not_canceled}, change
     removed |= {name: "" for name in ("waiting", "first", "progress", "reserved") if name not in changed}
     change["$inc"] = {"attempts": 1, **change.get("$inc", {})}
     return {"_id": job["_id"], **_held_by("reserved", token), "attempts": job["attempts"]}, change

@@ -91,11 +91,6 @@ def make_due(
         raise DuplicateJob(f"The job {job_id} is singular, and another with its name and arguments is live") from None
 
 
-def is_reserved(job: Document, now: datetime) -> bool:
-    """Return True if a run may start the job without a further write, so that nobody else may change it."""
-    return "reserved" in job and job["reserved"]["until"] > now
-
-
 def _change(
     job_id: JobId, states: Iterable[JobState], change: Any, now: datetime, session: ClientSession | None = None
 ) -> Document | None:

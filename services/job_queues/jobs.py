@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from models import foreign_job, job, job_counts, job_operations, job_pages, job_queue
 from models.database import Document, server_now
-from models.job import INACTIVE_STATES, DuplicateJob, ExecutingJob, JobId, JobState
+from models.job import INACTIVE_STATES, WAITING_STATES, DuplicateJob, ExecutingJob, JobId, JobState
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from models.listing import Position
 from queue_manager.core.errors import AppError
@@ -159,7 +159,7 @@ class Jobs:
         def cancel(now: datetime) -> Document | None:
             return job_operations.cancel(stored, now=now) or job_operations.ask_to_stop(stored, now=now, grace=grace)
 
-        return self._change(id, cancel, "be canceled")
+        return self._change(id, cancel, "be canceled", [*WAITING_STATES, JobState.EXECUTING])
 
     def reschedule(
         self, id: str, *, at: datetime | None = None, delay: timedelta | None = None, priority: int | None = None
@@ -182,6 +182,10 @@ class Jobs:
         """Make a job due now unless it is executing. Raises like `reschedule`."""
         return self._make_due(id, INACTIVE_STATES, self._clock(), None, "be retried")
 
+    def retry_failed(self, id: str) -> Document:
+        """Make a job due now if it has failed. Raises like `reschedule`."""
+        return self._make_due(id, [JobState.FAILURE], self._clock(), None, "be retried")
+
     def remove(self, id: str, *, keep: job_operations.KeepJobs | None = None) -> Document:
         """Delete a job and return it. Raises `WrongState` for an executing job, `UnknownJob`.
 
@@ -189,7 +193,11 @@ class Jobs:
             keep: stores what is deleted, in the transaction that deletes it.
         """
         stored = self._own_id(id)
-        return self._change(id, lambda now: job_operations.remove(stored, now=now, keep=keep), "be removed")
+
+        def remove(now: datetime) -> Document | None:
+            return job_operations.remove(stored, now=now, keep=keep)
+
+        return self._change(id, remove, "be removed", INACTIVE_STATES)
 
     def get(self, id: str) -> Document:
         """Return a job, or the document of another program with this id. Raises `UnknownJob`."""
@@ -325,15 +333,23 @@ class Jobs:
     ) -> Document:
         stored = self._own_id(id)
         return self._change(
-            id, lambda now: job_operations.make_due(stored, states, due=due, priority=priority, now=now), action
+            id,
+            lambda now: job_operations.make_due(stored, states, due=due, priority=priority, now=now),
+            action,
+            states,
         )
 
-    def _change(self, id: str, change: Callable[[datetime], Document | None], action: str) -> Document:
-        """Change a job and return it; wait while a run has reserved it. Raises `WrongState`."""
+    def _change(
+        self, id: str, change: Callable[[datetime], Document | None], action: str, states: Sequence[JobState]
+    ) -> Document:
+        """Change a job in one of `states` and return it. Raises `WrongState`.
+
+        Waits while a run has reserved it, and tries again if it was in another of these states a moment ago.
+        """
         ends_at = time.monotonic() + RESERVATION_TIMEOUT
         while (changed := change(self._clock())) is None:
             found = self.get(id)
-            if not job_operations.is_reserved(found, self._clock()) or time.monotonic() > ends_at:
+            if found["state"] not in states or time.monotonic() > ends_at:
                 raise WrongState(f"The job {id} is {found['state']} and cannot {action}")
             time.sleep(RESERVATION_CHECK_INTERVAL)
         return changed

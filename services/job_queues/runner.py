@@ -24,7 +24,7 @@ from models.job import JobState, NameBusy
 from models.job_attempt import EndedAttempt, JobOutcome, TimeLimit
 from queue_manager.core import shutdown
 from queue_manager.core.clock import unix_ms
-from queue_manager.core.errors import PermanentError, reason
+from queue_manager.core.errors import Contended, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.threads import in_thread
 from queue_manager.telemetry import error_reports, latency
@@ -359,9 +359,12 @@ class Runner:
             if executing is None or executing is self._claimed:
                 return
             now = self.clock()
-            is_claimed = job_attempt.hand_over(
-                self._ended, executing, token=self.token, now=now, until=now + self.lease, batch=[*self._batch]
-            )
+            try:
+                is_claimed = job_attempt.hand_over(
+                    self._ended, executing, token=self.token, now=now, until=now + self.lease, batch=[*self._batch]
+                )
+            except Contended:
+                return  # the next heartbeat tries again
             self._claimed = executing
             if is_claimed:
                 for one in self._ended:

@@ -274,7 +274,7 @@ def _retry_jobs(_: FailureGroup, ids: Sequence[str]) -> int:
     retried = 0
     for id in ids:
         with mongodb(), suppress(WrongState, UnknownJob, DuplicateJob, Contended):
-            jobs.retry(id)
+            jobs.retry_failed(id)  # others have retried it, or canceled it, since the list was read
             retried += 1
     return retried
 

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
-from models import job, job_queue
+from models import job, job_attempt, job_operations, job_queue
+from models.job import JobState
+from models.job_attempt import JobOutcome
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from services.job_queues import DuplicateJob, InvalidJob, UnknownJob, WrongState
 from services.job_queues.runner import READ_TTL
+from tests.eventually import eventually
 from tests.job_lab import LEASE, Lab
 from tests.real_servers import Servers
 from tests.rooms import T0
@@ -304,6 +307,63 @@ def test_queues_are_those_of_the_status_without_counts(lab: Lab) -> None:
     queues = lab.jobs.status()["queues"]
     assert [queue.pop("states")["canceled"] for queue in queues] == [0, 0, 1]
     assert lab.jobs.queues() == queues
+
+
+@pytest.mark.parametrize("takes_long", [False, True], ids=["short", "long"])
+def test_job_that_is_canceled_before_its_failure_is_written_is_not_retried(lab: Lab, takes_long: bool) -> None:
+    """The second batch: its first job fails, and is canceled while a later one runs."""
+    ids = [lab.run("mail", number) for number in range(8)]
+
+    def work(number: int, run: Any) -> None:
+        if number == 1:
+            raise ValueError("boom")
+        if number == 3:
+            assert lab.jobs.cancel(ids[1])["state"] == "executing"
+            if takes_long:  # the heartbeat gives it the claim, and writes the outcomes before it
+                eventually(lambda: lab.state(ids[3]) == "executing")
+
+    lab.works["mail"] = work
+    lab.run_through()
+    canceled = lab.jobs.get(ids[1])
+    assert (canceled["state"], "waiting" in canceled) == ("canceled", False)
+    assert [lab.state(id) for id in ids if id != ids[1]] == ["success"] * 7
+
+
+def test_repeating_job_that_is_canceled_before_its_success_is_written_does_not_repeat(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = lab.run("mail", every=hours(1))
+    finish_and_start = job_attempt.finish_and_start
+
+    def canceled_before(*arguments: Any, **options: Any) -> Any:
+        lab.jobs.cancel(id)
+        return finish_and_start(*arguments, **options)
+
+    monkeypatch.setattr(job_attempt, "finish_and_start", canceled_before)
+    lab.run_through()
+    assert (lab.state(id), len(lab.ran)) == ("canceled", 1)
+
+
+def test_cancel_finds_a_job_that_fails_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    id = lab.run("mail")
+    executing, ask_to_stop = lab.executing(id), job_operations.ask_to_stop
+
+    def failing_before(*arguments: Any, **options: Any) -> Any:
+        failure = JobOutcome(state=JobState.FAILURE, backoff=seconds(5), error="boom")
+        job_attempt.finish(executing, failure, token="elsewhere", now=lab.hand())
+        return ask_to_stop(*arguments, **options)
+
+    monkeypatch.setattr(job_operations, "ask_to_stop", failing_before)
+    assert lab.jobs.cancel(id)["state"] == "canceled"
+
+
+def test_only_a_failed_job_is_retried_as_one(lab: Lab) -> None:
+    id = failed(lab)
+    assert lab.jobs.retry_failed(id)["state"] == "pending"
+    lab.works.clear()
+    lab.run_through()
+    with pytest.raises(WrongState, match="is success and cannot be retried"):
+        lab.jobs.retry_failed(id)
 
 
 def test_find_returns_jobs_of_the_same_arguments_newest_first(lab: Lab) -> None:
