@@ -24,9 +24,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from math import isfinite
 from typing import Any
 
-from bson import ObjectId
+from bson import Decimal128, ObjectId
 from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError
@@ -38,6 +39,7 @@ from queue_manager.core.errors import AppError
 JobId = ObjectId | str
 JOBS_COLLECTION = "jobs_data"
 MAX_HISTORY = 50
+MAX_ATTEMPTS = 1_000_000  # a larger number in a document is no count
 DECLARED_PREFIX = "declared:"
 """Beginning of the ids of repeating jobs that code declares (`models/declared_job.py`)."""
 
@@ -87,6 +89,13 @@ def is_job(document: Document) -> bool:
     """Return True if a document meets `IS_JOB`."""
     attempts = document.get("attempts")
     return isinstance(document["_id"], ObjectId | str) and isinstance(attempts, int | float) and attempts >= 0
+
+
+def as_count(value: Any) -> int:
+    """Return a number of a stored job, which others may have written, as a count; 0 for what is none."""
+    if isinstance(value, Decimal128):
+        value = float(value.to_decimal())
+    return int(min(value, MAX_ATTEMPTS)) if isinstance(value, int | float) and isfinite(value) else 0
 
 
 def indexes() -> list[IndexModel]:
@@ -218,7 +227,7 @@ def next_due(name: str) -> datetime | None:
 def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId] = ()) -> list[Document]:
     """Return the due jobs of `name` in execution order, without those whose ids are `excluded`.
 
-    A malformed history, to which nothing could be added, is removed.
+    A malformed history, to which nothing could be added, is removed. Attempts are numbers that can be added to.
     """
     query = {"name": _only(name), "waiting": {"$gte": EPOCH, "$lte": now}, **COUNTED_ATTEMPTS}
     if excluded:
@@ -228,6 +237,9 @@ def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId]
         remove_malformed_history([one["_id"] for one in malformed])
         for one in malformed:
             del one["history"]
+    for one in found:
+        if isinstance(one["attempts"], Decimal128):  # equal to the same number of another type
+            one["attempts"] = float(one["attempts"].to_decimal())
     return found
 
 
@@ -285,8 +297,8 @@ def executing(where: Document | None = None) -> list[ExecutingJob]:
             claimed_until=job["claim"]["claimed_until"],
             since=job["updated"] if isinstance(job.get("updated"), datetime) else job["claim"]["claimed_until"],
             worker=job["claim"].get("worker"),
-            losses=job.get("losses", 0),
-            attempt=int(job["attempts"] - job.get("settled", 0)),
+            losses=as_count(job.get("losses")),
+            attempt=as_count(job["attempts"]) - as_count(job.get("settled")),
             token=job["claim"].get("token", ""),
             timeout_seconds=job["claim"].get("timeout_seconds"),
             ends_at=job["claim"].get("ends_at"),

@@ -26,6 +26,7 @@ from models.job import (
     JobId,
     JobState,
     NameBusy,
+    as_count,
     executing,
     jobs,
     push_to_history,
@@ -178,7 +179,7 @@ def has_claim(job: Document, token: str) -> bool:
 
 
 def _has_ended(job: Document, token: str) -> bool:
-    entry = {"$elemMatch": {"run": token, "worker": process_name(), "attempt": job["attempts"] + 1}}
+    entry = {"$elemMatch": {"run": token, "worker": process_name(), "attempt": as_count(job["attempts"]) + 1}}
     return jobs().find_one({"_id": job["_id"], "history": entry}, {"_id": 1}) is not None
 
 
@@ -236,7 +237,7 @@ def _start(
 def _finish(ended: EndedAttempt, token: str, now: datetime) -> tuple[Document, Document]:
     job, outcome = ended.job, ended.outcome
     entry: Document = {
-        "attempt": job["attempts"] + 1,
+        "attempt": as_count(job["attempts"]) + 1,
         "run": token,
         "worker": process_name(),
         "took_ms": outcome.took_ms,
@@ -247,13 +248,12 @@ def _finish(ended: EndedAttempt, token: str, now: datetime) -> tuple[Document, D
     if outcome.next_due is not None:
         changed["settled"] = job["attempts"] + 1
     if not outcome.is_counted:
-        changed["waiting"] = job["waiting"]
-        change["$inc"] = {"settled": 1}
+        changed |= {"waiting": job["waiting"], "settled": as_count(job.get("settled")) + 1}
     if not ended.is_reserved:
         not_canceled = {"claim.canceled_at": {"$exists": False}} if outcome.runs_again else {}
         return {**_claim_condition(job, token), **not_canceled}, change
     removed |= {name: "" for name in ("waiting", "first", "progress", "reserved") if name not in changed}
-    change["$inc"] = {"attempts": 1, **change.get("$inc", {})}
+    change["$inc"] = {"attempts": 1}
     return {"_id": job["_id"], **_held_by("reserved", token), "attempts": job["attempts"]}, change
 
 
@@ -344,7 +344,7 @@ def reap(lost: ExecutingJob, outcome: JobOutcome, *, now: datetime, is_loss: boo
     """
     change = _end(outcome, {} if lost.worker is None else {"worker": lost.worker}, now)
     if is_loss:
-        change["$inc"] = {"losses": 1}
+        change["$set"]["losses"] = lost.losses + 1
     not_renewed = {"claim.claimed_until": {"$lte": max(now, lost.claimed_until)}}
     is_lost: Document = {"_id": lost.id, "state": JobState.EXECUTING, **not_renewed}
     try:

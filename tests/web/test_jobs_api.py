@@ -623,3 +623,11 @@ def test_adopted_job_is_shown_and_changed_by_its_text_id(id: str, api: Api) -> N
     assert api.ids("?sort=attempts") == [id]
     assert api.post(f"{path}/reschedule", NOT_YET).body["job"]["state"] == "pending"
     assert api.post(f"{path}/cancel").body["job"] == api.get(path).body["job"]
+
+
+@pytest.mark.parametrize("action", ["cancel", "retry", "delete"])
+def test_an_id_that_is_no_text_is_refused_before_anything_is_changed(action: str, api: Api) -> None:
+    id = api.run(INVOICE, **NOT_YET)["_id"]
+    answer = api.post(f"/{action}", {"ids": [id, "\ud800"]})
+    assert (answer.status, answer.body["field"]) == (422, "ids")
+    assert api.get(f"/{id}").body["job"]["state"] == "pending"

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from bson import ObjectId, Regex
+from bson import Decimal128, ObjectId, Regex
 
 from models import foreign_job, job, job_pages
 from models.database import shown_id
@@ -38,6 +38,30 @@ def test_queue_runs_through_its_jobs_and_leaves_the_others_alone(lab: Lab) -> No
     assert {lab.state(id) for id in ids} == {"success"}
     assert lab.serve(epoch=1) == []
     assert foreign_jobs() == others
+
+
+@pytest.mark.parametrize("attempts", [Decimal128("0"), Decimal128("2.5"), float("inf")], ids=str)
+def test_a_job_with_an_odd_number_of_attempts_is_executed_and_stops_no_other(attempts: Any, lab: Lab) -> None:
+    odd, other = lab.run(NAME), lab.run("report")
+    job.jobs().update_one({"_id": ObjectId(odd)}, {"$set": {"attempts": attempts}})
+    assert lab.dispatch(epoch=1)
+    lab.run_through(NAME)
+    lab.run_through("report")
+    assert (lab.state(odd), lab.state(other)) == ("success", "success")
+
+
+@pytest.mark.parametrize("field", ["attempts", "settled", "losses"])
+@pytest.mark.parametrize("value", [Decimal128("1"), float("inf"), 2**62], ids=str)
+def test_an_executing_job_with_an_odd_number_is_put_back_and_stops_no_other(field: str, value: Any, lab: Lab) -> None:
+    odd = lab.run(NAME)
+    lab.executing(odd)
+    job.jobs().update_one({"_id": ObjectId(odd)}, {"$set": {field: value}})
+    lab.run("report")
+    assert "report" in lab.names_dispatched()
+    lab.hand.advance(hours(1))
+    assert lab.dispatch()[1]["reaped"] == 1
+    assert lab.state(odd) == "failure"
+    lab.jobs.status()
 
 
 def test_what_release_0_1_made_due_is_not_due_any_more_after_a_take_over(lab: Lab) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from models.job import JobState
 from queue_manager.core.clock import parse_utc
@@ -29,6 +29,14 @@ def _moment(value: Any) -> datetime | None:
         return parse_utc(value, field="at")
     except PermanentError:
         raise ValueError("must be an ISO 8601 time with a zone, such as 2026-01-31T09:30:00Z") from None
+
+
+def _unicode(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must not contain unpaired surrogates") from None
+    return value
 
 
 JobName = Annotated[str, Field(json_schema_extra={"pattern": f"^{JOB_NAME.pattern}$"})]
@@ -102,7 +110,7 @@ class JobsToDelete(Members):
 class JobIds(Members):
     """Which jobs to change."""
 
-    ids: list[str] = Field(min_length=1, max_length=MAX_CHANGED)
+    ids: list[Annotated[str, AfterValidator(_unicode)]] = Field(min_length=1, max_length=MAX_CHANGED)
 
 
 # Answers
