@@ -11,8 +11,11 @@ import pytest
 
 from beat_schedule import SYSTEMS
 from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import Settings
 from queue_manager.system import System, declared, require_distinct
+from services.job_queues import InvalidJob, job
+from tasks.registration import require_tasks
 
 
 def trial_end(**fields: Any) -> System:
@@ -63,6 +66,35 @@ def test_what_another_system_has_is_taken(field: str) -> None:
     second = trial_end(**{field: getattr(jobs, field)})
     with pytest.raises(ConfigurationError, match=rf"^System '{second.name}': {field}=.* is taken by 'job-queues' "):
         require_distinct([*SYSTEMS, second])
+
+
+def test_a_queue_that_is_not_that_of_the_task_is_refused() -> None:
+    snooze = next(system for system in SYSTEMS if system.name == "support-snooze")
+    tasks = {"scan_task": snooze.scan_task, "item_task": snooze.item_task}
+    wrong = System(name="wrong", title="", description="", every=timedelta(seconds=1), queue="wrongs", **tasks)
+    require_tasks([snooze])
+    with pytest.raises(ConfigurationError, match=r"'wrong': queue='wrongs' must not differ: .* is 'support-snooze'"):
+        require_tasks([wrong])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_attempts": "5"}, "max_attempts='5' must be a number above zero, or None"),
+        ({"max_attempts": 0}, "max_attempts=0 must be a number above zero, or None"),
+        ({"base": 1}, "base=1 must be a timedelta that is not negative"),
+        ({"cap": timedelta(seconds=-1)}, "must be a timedelta that is not negative"),
+    ],
+    ids=str,
+)
+def test_a_malformed_retry_policy_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        RetryPolicy(**{"max_attempts": 5, "base": timedelta(seconds=1), **given})
+
+
+def test_the_decorator_of_a_job_needs_a_name() -> None:
+    with pytest.raises(InvalidJob, match="write `@job"):
+        job(lambda: None)  # type: ignore[arg-type]
 
 
 def test_built_in_systems_are_distinct() -> None:

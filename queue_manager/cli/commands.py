@@ -154,9 +154,10 @@ def scan(
     if name not in scans:
         fail(f"there is no scan {name!r}; the scans are: {', '.join(scans)}", code=2)
     from tasks import app  # imported here, because it takes a second
+    from tasks.registration import require_tasks
 
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
-    app.loader.import_default_modules()
+    require_tasks(system for system in systems() if system.name == name)
     try:
         require_replica_set()
         with audited("scan", system=name) as action:

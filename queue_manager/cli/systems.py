@@ -76,8 +76,11 @@ def check(target: Target) -> None:
 
     Example: `queue-manager systems check billing.trial_end`, also before QM_SYSTEMS names the module
     """
-    screen, errors = console(), 0
-    for system in _selected(target):
+    from tasks.registration import require_tasks  # imported here, because it takes a second
+
+    screen, errors, selected = console(), 0, _selected(target)
+    require_tasks(selected)
+    for system in selected:
         screen.print(Text.assemble((system.name, "bold"), f"  {printable(system.description)}"), soft_wrap=True)
         with report_errors():
             if isinstance(system, DueDocuments):

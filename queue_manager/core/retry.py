@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from queue_manager.core.clock import minutes
+from queue_manager.core.errors import ConfigurationError
 
 MAX_BACKOFF = minutes(10)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """Exponential backoff: `base` before attempt 2, doubled before each further one, never above `cap`."""
+    """Exponential backoff: `base` before attempt 2, doubled before each further one, never above `cap`.
+
+    Raises ConfigurationError: a value has another type.
+    """
 
     max_attempts: int | None
     """Total number of attempts including the first; `None` means unlimited."""
@@ -21,6 +25,14 @@ class RetryPolicy:
     cap: timedelta = MAX_BACKOFF
     jitter: bool = False
     """Randomize the wait between 50% and 100%, so that items that failed together are not retried together."""
+
+    def __post_init__(self) -> None:
+        attempts = self.max_attempts
+        if attempts is not None and (not isinstance(attempts, int) or attempts < 1):
+            raise ConfigurationError(f"RetryPolicy: max_attempts={attempts!r} must be a number above zero, or None")
+        for name in ("base", "cap"):
+            if not isinstance(value := getattr(self, name), timedelta) or value < timedelta(0):
+                raise ConfigurationError(f"RetryPolicy: {name}={value!r} must be a timedelta that is not negative")
 
     def allows(self, attempt: int) -> bool:
         """Return True if attempt number `attempt`, counted from 1, is allowed."""

@@ -84,7 +84,9 @@ class Registry:
         self.load()
         function = self._functions.get(name)
         if function is None:
-            known = ", ".join(sorted(self._functions)) or "none; set JOBS_IMPORTS"
+            modules = ", ".join(settings().jobs_imports)
+            missing = f"none; {modules} registers none" if modules else "none; set JOBS_IMPORTS"
+            known = ", ".join(sorted(self._functions)) or missing
             raise UnknownJob(f"There is no job {name!r:.140}; the jobs are: {known}")
         return function
 
@@ -170,4 +172,6 @@ def job(
     when the function returns, and fails when it raises. A failed job is retried without limit; after a `PermanentError`
     only by an operator or a leader takeover. The function may run more than once for a job, so it must be idempotent.
     """
+    if not isinstance(name, str):
+        raise InvalidJob("name", f'write `@job("…")`, with the name of the jobs, not {name!r:.80}')
     return lambda function: registry.register(name, function, every=every, cron=cron, timeout=timeout)

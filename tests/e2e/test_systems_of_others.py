@@ -158,7 +158,11 @@ def test_a_wrong_declaration_stops_each_process_with_one_sentence(
     assert "System 'wrong': queue='jobs' is taken by 'job-queues'" in said
 
 
-@pytest.mark.parametrize("command", [WEB, [*CELERY, "worker"]], ids=["web", "worker"])
+@pytest.mark.parametrize(
+    "command",
+    [WEB, [*CELERY, "worker"], [*COMMAND, "scan", "wrong"], [*COMMAND, "systems", "check", "wrong"]],
+    ids=["web", "worker", "scan", "check"],
+)
 @pytest.mark.parametrize(
     ("more", "said"),
     [
