@@ -29,6 +29,7 @@ from typing import Any
 
 from bson import Decimal128, ObjectId
 from pymongo import ASCENDING, DESCENDING, IndexModel
+from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError
 
@@ -39,6 +40,7 @@ from queue_manager.core.errors import AppError
 JobId = ObjectId | str
 JOBS_COLLECTION = "jobs_data"
 MAX_HISTORY = 50
+MAX_TRANSACTION_BYTES = 8 * 1024 * 1024
 MAX_ATTEMPTS = 1_000_000  # a larger number in a document is no count
 DECLARED_PREFIX = "declared:"
 """Beginning of the ids of repeating jobs that code declares (`models/declared_job.py`)."""
@@ -335,6 +337,25 @@ def get_any(ids: Sequence[Any]) -> Document | None:
     """Return the document with the first of these ids that exists, even if it is not a job."""
     found = list(jobs().find({"_id": {"$in": [*ids]}}, hint="_id_"))
     return next((document for id in ids for document in found if document["_id"] == id), None)
+
+
+def some(
+    query: Document, projection: Document, *, hint: str | None, limit: int, session: ClientSession
+) -> list[Document]:
+    """Return up to `limit` documents for one transaction that changes them: so few that MongoDB's cache can hold them.
+
+    The last is the one with which they have `MAX_TRANSACTION_BYTES`.
+    """
+    found: list[Document] = []
+    size = 0
+    sized = {**projection, "bytes": {"$bsonSize": "$$ROOT"}}
+    with jobs().find(query, sized, hint=hint, limit=limit, session=session) as cursor:
+        for one in cursor:
+            size += one.pop("bytes")
+            found.append(one)
+            if size >= MAX_TRANSACTION_BYTES:
+                break
+    return found
 
 
 def find(key: str) -> list[Document]:

@@ -26,7 +26,7 @@ from pymongo.errors import DuplicateKeyError
 
 from models import database
 from models.database import Document, collection
-from models.job import COUNTED_ATTEMPTS, FINISHED_STATES, LIVE_STATES, JobState, jobs
+from models.job import COUNTED_ATTEMPTS, FINISHED_STATES, LIVE_STATES, JobState, jobs, some
 from models.transaction import transact
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.retry import doubling
@@ -71,7 +71,7 @@ def add_finished(*, limit: int) -> int:
 
     def add(session: ClientSession) -> int:
         projection = {"name": 1, "state": 1}
-        found = list(jobs().find(UNCOUNTED, projection, hint=UNCOUNTED_INDEX, limit=limit, session=session))
+        found = some(UNCOUNTED, projection, hint=UNCOUNTED_INDEX, limit=limit, session=session)
         finished = [one for one in found if one.get("state") in FINISHED_STATES and isinstance(one.get("name"), str)]
         _increase(Counter((one["name"], one["state"]) for one in finished), 1, session)
         if found:

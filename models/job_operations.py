@@ -29,6 +29,7 @@ from models.job import (
     JobState,
     jobs,
     push_to_history,
+    some,
 )
 from models.job_attempt import not_reserved
 from models.transaction import transact
@@ -157,12 +158,12 @@ def restore(gone: Sequence[Document]) -> int:
 
 def _delete_batch(query: Document, *, limit: int, hint: str | None = None, keep: KeepJobs | None = None) -> int:
     def delete(session: ClientSession) -> int:
-        projection = None if keep else {"name": 1, "state": 1, "uncounted": 1}
-        found = list(jobs().find(query, projection, hint=hint, limit=limit, session=session))
+        projection = {"name": 1, "state": 1, "uncounted": 1}
+        found = some(query, projection, hint=hint, limit=limit, session=session)
         if not found:
             return 0
-        _deleted(found, keep, session)
         ids = {"_id": {"$in": [one["_id"] for one in found]}}
+        _deleted(list(jobs().find(ids, hint="_id_", session=session)) if keep else found, keep, session)
         return jobs().delete_many(ids, hint="_id_", session=session).deleted_count
 
     return transact(delete)

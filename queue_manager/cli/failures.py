@@ -46,7 +46,7 @@ def list_groups(
         return
     screen = console()
     if not found.groups:
-        screen.print("no failure")
+        screen.print(Text(f"no failures in {', '.join(part.title for part in found.lists)}"), soft_wrap=True)
     for one in found.groups:
         times = f"{to_iso(one.first_at)} to {to_iso(one.last_at)}"
         lines = (f"{one.id}  {one.count:,}  {one.system}  {one.name}  {times}", f"    {one.reason}")

@@ -141,13 +141,13 @@ CHECKS = (
     ),
     Check(
         name="dead-letters",
-        statement="Neither the broker nor the message queue has dead letters.",
+        statement="Neither the broker nor, if it is switched on, the message queue has dead letters.",
         rules=(Rule.DEAD_LETTERS, Rule.DEAD_MESSAGES),
         needs=(SETTINGS, "redis"),
     ),
     Check(
         name="systems",
-        statement="Scans run on time, and every due item is handled.",
+        statement="The scans of the systems that are switched on run on time, and their due items are handled.",
         rules=(
             *(Rule.LAG, Rule.LATE_SCAN, Rule.SCAN_ERRORS, Rule.STUCK_ITEMS, Rule.FAILED_ITEMS, Rule.LOST_ITEMS),
             *(Rule.REPEATED_RESETS, Rule.FAILING_JOBS, Rule.LOST_JOBS, Rule.UNADOPTED_JOBS, Rule.UNREADABLE_DOCUMENTS),

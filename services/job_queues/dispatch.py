@@ -192,7 +192,7 @@ def _batches(act: Callable[..., int], *, size: int, time_limit: float) -> Iterat
     try:
         while done := act(limit=size):
             yield done
-            if done < size or time.monotonic() >= ends_at:
+            if time.monotonic() >= ends_at:
                 return
     except Contended:
         log.warning("Finished jobs are locked by another transaction; the next dispatch counts or deletes them")

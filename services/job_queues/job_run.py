@@ -92,7 +92,7 @@ class JobRun:
         is_last = percent >= 100
         if is_last or time.monotonic() - self._written_at >= PROGRESS_WRITE_INTERVAL:
             self._written_at = time.monotonic()
-            self._write({"percent": min(max(float(percent), 0.0), 100.0), "note": as_text(note)})
+            self._write({"percent": min(max(0.0, float(percent)), 100.0), "note": as_text(note)})
         if self.is_cancelled:
             assert self._noticed is not None
             raise JobCancelled(f"The job {self._noticed.text}")

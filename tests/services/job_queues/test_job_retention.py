@@ -81,6 +81,27 @@ def test_deletion_keeps_up_with_more_jobs_than_one_transaction_deletes(lab: Lab,
     assert (deleted, lab.states()) == ([45] * 3, {})
 
 
+def test_large_jobs_are_deleted_in_transactions_of_few(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "MAX_TRANSACTION_BYTES", 25_000)
+    transactions, transact = count(), job_operations.transact
+
+    def counting(act: Any) -> Any:
+        next(transactions)
+        return transact(act)
+
+    lab.jobs.run_many("mail", [["x" * 10_000] for _ in range(9)])
+    monkeypatch.setattr(job_operations, "transact", counting)
+    assert lab.jobs.clear(["pending"], keep=lambda gone, session: None) == 9
+    assert next(transactions) == 4  # three of three jobs, and one that found no more
+
+    monkeypatch.setattr(job_operations, "transact", transact)
+    lab.jobs.run_many("mail", [["x" * 10_000] for _ in range(9)])
+    lab.run_through()
+    lab.hand.now += WEEK + seconds(1)
+    assert lab.dispatch(epoch=1)[1]["deleted"] == 9
+    assert lab.states() == {}
+
+
 def test_batches_that_were_deleted_before_one_is_locked_are_reported(
     lab: Lab, limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
