@@ -38,6 +38,7 @@ from services.job_queues.fields import (
 
 ADOPTION_BATCH_SIZE = 500
 MAX_REJECTIONS_LISTED = 20
+HISTORY_TYPES: dict[str, type] = {"attempt": int, "run": str, "worker": str, "took_ms": int, "error": str}
 MAX_ADOPTED_ERROR_LENGTH = 2_000  # characters
 UNKNOWN_ERROR = "The application that stored the job gave no reason"
 INTERRUPTED_ERROR = "The job was executing when it was adopted"
@@ -158,13 +159,17 @@ def _priority(stored: Any) -> int:
 
 
 def _history(stored: Any) -> Iterator[Document]:
-    """Yield the entries, which keep their fields, with `at`, `state` and `error` as a job has them."""
+    """Yield the entries, with `at`, `state` and `error` as a job has them.
+
+    They keep their other fields, but those that have another type in the history of a job.
+    """
     for entry in stored if isinstance(stored, list) else []:
         at = _moment(entry.get("date")) if isinstance(entry, dict) else None
         state = entry.get("state") if at is not None else None
         if isinstance(state, str) and (state in STATE_ALIASES or state in [*JobState]):
             error = _error_text(entry) if state == JobState.FAILURE else {}
-            yield {**entry, "at": at, "state": checked_state(state), **error}
+            kept = {name: value for name, value in entry.items() if isinstance(value, HISTORY_TYPES.get(name, object))}
+            yield {**kept, "at": at, "state": checked_state(state), **error}
 
 
 def _error_text(entry: Document) -> Document:

@@ -306,7 +306,7 @@ def test_progress_is_shown_while_the_job_runs_and_at_most_twice_a_second(
     seen = []
 
     def act(id: Any = None, *, run: Any) -> None:
-        for percent in range(50):
+        for percent in (float("nan"), *range(50)):
             run.progress(percent, f"step {percent}")
         seen.append(only(lab)["progress"])
         run.progress(250, "\ud800 done")
@@ -314,7 +314,7 @@ def test_progress_is_shown_while_the_job_runs_and_at_most_twice_a_second(
     lab.run("mail")
     lab.works["mail"] = act
     assert lab.run_through().succeeded == 1
-    assert seen == [{"percent": 0.0, "note": "step 0"}]
+    assert seen == [{"percent": 0.0, "note": "step nan"}]
     assert only(lab)["progress"] == {"percent": 100.0, "note": "? done"}
 
 
