@@ -60,7 +60,7 @@ def test_a_port_in_use_is_refused(workers: str, servers: Servers, tmp_path: Path
 
 
 def test_a_host_that_is_unknown_is_refused(servers: Servers, tmp_path: Path) -> None:
-    keys = json.dumps([{"name": "ada", "key": "k" * 32, "role": "viewer"}])
+    keys = json.dumps([{"name": "ada", "key": "0123456789abcdef" * 2, "role": "viewer"}])
     result = start("--host", "unknown.invalid", cwd=tmp_path, QM_API_KEYS=keys)
     assert result.returncode == 2
     assert "--host unknown.invalid --port 6002: cannot be used" in result.stderr
