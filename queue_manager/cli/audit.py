@@ -72,7 +72,7 @@ def list_entries(
         return
     screen = console()
     if not page.entries:
-        screen.print("no such action")
+        screen.print("no actions")
     for line in (line for entry in page.entries for line in _lines(entry)):
         screen.print(Text(printable(line)), soft_wrap=True)
     if page.cursor is not None:

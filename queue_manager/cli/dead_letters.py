@@ -58,7 +58,7 @@ def list_dead_letters(
         print_json(json.dumps({"count": count, "dead_letters": shown}, ensure_ascii=False))
         return
     screen = console()
-    screen.print(_table(letters) if letters else "no dead letter")
+    screen.print(_table(letters) if letters else "no dead letters")
     if count > len(letters):
         screen.print(f"there are {count}: --limit {count}")
 

@@ -75,7 +75,7 @@ def list_items(
     if as_json:
         print_answer(page)
     else:
-        print_table(page.items, ITEM_COLUMNS, nothing="no such item", cursor=page.cursor)
+        print_table(page.items, ITEM_COLUMNS, nothing="no items", cursor=page.cursor)
 
 
 @items_cli.command()

@@ -94,7 +94,7 @@ def list_jobs(
         shown = {"jobs": [as_json(job) for job in page.jobs], "cursor": next_cursor, "is_partial": page.is_partial}
         print_document({**shown, "server_time": to_iso(now)})
         return
-    console().print(table_of_jobs(page.jobs, now) if page.jobs else "no such job")
+    console().print(table_of_jobs(page.jobs, now) if page.jobs else "no jobs")
     print_cursor(next_cursor)
 
 

@@ -252,7 +252,7 @@ def _change(
     action, past = words
     noun = "dead letter" if state == "dead" else "message"
     if not ids:
-        typer.echo(f"no {noun} to {action}")
+        typer.echo(f"no {noun}s to {action}")
         return
     confirm(f"{action.capitalize()} {many(len(ids), noun)}?", yes=yes)
     changed: list[str] = []

@@ -98,7 +98,7 @@ def list_messages(
     if page.messages:
         screen.print(table_of(state, page.messages, counts.now))
     else:
-        screen.print("no such message on this page" if page.cursor else "no such message")
+        screen.print("no messages on this page" if page.cursor else "no messages")
     if page.cursor:
         why = "the search stopped at its limit" if page.is_partial else "there may be more"
         screen.print(f"{why}: --cursor {printable(page.cursor)}", soft_wrap=True)
@@ -171,7 +171,7 @@ def list_activity(
     if as_json:
         print_answer(page)
         return
-    print_table(page.logs, ACTIVITY_COLUMNS, nothing="no such entry")
+    print_table(page.logs, ACTIVITY_COLUMNS, nothing="no entries")
     if page.pagination.has_more:
         typer.echo(f"there are {page.pagination.total}: --offset {offset + limit}")
 

@@ -108,7 +108,7 @@ def test_health_and_metrics_show_them_until_they_are_cleared(tmp_path: Path) -> 
 
     assert gauge() == "queue_manager_dead_letters 0.0"
     assert "dead-letters" not in queue_manager("health", "--json", cwd=tmp_path).stdout
-    assert queue_manager("dead-letters", cwd=tmp_path).stdout == "no dead letter\n"
+    assert queue_manager("dead-letters", cwd=tmp_path).stdout == "no dead letters\n"
 
 
 def bury(servers: Servers, queue: str, message: str, **members: object) -> None:

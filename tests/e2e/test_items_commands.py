@@ -85,7 +85,7 @@ class TestList:
         page = items("list", ROOMS, "--limit", "1").stdout
         cursor = page.partition("there are more: --cursor ")[2].strip().strip("'")
         assert len(listed(ROOMS, "--cursor", cursor)) == 1
-        assert items("list", ROOMS, "stuck").stdout == "no such item\n"
+        assert items("list", ROOMS, "stuck").stdout == "no items\n"
 
     @pytest.mark.processes
     def test_reason_cannot_steer_a_terminal(self, clean: Servers) -> None:

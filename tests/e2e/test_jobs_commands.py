@@ -139,7 +139,7 @@ class TestList:
         jobs.cancel(canceled["_id"])
         for narrowed in (["--state", "cancelled"], ["--name", INVOICE]):
             assert [job["_id"] for job in printed("list", "--json", *narrowed)["jobs"]] == [str(canceled["_id"])]
-        assert run("list", "--state", "failure").stdout == "no such job\n"
+        assert run("list", "--state", "failure").stdout == "no jobs\n"
 
     @pytest.mark.parametrize("arguments", [["--state", "x"], ["--name", "a b"], ["--cursor", "x"], ["--limit", "0"]])
     def test_what_is_not_accepted_is_said(self, arguments: list[str], clean: Servers) -> None:

@@ -120,7 +120,7 @@ class TestMoveAndDelete:
     def test_times_select(self, queue: MessageQueue) -> None:
         (id,) = add(queue, 1)
         assert run("delete", "--all", "--state", "main", "--until", "2026-01-31T00:00Z").stdout == (
-            "no message to delete\n"
+            "no messages to delete\n"
         )
         assert id in run("list", "main", "--since", "2026-01-31T00:00Z").stdout
         assert run("count", "--until", "2026-01-31T00:00Z").stdout == "0\n"
@@ -190,7 +190,7 @@ class TestQueries:
         logs = json.loads(run("activity", "--message", id, "--action", "dequeue", "--json").stdout)["logs"]
         assert [(one["message_id"], one["consumer_id"]) for one in logs] == [(id, "mailer-1")]
         assert "mailer-1" in run("activity", "--consumer", "mailer-1").stdout
-        assert run("activity", "--consumer", "nobody").stdout == "no such entry\n"
+        assert run("activity", "--consumer", "nobody").stdout == "no entries\n"
 
     def test_export_as_csv_has_no_formula(self, queue: MessageQueue) -> None:
         queue.enqueue("=1+1", {"a": 1}, id="mail-1")

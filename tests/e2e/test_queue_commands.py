@@ -104,7 +104,7 @@ class TestList:
         bury(queue, NewMessage(type="send_mail", payload={"to": "ADA"}), NewMessage(type="export", payload="ada"))
         found = json.loads(run("list", "dead", "--type", "send_mail", "--search", "ada", "--json").stdout)
         assert [message["type"] for message in found["messages"]] == ["send_mail"]
-        assert run("list", "dead", "--priority", "3").stdout.startswith("no such message\n")
+        assert run("list", "dead", "--priority", "3").stdout.startswith("no messages\n")
 
     def test_json_has_each_payload_byte_for_byte(self, queue: MessageQueue) -> None:
         queue.enqueue("send_mail", NASTY)
@@ -216,7 +216,7 @@ class TestReplay:
 
     def test_nothing_to_replay_is_no_failure(self, clean: Servers) -> None:
         result = run("replay", "--all")
-        assert (result.returncode, result.stdout) == (0, "no dead letter to replay\n")
+        assert (result.returncode, result.stdout) == (0, "no dead letters to replay\n")
 
 
 class TestRequeue:

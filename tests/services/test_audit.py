@@ -159,7 +159,7 @@ def test_commands_are_recorded(clean: Servers) -> None:
 
 
 def test_the_command_lists_pages_and_refuses_wrong_options(clean: Servers) -> None:
-    assert run("audit") == "no such action\n"
+    assert run("audit") == "no actions\n"
     for name in ("a", "b", "c"):
         run("jobs", "pause", name)
     shown = run("audit", "--action", "pause", "--limit", "2")
