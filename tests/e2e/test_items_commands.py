@@ -98,7 +98,7 @@ class TestList:
         ("arguments", "error"),
         [
             (["nonsense"], "There is no system 'nonsense' here; the systems are: "),
-            (["overdue-messages"], "There is no system 'overdue-messages' here; the systems are: "),
+            (["overdue-messages"], "The system overdue-messages lists no items"),
             ([ROOMS, "--cursor", "x"], "cursor: must be the cursor of an earlier page of the same list"),
         ],
     )

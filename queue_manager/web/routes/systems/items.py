@@ -61,8 +61,9 @@ retries = APIRouter()
 
 
 def system_with_items(name: Annotated[str, Path()]) -> tuple[System, Callable[[], Listed]]:
-    system = find_system(name, [system for system in systems() if system.items is not None])
-    assert system.items is not None
+    system = find_system(name, systems())
+    if system.items is None:
+        raise ApiError(HTTPStatus.NOT_FOUND, "not found", f"The system {name} lists no items", field="name")
     return system, system.items
 
 
