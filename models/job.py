@@ -250,9 +250,10 @@ def _only(name: str) -> Document:
     return {"$eq": name, "$not": {"$type": "array"}}
 
 
-def remove_malformed_history(ids: Sequence[JobId]) -> None:
-    malformed = {"$exists": True, "$not": {"$type": "array"}}
-    jobs().update_many({"_id": {"$in": [*ids]}, "history": malformed}, {"$unset": {"history": ""}}, hint="_id_")
+def remove_malformed_history(ids: Sequence[JobId]) -> bool:
+    """Remove histories to which nothing can be added; return whether there was one."""
+    malformed = {"_id": {"$in": [*ids]}, "history": {"$exists": True, "$not": {"$type": "array"}}}
+    return jobs().update_many(malformed, {"$unset": {"history": ""}}, hint="_id_").modified_count > 0
 
 
 def count_due(name: str, now: datetime, *, limit: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pymongo import ReturnDocument
 from pymongo.client_session import ClientSession
-from pymongo.errors import BulkWriteError, DuplicateKeyError
+from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 from models import job_counts
 from models.database import DUPLICATE_KEY, Document
@@ -29,6 +29,7 @@ from models.job import (
     JobState,
     jobs,
     push_to_history,
+    remove_malformed_history,
     some,
 )
 from models.job_attempt import not_reserved
@@ -48,7 +49,12 @@ def cancel(job_id: JobId, *, now: datetime) -> Document | None:
         "$unset": {"waiting": "", "first": "", "singular_key": ""},
         "$push": push_to_history({"at": now, "state": JobState.CANCELED}),
     }
-    return _change(job_id, WAITING_STATES, change, now)
+    try:
+        return _change(job_id, WAITING_STATES, change, now)
+    except OperationFailure:
+        if not remove_malformed_history([job_id]):
+            raise
+        return _change(job_id, WAITING_STATES, change, now)
 
 
 def ask_to_stop(job_id: JobId, *, now: datetime, grace: timedelta) -> Document | None:
@@ -67,13 +73,14 @@ def make_due(
     Raises `DuplicateJob` if it is singular and another job with its key is live.
     """
     entry = {"at": now, "state": JobState.PENDING}
+    history = {"$cond": [{"$isArray": "$history"}, "$history", []]}
     changed: Document = {
         "state": JobState.PENDING,
         "due": due or "$due",
         "waiting": due or "$due",
         "updated": now,
         "singular_key": {"$cond": [{"$eq": ["$singular", True]}, "$key", "$$REMOVE"]},
-        "history": {"$slice": [{"$concatArrays": ["$history", [entry]]}, -MAX_HISTORY]},
+        "history": {"$slice": [{"$concatArrays": [history, [entry]]}, -MAX_HISTORY]},
     }
     changed |= {} if priority is None else {"priority": priority}
     change = [{"$set": changed}, {"$unset": ["first", "uncounted"]}]

@@ -64,6 +64,21 @@ def test_an_executing_job_with_an_odd_number_is_put_back_and_stops_no_other(fiel
     lab.jobs.status()
 
 
+@pytest.mark.parametrize("act", ["cancel", "retry", "remove"])
+@pytest.mark.parametrize("state", ["pending", "canceled"])
+def test_a_job_whose_history_is_no_list_is_changed_like_any_other(act: str, state: str, lab: Lab) -> None:
+    id = lab.run(NAME)
+    if state == "canceled":
+        lab.jobs.cancel(id)
+    job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"history": "none"}})
+    if (act, state) == ("cancel", "canceled"):
+        with pytest.raises(WrongState):
+            lab.jobs.cancel(id)
+    else:
+        changed = getattr(lab.jobs, act)(id)
+        assert act == "remove" or len(changed["history"]) == 1
+
+
 def test_what_release_0_1_made_due_is_not_due_any_more_after_a_take_over(lab: Lab) -> None:
     add_foreign_jobs(NAME, lab.clock())
     now = lab.clock()
