@@ -79,7 +79,7 @@ def check(target: Target) -> None:
     from tasks.registration import require_tasks  # imported here, because it takes a second
 
     screen, errors, selected = console(), 0, _selected(target)
-    require_tasks(selected)
+    require_tasks(system for system in selected if not isinstance(system, DueDocuments))  # theirs are made of them
     for system in selected:
         screen.print(Text.assemble((system.name, "bold"), f"  {printable(system.description)}"), soft_wrap=True)
         with report_errors():
