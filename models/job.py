@@ -20,24 +20,25 @@ collection are not listed, and are changed only when they are adopted (`models/f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from bson import Decimal128, ObjectId
 from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import BulkWriteError
+from pymongo.errors import BulkWriteError, OperationFailure
 
 from models.database import DUPLICATE_KEY, Document, collection
 from queue_manager.core.clock import EPOCH
 from queue_manager.core.errors import AppError
 
 JobId = ObjectId | str
+T = TypeVar("T")
 JOBS_COLLECTION = "jobs_data"
 MAX_HISTORY = 50
 MAX_TRANSACTION_BYTES = 8 * 1024 * 1024
@@ -254,6 +255,16 @@ def remove_malformed_history(ids: Sequence[JobId]) -> bool:
     """Remove histories to which nothing can be added; return whether there was one."""
     malformed = {"_id": {"$in": [*ids]}, "history": {"$exists": True, "$not": {"$type": "array"}}}
     return jobs().update_many(malformed, {"$unset": {"history": ""}}, hint="_id_").modified_count > 0
+
+
+def adding_to_history(id: JobId, write: Callable[[], T]) -> T:
+    """Call `write`, which adds to the history of a job; again without the history if nothing can be added to it."""
+    try:
+        return write()
+    except OperationFailure:
+        if not remove_malformed_history([id]):
+            raise
+        return write()
 
 
 def count_due(name: str, now: datetime, *, limit: int) -> int:

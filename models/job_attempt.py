@@ -17,7 +17,7 @@ from typing import Any
 
 from pymongo import ReturnDocument, UpdateMany, UpdateOne
 from pymongo.client_session import ClientSession
-from pymongo.errors import BulkWriteError, DuplicateKeyError, WriteError
+from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models.database import Document
 from models.job import (
@@ -26,11 +26,11 @@ from models.job import (
     JobId,
     JobState,
     NameBusy,
+    adding_to_history,
     as_count,
     executing,
     jobs,
     push_to_history,
-    remove_malformed_history,
 )
 from models.transaction import transact
 from queue_manager.core.clock import EPOCH, seconds, truncate
@@ -347,12 +347,8 @@ def reap(lost: ExecutingJob, outcome: JobOutcome, *, now: datetime, is_loss: boo
         change["$set"]["losses"] = lost.losses + 1
     not_renewed = {"claim.claimed_until": {"$lte": max(now, lost.claimed_until)}}
     is_lost: Document = {"_id": lost.id, "state": JobState.EXECUTING, **not_renewed}
-    try:
-        is_recorded = jobs().update_one(is_lost, change, hint="_id_").modified_count == 1
-    except WriteError:
-        remove_malformed_history([lost.id])
-        is_recorded = jobs().update_one(is_lost, change, hint="_id_").modified_count == 1
-    if not is_recorded:
+    recorded = adding_to_history(lost.id, lambda: jobs().update_one(is_lost, change, hint="_id_"))
+    if recorded.modified_count == 0:
         return False
     if lost.batch:
         suspects = {"_id": {"$in": lost.batch}, "reserved.token": lost.token}

@@ -12,7 +12,7 @@ from typing import Any
 
 from pymongo import ReturnDocument
 from pymongo.client_session import ClientSession
-from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
+from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models import job_counts
 from models.database import DUPLICATE_KEY, Document
@@ -27,9 +27,9 @@ from models.job import (
     DuplicateJob,
     JobId,
     JobState,
+    adding_to_history,
     jobs,
     push_to_history,
-    remove_malformed_history,
     some,
 )
 from models.job_attempt import not_reserved
@@ -49,12 +49,7 @@ def cancel(job_id: JobId, *, now: datetime) -> Document | None:
         "$unset": {"waiting": "", "first": "", "singular_key": ""},
         "$push": push_to_history({"at": now, "state": JobState.CANCELED}),
     }
-    try:
-        return _change(job_id, WAITING_STATES, change, now)
-    except OperationFailure:
-        if not remove_malformed_history([job_id]):
-            raise
-        return _change(job_id, WAITING_STATES, change, now)
+    return adding_to_history(job_id, lambda: _change(job_id, WAITING_STATES, change, now))
 
 
 def ask_to_stop(job_id: JobId, *, now: datetime, grace: timedelta) -> Document | None:

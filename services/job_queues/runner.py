@@ -26,6 +26,7 @@ from queue_manager.core import shutdown
 from queue_manager.core.clock import unix_ms
 from queue_manager.core.errors import Contended, PermanentError, reason
 from queue_manager.core.log import get_logger
+from queue_manager.core.memory import drop_tracebacks
 from queue_manager.core.threads import in_thread
 from queue_manager.telemetry import error_reports, latency
 from services.job_queues.dispatch import JOBS_INITIATOR
@@ -281,11 +282,12 @@ class Runner:
         finally:
             with self._lock:
                 self._executing = None
+        is_interrupted = failed is not None and terminate_handler_fired()
         is_reserved = started is not self._claimed
         took_ms = _ms_since(began)
         if (stop := run.stop_at_end(is_final=is_reserved or (failed is None and due is None))) is not None:
             outcome = self._stopped(run, stop, took_ms)
-        elif failed is not None and terminate_handler_fired():
+        elif is_interrupted:
             outcome = JobOutcome(state=JobState.PENDING, is_counted=False, took_ms=took_ms)
         elif failed is not None:
             outcome = self._failure(run, failed, took_ms)
@@ -293,10 +295,10 @@ class Runner:
             outcome = JobOutcome(state=JobState.SUCCESS, took_ms=took_ms, next_due=due)
             self._count_durations(started["waiting"], took_ms)
         if failed is not None:
-            _drop_tracebacks(failed)
+            drop_tracebacks(failed)
         self._ended.append(EndedAttempt(job=started, outcome=outcome, is_reserved=is_reserved))
         self._slowest = max(self._slowest, time.monotonic() - began)
-        if failed is not None and terminate_handler_fired():
+        if failed is not None and is_interrupted:
             raise failed
 
     def _next_due(self, started: Document) -> datetime | None:
@@ -388,21 +390,6 @@ class Runner:
 def _may_share(job: Document) -> bool:
     """Return True if a job may share a batch: it repeats at no due times, and no worker was lost with it."""
     return not ("repetition" in job or job.get("losses") or job.get("alone"))
-
-
-def _drop_tracebacks(error: BaseException) -> None:
-    """Release the frames of an error, with all their locals, when the error has been recorded and reported.
-
-    A local that refers to the error makes a cycle, which would stay until a garbage collection, which is rare
-    (`queue_manager/core/memory.py`). `traceback.clear_frames` would end a coroutine that caught the error and goes on.
-    """
-    remaining: list[BaseException | None] = [error]
-    while remaining:
-        one = remaining.pop()
-        if one is not None and one.__traceback__ is not None:
-            one.with_traceback(None)  # an assignment fails if the error is a frozen dataclass
-            remaining += [one.__cause__, one.__context__]
-            remaining += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
 
 
 def _ms_since(began: float) -> int:

@@ -29,7 +29,7 @@ from queue_manager.web.actor import CurrentActor
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import EmptyIsNone, JsonBody, Members
 from queue_manager.web.http.responses import Moment, ServerTime
-from queue_manager.web.routes.systems.items import retry_some
+from queue_manager.web.routes.systems.items import retry_some, system_with_items
 from queue_manager.web.routes.systems.queries import find_system
 from services.audit import recorded
 from services.failures import (
@@ -265,9 +265,8 @@ def _replay_messages(_: FailureGroup, ids: Sequence[str]) -> int:
 
 
 def _retry_items(group: FailureGroup, ids: Sequence[str]) -> int:
-    system = find_system(group.system, systems())
-    assert system.items is not None
-    return retry_some(system, system.items(), ids)
+    system, items = system_with_items(group.system)
+    return retry_some(system, items(), ids)
 
 
 def _retry_jobs(_: FailureGroup, ids: Sequence[str]) -> int:
