@@ -10,7 +10,7 @@ with one token. At most one run has jobs of a name claimed or reserved, because 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -131,8 +131,7 @@ def finish_and_start(
     if batch:
         first, *others = batch
         writes.append(UpdateOne(*_start(first, token, now, until, batch=others, limit=limit), hint="_id_"))
-        if others:
-            writes.append(UpdateMany(*_reserve(others, token, now), hint="_id_"))
+        writes += [UpdateMany(*_reserve(some, token, now), hint="_id_") for some in _with_equal_attempts(others)]
     try:
         if jobs().bulk_write(writes).modified_count == len(ended) + len(batch):
             return [True] * len(ended), list(batch)
@@ -202,8 +201,22 @@ def not_reserved(now: datetime) -> Document:
     return {"reserved.until": {"$not": {"$gt": now}}}
 
 
+def _with_equal_attempts(batch: Sequence[Document]) -> Iterable[list[Document]]:
+    """Return the jobs in lists of those with the same number of attempts."""
+    alike: dict[Any, list[Document]] = {}
+    for job in batch:
+        alike.setdefault(job["attempts"], []).append(job)
+    return alike.values()
+
+
 def _reserve(batch: Sequence[Document], token: str, now: datetime) -> tuple[Document, Document]:
-    still_waiting = {"_id": {"$in": [job["_id"] for job in batch]}, "waiting": {"$gte": EPOCH, "$lte": now}}
+    """Return the update that reserves jobs with equal attempts, unless they were changed since they were read."""
+    still_waiting = {
+        "_id": {"$in": [job["_id"] for job in batch]},
+        "waiting": {"$gte": EPOCH, "$lte": now},
+        "attempts": batch[0]["attempts"],
+        "alone": {"$exists": False},
+    }
     # Of another run if this one found its first job started: by then, that run may have a batch with these jobs.
     not_of_another = {"$or": [not_reserved(now), _held_by("reserved", token)]}
     return {**still_waiting, **not_of_another}, {"$set": {"reserved": _reservation(token, now)}}

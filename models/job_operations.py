@@ -2,6 +2,7 @@
 
 Guarantee: an operation is one conditional write, or one transaction if it takes finished jobs away, because their
 counts change with them (`job_counts`). It does not change a job that a run executes or has reserved.
+The outcome of a run whose reservation has ended is refused if an operation has changed the job since.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def cancel(job_id: JobId, *, now: datetime) -> Document | None:
     """Cancel a pending or failed job; return the updated job, or `None` if it is reserved or in another state."""
     change = {
         "$set": {"state": JobState.CANCELED, "updated": now, "uncounted": True},
-        "$unset": {"waiting": "", "first": "", "singular_key": ""},
+        "$unset": {"waiting": "", "first": "", "singular_key": "", "reserved": ""},
         "$push": push_to_history({"at": now, "state": JobState.CANCELED}),
     }
     return adding_to_history(job_id, lambda: _change(job_id, WAITING_STATES, change, now))
@@ -78,7 +79,7 @@ def make_due(
         "history": {"$slice": [{"$concatArrays": [history, [entry]]}, -MAX_HISTORY]},
     }
     changed |= {} if priority is None else {"priority": priority}
-    change = [{"$set": changed}, {"$unset": ["first", "uncounted"]}]
+    change = [{"$set": changed}, {"$unset": ["first", "uncounted", "reserved"]}]
 
     def revive(session: ClientSession) -> Document | None:
         finished = {"_id": job_id, "state": {"$in": [*FINISHED_STATES]}, **COUNTED_ATTEMPTS}

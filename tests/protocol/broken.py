@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.protocol.checker import Steps
 from tests.protocol.dispatch import Dispatch
 from tests.protocol.item_state import Attempt, Item, Sent
+from tests.protocol.jobs import Claim, Ended, Job, JobProtocol, Outcome, Queue, Read, Run
 from tests.protocol.lease import ItemLease
 from tests.protocol.messages import Delivery, Entry, MessageQueueProtocol, Record, Stored, Stream
 from tests.protocol.pauses import MessageOrder, Order
@@ -232,3 +233,71 @@ class PauseOfTheRest(MessageOrder):
 
     def next_parked(self, order: Order) -> int | None:
         return next(iter(order.parked), None)
+
+
+# Jobs
+
+
+class OutcomeWithoutFencing(JobProtocol):
+    """An outcome is written without the condition that the run holds the job."""
+
+    def outcome_to_write(self, queue: Queue, number: int, ended: Ended) -> Outcome | None:
+        return ended.outcome if queue.jobs[ended.read.job].state != "deleted" else None
+
+
+class StartWithoutUniqueIndex(JobProtocol):
+    """Two jobs of a name may be executing."""
+
+    def may_start(self, queue: Queue, read: Read) -> bool:
+        return self.is_unchanged(queue, read)
+
+
+class ReservedAsRead(JobProtocol):
+    """A job is reserved although it was executed since the run has read it."""
+
+    def is_unchanged(self, queue: Queue, read: Read) -> bool:
+        return queue.jobs[read.job].waiting == "now"
+
+
+class ReservationOfSuspects(JobProtocol):
+    """A job shares a batch although it was reserved when another run was lost."""
+
+    def may_reserve(self, queue: Queue, number: int, read: Read) -> bool:
+        job = queue.jobs[read.job]
+        return super().may_reserve(queue.with_job(read.job, job._replace(is_alone=False)), number, read)
+
+
+class CanceledWithReservation(JobProtocol):
+    """An operator changes a job whose reservation has ended, and the run may still write its outcome."""
+
+    def changed(self, job: Job) -> Job:
+        return job
+
+
+class FailureAfterCancel(JobProtocol):
+    """A function that fails is retried although an operator canceled its job meanwhile."""
+
+    def outcome_to_write(self, queue: Queue, number: int, ended: Ended) -> Outcome | None:
+        outcome = super().outcome_to_write(queue, number, ended)
+        return outcome and ended.outcome
+
+
+class ClaimedFirst(JobProtocol):
+    """The outcome of the claimed job is written before those of the reserved ones."""
+
+    def next_outcome(self, run: Run) -> Ended:
+        return max(run.ended)
+
+
+class TakeoverOfAll(JobProtocol):
+    """A new leader makes jobs due whatever their state is."""
+
+    def may_make_due(self, job: Job) -> bool:
+        return job.state != "deleted"
+
+
+class ClaimWithoutEnd(JobProtocol):
+    """The lease of a job never ends, and nobody notices that its process is dead."""
+
+    def is_lost(self, queue: Queue, claim: Claim) -> bool:
+        return False

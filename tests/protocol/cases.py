@@ -7,6 +7,7 @@ from typing import Any
 from tests.protocol import broken
 from tests.protocol.checker import TRAP, Specification
 from tests.protocol.dispatch import Dispatch
+from tests.protocol.jobs import JobProtocol
 from tests.protocol.messages import MessageQueueProtocol
 from tests.protocol.pauses import MessageOrder
 
@@ -20,12 +21,16 @@ SPECIFICATIONS: dict[str, tuple[Specification[Any], int]] = {
     "message": (MessageQueueProtocol(), 2_639),
     "message, larger": (MessageQueueProtocol(consumers=3, max_attempts=3, enqueues=3, operations=3), 14_289),
     "order of messages": (MessageOrder(), 2_756),
+    "jobs, failures": (JobProtocol(failures=1, faults=0, operations=0), 11_490),
+    "jobs, faults": (JobProtocol(failures=0, faults=1, operations=0), 29_882),
+    "jobs, operators": (JobProtocol(failures=0, faults=0, operations=1), 16_230),
 }
 """By name, with the number of states."""
 
 LARGER: dict[str, tuple[Specification[Any], int]] = {
     "duplicates, larger": (Dispatch(due_times=1, workers=2, faults=2, max_attempts=1), 70_857),
     "races, larger": (Dispatch(due_times=2, workers=2, faults=1, max_attempts=1), 490_512),
+    "jobs, larger": (JobProtocol(failures=0, faults=1, operations=1), 308_476),
 }
 """Explored by `make stress`: about a minute and 900 MB of memory."""
 
@@ -59,4 +64,13 @@ BROKEN: list[tuple[Specification[Any], str]] = [
     (broken.ResumeReadsAgain(), "a_pause_delivers_none_twice"),
     (broken.PauseOfTheRest(), "none_is_delivered_while_paused"),
     (broken.PassedOverIsForgotten(), "order_is_kept"),
+    (broken.OutcomeWithoutFencing(operations=0), "success_is_final"),
+    (broken.TakeoverOfAll(faults=0), "state_and_fields_agree"),
+    (broken.StartWithoutUniqueIndex(), "one_is_executing"),
+    (broken.ReservedAsRead(failures=0), "outcome_is_refused_only_after_a_loss"),
+    (broken.ReservationOfSuspects(failures=0), "suspects_run_alone"),
+    (broken.CanceledWithReservation(faults=0), "canceled_never_waits_again"),
+    (broken.FailureAfterCancel(), "canceled_never_waits_again"),
+    (broken.ClaimedFirst(failures=0, faults=0), "outcome_is_refused_only_after_a_loss"),
+    (broken.ClaimWithoutEnd(jobs=1, runs=1), TRAP),
 ]

@@ -113,6 +113,18 @@ def explore(specification: Specification[State]) -> Explored:
     return Explored(states=len(states), steps=sum(map(len, origins)), depth=len(way_to(len(states) - 1)))
 
 
+def reachable(specification: Specification[State]) -> Iterator[State]:
+    """Yield every state that can be reached."""
+    first = specification.canonical(specification.initial())
+    known, waiting = {first}, [first]
+    for state in waiting:  # the list grows meanwhile
+        yield state
+        for _, following in specification.next_states(state):
+            if (represented := specification.canonical(following)) not in known:
+                known.add(represented)
+                waiting.append(represented)
+
+
 def _shown(state: Any) -> str:
     """Return the text of a state; of a named tuple, the fields that differ from their default."""
     defaults = getattr(state, "_field_defaults", None)

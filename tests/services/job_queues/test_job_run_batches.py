@@ -64,8 +64,8 @@ def reserve(lab: Lab, *ids: str, token: str = "elsewhere") -> list[Document]:
     return job_attempt.finish_and_start([], batch, token=token, now=now, until=now + LEASE)[1]
 
 
-def finish(lab: Lab, found: Document, token: str = "elsewhere") -> bool:
-    return job_attempt.finish(found, SUCCESS, token=token, now=lab.clock())
+def finish(lab: Lab, found: Document, token: str = "elsewhere", outcome: JobOutcome = SUCCESS) -> bool:
+    return job_attempt.finish(found, outcome, token=token, now=lab.clock())
 
 
 def states(ids: Sequence[str], lab: Lab) -> list[str]:
@@ -251,6 +251,27 @@ def test_late_outcome_of_a_reserved_job_is_refused_once_another_run_has_it(lab: 
     assert reserve(lab, *ids[1:], token="next")
     assert [finish(lab, one, "late") for one in late] == [False] * 3
     assert states(ids, lab) == ["failure", "executing", "pending"]
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCESS, JobState.FAILURE])
+def test_job_canceled_after_its_reservation_stays_canceled(lab: Lab, state: JobState) -> None:
+    ids = [lab.run("mail", number) for number in range(2)]
+    _, late = reserve(lab, *ids)
+    lab.hand.now += job_attempt.RESERVATION
+    lab.jobs.cancel(ids[1])
+    assert not finish(lab, late, outcome=JobOutcome(state=state, backoff=seconds(5)))
+    assert states(ids, lab) == ["executing", "canceled"]
+
+
+def test_job_that_was_executed_since_it_was_read_is_not_reserved(lab: Lab) -> None:
+    ids = [lab.run("mail", number) for number in range(2)]
+    seen = [lab.jobs.get(id) for id in ids]
+    now = lab.clock()
+    lab.start(seen[1], token="first")
+    interrupted = JobOutcome(state=JobState.PENDING, is_counted=False)
+    assert job_attempt.finish(seen[1], interrupted, token="first", now=now)  # it is due again
+    _, started = job_attempt.finish_and_start([], seen, token="second", now=now, until=now + LEASE)
+    assert [one["_id"] for one in started] == [seen[0]["_id"]]
 
 
 def test_batch_is_not_started_twice_by_a_task_that_two_processes_execute(
