@@ -22,6 +22,7 @@ from pymongo import AsyncMongoClient, IndexModel, MongoClient, timeout
 from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import (
+    AutoReconnect,
     BulkWriteError,
     ConnectionFailure,
     ExecutionTimeout,
@@ -48,6 +49,7 @@ APP_NAME = "queue-manager"
 OBJECT_ID_DIGITS = 24
 DUPLICATE_KEY = 11_000  # MongoDB's code for a document that a unique index refuses
 CLOCK_TIMEOUT = seconds(5)
+MAX_PINGS = 4
 CONNECT_TIMEOUT = 2.0  # seconds; a member that starts accepts connections and does not answer on them
 # Seconds between two checks of a member. Operations leave one that was silent for this long and the limit above.
 HEARTBEAT = 3.0
@@ -286,6 +288,17 @@ def answers(limit: timedelta) -> bool:
     return True
 
 
+def _ping_again_if_paused() -> None:
+    """Ping; again if another thread's connection was refused just now, which pauses all: the answer says why."""
+    for number in range(1, MAX_PINGS + 1):
+        try:
+            ping()
+            return
+        except AutoReconnect as error:
+            if "pool paused" not in str(error) or number == MAX_PINGS:
+                raise
+
+
 def require_replica_set() -> None:
     """Check that the server is a replica set, because a standalone server loses acknowledged writes when killed.
 
@@ -296,7 +309,7 @@ def require_replica_set() -> None:
     url = redact_url(settings().mongo_db_url)
     try:
         hello = client().admin.command("hello")
-        ping()
+        _ping_again_if_paused()
     except DriverConfigurationError as error:  # the driver resolves mongodb+srv:// names when it creates the client
         raise ConfigurationError(f"MongoDB at {url} cannot be used: {error}") from error
     except OperationFailure as error:

@@ -16,13 +16,10 @@ from urllib.request import Request, urlopen
 
 from queue_manager.alerts.notification import Notification
 from queue_manager.core.errors import reason
-from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings, settings
 
 CHANNEL_TIMEOUT = 10.0  # seconds
 OWN_MAIL_SERVER = "smtp://127.0.0.1:25"
-
-log = get_logger("QM/alerts")
 
 
 def are_configured(chosen: Settings) -> bool:
@@ -31,13 +28,7 @@ def are_configured(chosen: Settings) -> bool:
 
 def send(notification: Notification) -> dict[str, str | None]:
     """Send to every channel; return the errors by channel, `None` for one that took the notification."""
-    errors = {channel: _error_of(act, notification) for channel, act in _channels(settings())}
-    for channel, error in errors.items():
-        if error is None:
-            log.info("An alert was sent", channel=channel, title=notification.title)
-        else:
-            log.error("An alert could not be sent", channel=channel, title=notification.title, error=error)
-    return errors
+    return {channel: _error_of(act, notification) for channel, act in _channels(settings())}
 
 
 def _channels(chosen: Settings) -> Iterator[tuple[str, Callable[[Notification], None]]]:

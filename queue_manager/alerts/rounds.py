@@ -11,6 +11,7 @@ from datetime import timedelta
 from anyio import to_thread
 
 from queue_manager.alerts import channels
+from queue_manager.alerts.notification import Notification
 from queue_manager.alerts.watch import Watch
 from queue_manager.core.background import in_background
 from queue_manager.core.clock import seconds
@@ -32,10 +33,21 @@ async def alerting(chosen: Settings, interval: timedelta = ROUND_INTERVAL) -> As
     watch = Watch(
         after=seconds(chosen.qm_alert_after_seconds),
         repeat=seconds(60 * chosen.qm_alert_repeat_minutes),
-        send=lambda notification: None in channels.send(notification).values(),
+        send=_send,
     )
     async with in_background(_go_on(watch, interval)):
         yield
+
+
+def _send(notification: Notification) -> bool:
+    """Return whether a channel took the notification."""
+    errors = channels.send(notification)
+    for channel, error in errors.items():
+        if error is None:
+            log.info("An alert was sent", channel=channel, title=notification.title)
+        else:
+            log.error("An alert could not be sent", channel=channel, title=notification.title, error=error)
+    return None in errors.values()
 
 
 async def _go_on(watch: Watch, interval: timedelta) -> None:

@@ -21,8 +21,7 @@ from models.database import require_replica_set, rights_to_migrate
 from queue_manager.cli.command_audit import audited
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, printable
-from queue_manager.core.errors import reason
-from queue_manager.core.redis_client import RedisError
+from queue_manager.core.redis_client import RedisError, outage
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.system import System
 from services import adoption, job_queues
@@ -70,7 +69,7 @@ def _plan(system: System) -> AdoptionPlan:
     try:
         return adoption.plan(system)
     except RedisError as error:
-        fail(f"Redis at {redact_url(settings().redis_url)} does not answer ({reason(error)})", code=1)
+        fail(f"Redis at {redact_url(settings().redis_url)} {outage(error)}", code=1)
 
 
 def _print_plan(screen: Console, system: System, plan: AdoptionPlan) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import redis
 import typer
@@ -99,6 +100,7 @@ def migrate(
     Example: `queue-manager migrate`
     """
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
+    signal.signal(signal.SIGTERM, _end)  # which the first process of a container would ignore
     url = settings().mongo_db_url
     until_reachable(require_replica_set, server="MongoDB", url=url, errors=OUTAGES, log=log)
     on = [system for system in systems() if system.is_switched_on(settings())]
@@ -116,6 +118,11 @@ def migrate(
     except schema.Obstructed as error:
         _log_indexes(error.indexes)
         raise
+
+
+def _end(number: int, _: object) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
 
 
 def _refuse_old_workers() -> None:

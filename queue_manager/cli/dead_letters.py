@@ -24,8 +24,7 @@ from queue_manager.cli.command_audit import audited, echo_undo
 from queue_manager.cli.errors import fail, with_outcome
 from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.core.clock import to_iso
-from queue_manager.core.errors import reason
-from queue_manager.core.redis_client import connect
+from queue_manager.core.redis_client import connect, outage
 from queue_manager.core.settings import redact_url, settings
 
 AUDITED_BROKER = "broker"
@@ -135,4 +134,4 @@ def _redis() -> Iterator[redis.Redis]:
         with connect(url) as client:
             yield client
     except redis.RedisError as error:
-        fail(with_outcome(f"Redis at {redact_url(url)} does not answer ({reason(error)})", error), code=1)
+        fail(with_outcome(f"Redis at {redact_url(url)} {outage(error)}", error), code=1)

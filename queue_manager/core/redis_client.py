@@ -19,6 +19,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AskError, ClusterDownError, MasterDownError, MovedError, NoScriptError, ReadOnlyError
 from redis.retry import Retry
 
+from queue_manager.core.errors import reason
 from queue_manager.core.redis_url import is_encrypted, parse_redis_url
 from queue_manager.core.settings import settings
 
@@ -163,6 +164,12 @@ def _finder(
 def is_refusal(error: redis.ResponseError) -> bool:
     """Return True if a working primary would have accepted the command."""
     return isinstance(error, _REFUSALS) or str(error).startswith(_REFUSAL_CODES)
+
+
+def outage(error: redis.RedisError) -> str:
+    """Return what is wrong with a server, to be read after its name."""
+    what = "refuses our credentials" if isinstance(error, redis.AuthenticationError) else "does not answer"
+    return f"{what} ({reason(error)})"
 
 
 class SecureConnection(Connection, redis.SSLConnection):

@@ -39,6 +39,12 @@ class Check:
         return problem.rule in self.rules and self.component in (None, problem.system)
 
 
+VERSIONS = Check(
+    name="versions",
+    statement="Every dependency has a version that this release supports.",
+    find=installation.versions,
+    needs=(),
+)
 CHECKS = (
     Check(
         name="packages",
@@ -46,12 +52,7 @@ CHECKS = (
         find=installation.hidden_packages,
         needs=(),
     ),
-    Check(
-        name="versions",
-        statement="Every dependency has a version that this release supports.",
-        find=installation.versions,
-        needs=(),
-    ),
+    VERSIONS,
     Check(
         name=SETTINGS,
         statement="Every setting is valid and has an effect, and the modules that it names can be imported.",

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, computed_field
 
 from queue_manager.core.call_thread import call_within
 from queue_manager.core.errors import AppError, typed_reason
-from queue_manager.doctor.checks import CHECKS, SETTINGS, Check
+from queue_manager.doctor.checks import CHECKS, SETTINGS, VERSIONS, Check
 from queue_manager.doctor.findings import Finding, Findings, NotChecked
 from queue_manager.doctor.installation import DISTRIBUTION, settings_error
 from queue_manager.health import Readings, all_problems, read
@@ -78,16 +78,21 @@ def examine() -> Report:
 
 
 async def _examine() -> Report:
+    # First and alone: Celery changes sys.path, in which versions are looked up, while other checks import modules.
+    versions = {name: version(name) for name in (DISTRIBUTION, "celery", "kombu", "redis", "pymongo")}
+    of_versions = await _found_by(VERSIONS, set())
     if await to_thread.run_sync(settings_error) is None:
-        early = {check.name: asyncio.create_task(_found_by(check, set())) for check in CHECKS if not check.servers}
+        alone = [check for check in CHECKS if not check.servers and check is not VERSIONS]
+        early = {check.name: asyncio.create_task(_found_by(check, set())) for check in alone}
         readings = await read(HEALTH_TIMEOUT)
         missing, problems = _missing(readings), all_problems(readings)
     else:
         early, missing, problems = {}, {SETTINGS}, []
-    found = await asyncio.gather(*(early.get(check.name) or _found_by(check, missing) for check in CHECKS))
+    others = [check for check in CHECKS if check is not VERSIONS]
+    found = await asyncio.gather(*(early.get(check.name) or _found_by(check, missing) for check in others))
+    found.insert(CHECKS.index(VERSIONS), of_versions)
     return Report(
-        versions={"python": platform.python_version()}
-        | {name: version(name) for name in (DISTRIBUTION, "celery", "kombu", "redis", "pymongo")},
+        versions={"python": platform.python_version(), **versions},
         checks=[_result(check, problems, findings) for check, findings in zip(CHECKS, found, strict=True)],
     )
 

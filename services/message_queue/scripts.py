@@ -16,7 +16,7 @@ import redis
 from redis.exceptions import MovedError, NoScriptError
 
 from queue_manager.core.errors import AppError, reason
-from queue_manager.core.redis_client import REDIS_OUTAGES, Script, is_refusal
+from queue_manager.core.redis_client import REDIS_OUTAGES, Script, is_refusal, outage
 from services.message_queue.errors import QueueFull, QueueUnavailable
 
 Argument: TypeAlias = str | bytes | int | float
@@ -127,7 +127,7 @@ def translate_errors() -> Iterator[None]:
     except redis.exceptions.OutOfMemoryError as error:
         raise QueueFull("The queue's server has no memory left, so it accepts no new message") from error
     except (*REDIS_OUTAGES, redis.exceptions.BusyLoadingError) as error:
-        raise QueueUnavailable(f"The queue's server does not answer ({reason(error)})") from error
+        raise QueueUnavailable(f"The queue's server {outage(error)}") from error
     except redis.ResponseError as error:
         if is_refusal(error):
             raise QueueUnavailable(f"The queue's server refused ({reason(error)})") from error

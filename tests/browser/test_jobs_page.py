@@ -19,6 +19,7 @@ from tests.browser import furnished
 from tests.browser.visit import Visit
 from tests.eventually import eventually
 from tests.foreign_jobs import foreign_job
+from tests.job_lab import end_job
 from tests.web.queue_client import Queue
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("clean")]
@@ -54,6 +55,19 @@ def test_adopted_job_is_opened_and_canceled_by_its_text_id(visit: Visit, queue: 
     open_job(visit, id)
     visit.press("Cancel the job", visit.dialog)
     expect(visit.row(id)).to_contain_text("canceled")
+
+
+def test_actions_of_an_open_job_follow_its_state(visit: Visit, queue: Queue) -> None:
+    id = furnished.make_job(queue, INVOICE)
+    visit.open("/jobs")
+    visit.wait_for([id])
+    open_job(visit, id)
+    expect(visit.dialog.get_by_role("button", name="Cancel the job")).to_be_visible()
+    visit.dialog.get_by_role("button", name="Run now").focus()
+    end_job(id, JobState.SUCCESS)
+    expect(visit.dialog.get_by_role("button")).to_contain_text(["Close", "Remove …", "Run again"])
+    expect(visit.dialog.get_by_role("button", name="Cancel the job")).to_have_count(0)
+    assert visit.dialog.evaluate("dialog => dialog.contains(document.activeElement)")
 
 
 def test_repeating_job_says_when_it_repeats(visit: Visit, queue: Queue) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Locator, expect
 
+from models.database import server_now
 from models.job import JobState
 from tests.any_jobs import INVOICE
 from tests.browser import furnished
 from tests.browser.visit import Visit, Visiting
 from tests.real_servers import Servers
+from tests.rooms import make_room
 from tests.tasks.hand_worker import waiting_messages
 from tests.web.credentials import OPERATOR
 from tests.web.queue_client import Queue
@@ -149,6 +151,14 @@ def test_a_row_keeps_the_focus_while_others_come_and_go(visit: Visit, queue: Que
     queue.delete(f"/queue/message/{second}")
     expect(visit.row(second)).to_have_count(0)
     expect(row).to_be_focused()
+
+
+def test_a_figure_that_changes_keeps_the_focus(visit: Visit, clean: Servers) -> None:
+    make_room(server_now())
+    page = visit.open("/")
+    tab_to(visit, page.get_by_role("link", name="1", exact=True).first)
+    make_room(server_now())
+    expect(page.locator("a:focus")).to_have_text("2")
 
 
 def test_an_item_is_retried(visit: Visit, clean: Servers) -> None:

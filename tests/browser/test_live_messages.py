@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from threading import Event
 from typing import Any
@@ -16,6 +19,7 @@ from tests.browser.line import Line
 from tests.browser.visit import BROKEN_OFF, Visit, Visiting
 from tests.eventually import eventually
 from tests.web.queue_client import Queue
+from tests.web.web_process import Web
 
 pytestmark = pytest.mark.browser
 
@@ -70,6 +74,22 @@ GHOSTS = """(count) => {
     source.dispatchEvent(new MessageEvent("queue-update", { data }));
   }
 }"""
+
+
+HIDE = """(isHidden) => {
+  Object.defineProperty(document, "hidden", { value: isHidden, configurable: true });
+  dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+@contextmanager
+def frozen(web: Web) -> Iterator[None]:
+    """Let a web process do nothing within the block."""
+    os.kill(web.child.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(web.child.pid, signal.SIGCONT)
 
 
 def left(queue: Queue) -> int:
@@ -312,6 +332,36 @@ def test_a_page_that_is_cut_off_says_so_and_catches_up(visiting: Visiting, queue
         line.open()
         expect(page.locator("#state")).to_have_text("Live")
         expect(visit.row(id)).to_be_visible()
+
+
+def test_a_server_that_is_silent_and_does_not_answer_is_noticed(visit: Visit, queue: Queue) -> None:
+    visit.expect(BROKEN_OFF)
+    visit.page.clock.install()
+    page = visit.open("/messages")
+    expect(page.locator("#state")).to_have_text("Live")
+    with frozen(queue.web):
+        page.clock.fast_forward(21_000)
+        expect(page.locator("#state")).to_have_text("Not answering …", timeout=15_000)
+    id = queue.add()
+    expect(page.locator("#state")).to_have_text("Live")
+    expect(visit.row(id)).to_be_visible()
+
+
+def test_a_hidden_page_leaves_the_connections_of_its_browser_to_others(visit: Visit, queue: Queue) -> None:
+    visit.page.clock.install()
+    page = visit.open("/messages")
+    expect(page.locator("#state")).to_have_text("Live")
+    page.evaluate(HIDE, True)
+    page.clock.fast_forward(11_000)
+    first = queue.add()
+    with pytest.raises(AssertionError):
+        expect(visit.row(first)).to_be_visible(timeout=1_000)
+    page.clock.fast_forward(50_000)  # it looks once a minute
+    expect(visit.row(first)).to_be_visible()
+    page.clock.fast_forward(11_000)
+    second = queue.add()
+    page.evaluate(HIDE, False)
+    expect(visit.row(second)).to_be_visible()
 
 
 def test_a_page_that_missed_what_is_no_longer_kept_reads_anew(visiting: Visiting, queue: Queue) -> None:

@@ -152,6 +152,18 @@ def test_a_message_is_edited_without_touching_what_was_not(visit: Visit, queue: 
     )
 
 
+def test_an_edit_keeps_what_somebody_else_has_changed_meanwhile(visit: Visit, queue: Queue) -> None:
+    id = queue.add(payload={"v": 1})
+    visit.open("/messages")
+    visit.press(id)
+    visit.press("Edit …")
+    queue.put(f"/queue/message/{id}", {"payload": {"v": 2}})
+    visit.dialog.get_by_label("Priority", exact=True).fill("7")
+    visit.press("Save")
+    expect(visit.row(id)).to_contain_text("7")
+    assert message(queue, "main", id)["payload"] == {"v": 2}
+
+
 def test_what_was_taken_while_it_is_edited_is_refused_in_words(visit: Visit, queue: Queue) -> None:
     id = queue.add()
     visit.open("/messages")

@@ -144,6 +144,13 @@ def test_settings_of_the_manifests_exist() -> None:
     assert of_kind("ConfigMap")["queue-manager"]["data"].keys() <= names
 
 
+def test_the_autoscaler_alone_sets_the_number_of_workers() -> None:
+    (patch,) = yaml.safe_load((KEDA / "kustomization.yaml").read_text())["patches"]
+    assert json.loads(patch["patch"]) == [{"op": "remove", "path": "/spec/replicas"}]  # kustomize reads JSON here
+    patched = {name for name in of_kind("Deployment") if re.fullmatch(patch["target"]["name"], name)}
+    assert patched == {one["spec"]["scaleTargetRef"]["name"] for one in manifests(KEDA)}
+
+
 def test_autoscaling_uses_metrics_and_deployments_that_exist() -> None:
     metrics = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     scaled = list(manifests(KEDA))

@@ -4,6 +4,10 @@ import { sync } from "./clock.js";
 import { PREFIX, button, showState, toast } from "./dom.js";
 
 const RETRY_DELAY = 1000; // ms
+const MAX_SILENCE = 20000; // ms without an event after which the server is asked whether it answers
+const ANSWER_TIMEOUT = 5000; // ms
+const HIDDEN_CONNECTED = 10000; // ms, and then
+const HIDDEN_CLOSED = 50000; // ms
 
 // A failed request; `status` is 0 if there was no answer.
 export class Problem extends Error {
@@ -35,12 +39,19 @@ export async function ask(method, path, body, { signal, parse = JSON.parse } = {
 export const UNDO = "It can be undone for 10 minutes.";
 
 /** Restores what an action deleted. @param {string} id @param {() => void} [done] */
-export const undoButton = (id, done) => button("Undo", (event) => attempt(async () => {
-  const { message } = await post(`/audit/${id}/undo`);
-  /** @type {Element} */ (event.target).remove();
-  toast(message);
-  done?.();
-}), "quiet");
+export const undoButton = (id, done) => {
+  const pressed = button("Undo", () => attempt(async () => {
+    Object.assign(pressed, { disabled: true, textContent: "Restoring …" });
+    const { message } = await post(`/audit/${id}/undo`);
+    pressed.remove();
+    toast(message);
+    done?.();
+  }, ({ message }) => {
+    Object.assign(pressed, { disabled: false, textContent: "Undo" });
+    toast(message);
+  }), "quiet");
+  return pressed;
+};
 
 /**
  * Send a request that is answered by server-sent events, and yield them.
@@ -115,7 +126,8 @@ export function query(values) {
   return given.length ? `?${new URLSearchParams(given.map(([name, value]) => [name, String(value)]))}` : "";
 }
 
-// Server-sent events that resume where they stopped, also after answers that make a browser give up.
+// Server-sent events that resume where they stopped, also after answers that make a browser give up. A hidden page is
+// connected for some seconds of each minute only, because a browser has six connections to a server for all its tabs.
 export class Events {
   /** @param {string} path @param {string} name @param {EventHandlers} on */
   constructor(path, name, on) {
@@ -126,10 +138,39 @@ export class Events {
     this.open();
     addEventListener("pagehide", () => this.close());
     addEventListener("pageshow", (event) => event.persisted && this.open());
+    addEventListener("visibilitychange", () => this.rest());
+  }
+
+  rest() {
+    clearTimeout(this.turn);
+    if (document.hidden) this.turn = setTimeout(() => this.rotate(), this.isClosed ? HIDDEN_CLOSED : HIDDEN_CONNECTED);
+    else if (this.isClosed) this.open();
+  }
+
+  rotate() {
+    if (this.isClosed) this.open();
+    else this.close();
+    this.rest();
+  }
+
+  // The pings of a connection are not shown to scripts, so one that ended without a word looks like one without events.
+  watch() {
+    clearTimeout(this.silence);
+    this.silence = setTimeout(async () => {
+      const doesAnswer = await fetch(`${PREFIX}/healthz`, { signal: AbortSignal.timeout(ANSWER_TIMEOUT) }).then(() => true, () => false);
+      if (this.isClosed) return;
+      if (doesAnswer && this.source?.readyState === EventSource.OPEN) this.watch();
+      else if (!doesAnswer) {
+        showState("Not answering …", "off");
+        this.open();
+      }
+    }, MAX_SILENCE);
   }
 
   open() {
     this.close();
+    this.isClosed = false;
+    this.watch();
     this.source = new EventSource(`${PREFIX}/api${this.path}${this.last ? `?lastEventId=${encodeURIComponent(this.last)}` : ""}`);
     this.source.onopen = () => this.opened();
     this.source.onerror = () => this.failed();
@@ -143,16 +184,20 @@ export class Events {
 
   close() {
     clearTimeout(this.retry);
+    clearTimeout(this.silence);
+    this.isClosed = true;
     this.source?.close();
   }
 
   opened() {
+    this.watch();
     showState("Live", "live");
     if (!this.last) this.on.reload();
   }
 
   /** @param {MessageEvent<string>} event */
   received(event) {
+    this.watch();
     this.last = event.lastEventId || this.last;
     this.on.event((this.on.parse ?? JSON.parse)(event.data));
   }

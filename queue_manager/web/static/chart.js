@@ -120,7 +120,7 @@ export function chart(chart) {
     point(Math.min(Math.max(Math.floor(((clientX - left) / width) * count), 0), count - 1));
   });
   for (const name of ["blur", "pointerleave"]) drawn.addEventListener(name, () => point(count));
-  const labels = Array.from({ length: X_LABELS + 1 }, (_, index) => element("span", {}, timeOf(begin(Math.round((index * count) / X_LABELS)), Math.max(seconds, count * seconds > 2 * 86400 ? 86400 : 0))));
+  const labels = Array.from({ length: X_LABELS + 1 }, (_, index) => element("span", {}, timeOf(begin((index * count) / X_LABELS), Math.max(seconds, count * seconds > 2 * 86400 ? 86400 : 0))));
   return element("figure", { class: "plot" },
     element("figcaption", {}, element("b", {}, title), " ", element("small", { class: "soft" }, unit),
       element("span", { class: "legend" }, series.map(({ name, kind }) => element("span", {}, element("i", { class: kind }), name)))),

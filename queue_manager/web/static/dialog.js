@@ -1,7 +1,7 @@
 // Dialogs: a form or a record, with buttons.
 
 import { Problem } from "./api.js";
-import { PREFIX, button, byId, element, toast } from "./dom.js";
+import { PREFIX, button, byId, element, put, toast } from "./dom.js";
 
 /** @param {...Child} content */
 function open(...content) {
@@ -77,13 +77,22 @@ function fieldOf({ name, label, kind = "text", value = "", hint, options = [], i
     hint && element("p", { class: "hint" }, hint));
 }
 
-/** @param {string} title @param {Child} content @param {(Action | false)[]} actions @param {string} [page] */
+/**
+ * A record. Returns a function that replaces its buttons.
+ * @param {string} title @param {Child} content @param {(Action | false)[]} actions @param {string} [page]
+ */
 export function show(title, content, actions = [], page = "") {
-  const dialog = open(element("div", { class: "inside" },
-    element("h2", { id: "dialog-title" }, page ? element("a", { href: PREFIX + page }, title) : title),
-    content,
-    element("menu", {}, button("Close", () => dialog.close()), actions.map((action) => action && button(action[0], () => {
+  const menu = element("menu");
+  /** @param {(Action | false)[]} actions */
+  const offer = (actions) => put(menu, actions.map((action) => action && action[0]), () => [
+    button("Close", () => dialog.close()),
+    actions.map((action) => action && button(action[0], () => {
       dialog.close();
       action[1]();
-    }, action[2])))));
+    }, action[2])),
+  ]);
+  offer(actions);
+  const dialog = open(element("div", { class: "inside" },
+    element("h2", { id: "dialog-title" }, page ? element("a", { href: PREFIX + page }, title) : title), content, menu));
+  return offer;
 }

@@ -25,6 +25,41 @@ export function filled(made, properties = {}, ...children) {
 /** Without undefined, null and false. @param {Child[]} children @returns {(Node | string)[]} */
 export const nodes = (children) => /** @type {any[]} */ (children).flat(Infinity).filter((child) => child !== undefined && child !== null && child !== false);
 
+/** @param {Element} place @returns {HTMLElement[]} */
+const controlsIn = (place) => [...place.querySelectorAll("a, button, input, select, summary, [tabindex]")].filter((one) => one instanceof HTMLElement);
+
+/**
+ * Call `change`, which replaces what is in `before` and returns what is there now; the focus stays on the same control, and
+ * never comes to a button of another name.
+ * @param {Element} before @param {() => Element} change
+ */
+export function keepingFocus(before, change) {
+  const focused = /** @type {HTMLElement} */ (document.activeElement);
+  const index = controlsIn(before).indexOf(focused);
+  const after = change();
+  if (index < 0) return;
+  const all = controlsIn(after);
+  /** @param {HTMLElement | undefined} one */
+  const isSame = (one) => one?.tagName === focused.tagName && (one.tagName !== "BUTTON" || one.textContent === focused.textContent);
+  const same = isSame(all[index]) ? all[index] : all.find(isSame);
+  (same ?? all[0] ?? byId("main")).focus({ preventScroll: true });
+}
+
+/**
+ * Show `make(value)`, unless it is shown already: that keeps the selection.
+ * @template T
+ * @param {HTMLElement} place @param {T} value @param {(value: T) => Child} make
+ */
+export function put(place, value, make) {
+  const json = JSON.stringify(value);
+  if (place.json === json) return;
+  place.json = json;
+  keepingFocus(place, () => {
+    place.replaceChildren(...nodes([make(value)]));
+    return place;
+  });
+}
+
 /** @param {string} text @param {Listener} onclick */
 export const button = (text, onclick, kind = "") => element("button", { type: "button", class: kind, onclick }, text);
 

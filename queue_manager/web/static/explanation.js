@@ -3,9 +3,8 @@
 import { answer, unreadable } from "./answer.js";
 import { Events, attempt, get, post, query } from "./api.js";
 import { moment, span } from "./clock.js";
-import { PREFIX, byId, button, complain, copier, element, mayAct, toast } from "./dom.js";
+import { PREFIX, byId, button, complain, copier, element, mayAct, put, toast } from "./dom.js";
 import { seldom } from "./pace.js";
-import { put } from "./systems.js";
 
 const { id = "", system = "", list = "", item = "", items = "", product = "" } = byId("found").dataset;
 const why = element("div");
@@ -27,6 +26,7 @@ async function read() {
   put(why, [known, unread], () => (known ? card(known) : nothing(unread)));
   put(past, known?.timeline, () => known && timeline(known));
   document_.hidden = !known;
+  await readDocument();
 }
 
 /** @param {Found} found */

@@ -1,7 +1,7 @@
 // The jobs of every name, and what people do with them.
 
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream } from "./api.js";
-import { at, countdown, moment, now, number, span, until, zonedMoment } from "./clock.js";
+import { ARE_RELATIVE, at, countdown, moment, now, number, span, until, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, show } from "./dialog.js";
 import { PREFIX, byId, button, copier, countInTitle, element, facts, mayAct, nodes, pill, toast } from "./dom.js";
 import { percentile } from "./latency.js";
@@ -25,8 +25,8 @@ let list;
 let queues = [];
 /** @type {Record<string, Latency>} */
 let latencies = {};
-/** @type {{ id: string, body: HTMLElement } | undefined} */
-let opened; // the job that is open, and the part of the page that changes
+/** @type {{ id: string, body: HTMLElement, offer: ReturnType<typeof show> } | undefined} */
+let opened; // the job that is open, the part of the dialog that changes, and what replaces its buttons
 
 // Reading
 
@@ -153,7 +153,7 @@ function rowOf({ name, states, is_paused: isPaused, pause: made, running, oldest
 /** @param {Job} job @returns {Child} */
 const stateOf = ({ state, progress }) => [pill(state, STATES[state]), state === "executing" && progress && ` ${Math.round(progress.percent)} %`];
 /** @param {Job} job @param {(value: Moment | null) => Child} [show] @returns {Child} */
-const dueOf = (job, show = moment) => [show(job.due), job.waiting && [" ", element("span", { class: "soft" }, countdown(at(job.waiting), until))]];
+const dueOf = (job, show = moment) => [show(job.due), job.waiting && !(ARE_RELATIVE && show === moment) && [" ", element("span", { class: "soft" }, countdown(at(job.waiting), until))]];
 
 /** @param {Job} job */
 function cells(job) {
@@ -192,11 +192,12 @@ function describe(job) {
 const showJob = (id) => attempt(async () => {
   /** @type {{ job: Job }} */
   const { job } = await get(`/jobs/${encodeURIComponent(id)}`, { parse: exact });
-  opened = { id, body: element("div", { class: "stack" }, describe(job)) };
+  const body = element("div", { class: "stack" }, describe(job));
   const page = `/jobs/${encodeURIComponent(id)}`;
   const text = JSON.stringify(job.arguments, null, 2);
   const links = element("div", { class: "links" }, element("code", {}, id), element("a", { href: PREFIX + page }, "What happened to it"), copier("id", id), copier("arguments", text));
-  show(job.name, [links, element("pre", { tabindex: 0, "aria-label": "Arguments" }, text), opened.body], actionsOf(job), page);
+  const offer = show(job.name, [links, element("pre", { tabindex: 0, "aria-label": "Arguments" }, text), body], actionsOf(job), page);
+  opened = { id, body, offer };
 });
 
 // Acting
@@ -334,7 +335,9 @@ function clear() {
       if (!states.length) throw new Problem(422, { message: "Choose at least one state" });
       await readStatus();
       const all = queues.filter((queue) => !of || queue.name === of).flatMap((queue) => states.map((one) => queue.states?.[one] ?? 0));
-      setTimeout(confirm, 0, states, of, all.reduce((sum, one) => sum + one, 0));
+      const found = all.reduce((sum, one) => sum + one, 0);
+      if (!found) throw new Problem(422, { message: "No job is in such a state" });
+      setTimeout(confirm, 0, states, of, found);
     },
   });
 }
@@ -359,7 +362,10 @@ function receive({ id, kind, job }) {
   const known = list.rows.get(id)?.row;
   if (kind === "deleted") list.remove([id]);
   else if (known) list.change({ ...job, arguments: known.arguments }); // which never change, and keep their digits there
-  if (opened?.id === id && job) opened.body.replaceChildren(...nodes(describe(job)));
+  if (opened?.id === id && job) {
+    opened.body.replaceChildren(...nodes(describe(job)));
+    opened.offer(actionsOf(job));
+  }
   list.refresh();
   recount();
 }

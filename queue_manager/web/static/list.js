@@ -3,7 +3,7 @@
 
 import { AWAY, Problem, query } from "./api.js";
 import { number } from "./clock.js";
-import { byId, complain, element } from "./dom.js";
+import { byId, complain, element, keepingFocus } from "./dom.js";
 import { Pace, nextFrame } from "./pace.js";
 import { Views } from "./views.js";
 
@@ -276,6 +276,7 @@ export class List {
   /** Remove a row that is gone; return the next one. @param {HTMLElement} tr */
   erase(tr) {
     const next = /** @type {HTMLElement | null} */ (tr.nextElementSibling);
+    if (tr.contains(document.activeElement)) ((next ?? tr.previousElementSibling)?.querySelector("a, button") ?? byId("main")).focus();
     tr.remove();
     this.drawn.delete(tr.dataset.id ?? "");
     return next;
@@ -401,13 +402,11 @@ class Selection {
   }
 }
 
-/** Replace a row; the focus stays on the same control. @param {Element} before @param {Element} after */
-function replace(before, after) {
-  const controls = "button, a, input";
-  const index = [...before.querySelectorAll(controls)].indexOf(/** @type {HTMLElement} */ (document.activeElement));
+/** @param {Element} before @param {Element} after */
+const replace = (before, after) => keepingFocus(before, () => {
   before.replaceWith(after);
-  after.querySelectorAll(controls)[index]?.focus();
-}
+  return after;
+});
 
 /** Unchanged rows stay. @template T @param {HTMLElement} body @param {T[]} all @param {(one: T) => HTMLElement} make */
 export function fill(body, all, make) {

@@ -199,24 +199,39 @@ function fieldsOf(message = {}) {
   ];
 }
 
-// The body is put together as text, so that the payload arrives as it was typed.
-/** @param {Values} values @param {boolean} isNew */
-function bodyOf({ type, payload, ...numbers }, isNew) {
-  const members = Object.entries(numbers).filter(([, value]) => value !== "" || !isNew).map(([name, value]) => ({ name, value: value === "" ? null : Number(value) }));
-  for (const { name, value } of members) if (Number.isNaN(value)) throw new Problem(422, { field: name, message: "Must be a number" });
+// The body is put together as text, so that the payload arrives as it was typed. A number that is empty is null.
+/** @param {Values} values */
+function bodyOf({ type, payload, ...numbers }) {
+  const members = Object.entries(numbers).map(([name, value]) => [JSON.stringify(name), numeric(name, value)]);
+  if (type !== undefined) members.push(['"type"', JSON.stringify(type)]);
+  if (payload !== undefined) members.push(['"payload"', checked(payload)]);
+  return `{${members.map((member) => member.join(":")).join()}}`;
+}
+
+/** @param {string} name @param {string} value */
+function numeric(name, value) {
+  if (Number.isNaN(Number(value))) throw new Problem(422, { field: name, message: "Must be a number" });
+  return value === "" ? null : Number(value);
+}
+
+/** @param {string} payload */
+function checked(payload) {
   try {
     JSON.parse(payload);
+    return payload;
   } catch (error) {
     throw new Problem(422, { field: "payload", message: `Must be JSON (${/** @type {Error} */ (error).message})` });
   }
-  return `{${JSON.stringify({ type, ...Object.fromEntries(members.map(({ name, value }) => [name, value])) }).slice(1, -1)},"payload":${payload}}`;
 }
+
+/** The fields that `is` finds. @param {Values} values @param {(value: string, name: string) => boolean} is @returns {Values} */
+const those = (values, is) => Object.fromEntries(Object.entries(values).filter(([name, value]) => is(value, name)));
 
 function create() {
   askFor({
     title: "Add a message", verb: "Add", fields: fieldsOf(),
     async act(given) {
-      const { id } = await post("/queue/message", bodyOf(given, true));
+      const { id } = await post("/queue/message", bodyOf(those(given, (value) => value !== "")));
       return `Added ${id}`;
     },
   });
@@ -226,10 +241,13 @@ function create() {
 function edit(message) {
   /** @type {Field[]} */
   const more = place === "dead" ? [{ name: "isReplayed", label: "Replay it", kind: "check", value: true }] : [];
+  const fields = fieldsOf(message);
+  const before = Object.fromEntries(fields.map(({ name, value }) => [name, String(value)]));
   askFor({
-    title: `Edit ${message.id}`, verb: "Save", fields: [...fieldsOf(message), ...more],
+    title: `Edit ${message.id}`, verb: "Save", fields: [...fields, ...more],
     async act({ isReplayed, ...given }) {
-      await ask("PUT", `/queue/message/${encodeURIComponent(message.id)}?queueType=${place}`, bodyOf(given, false));
+      const changed = those(given, (value, name) => value !== before[name]); // others may have changed the rest meanwhile
+      if (Object.keys(changed).length) await ask("PUT", `/queue/message/${encodeURIComponent(message.id)}?queueType=${place}`, bodyOf(changed));
       if (isReplayed) return done(await post("/queue/replay", { messageIds: [message.id] }));
       list.refresh();
       return `Changed ${message.id}`;
@@ -268,8 +286,9 @@ async function replayAll() {
   const { sort, order, cursor, ...shown } = list.values;
   /** @type {MatchCount} */
   const { count, is_complete: isAll } = await get(`/queue/dead/count${query(shown)}`);
+  if (!count) return toast("Nothing matches");
   const what = `${number(count)}${isAll ? "" : " or more"} failed message${count === 1 ? "" : "s"}`;
-  askFor({
+  return askFor({
     title: `Replay ${what}?`, verb: "Replay", text: "They go back to the end of their queue, and their attempts are reset.",
     act: async () => done(await post("/queue/replay", { filter })),
   });
@@ -313,11 +332,11 @@ const pause = () => askFor({
   },
 });
 
-/** @param {{ message: string }} answer */
-function done(answer) {
+/** @param {{ message: string, failed?: number }} answer */
+function done({ message, failed }) {
   list.selection.clear();
   list.refresh();
-  return answer.message;
+  return failed ? `${message}: ${failed === 1 ? "one is" : `${number(failed)} are`} not in ${PLACES[place]} any more` : message;
 }
 
 // Living

@@ -3,9 +3,9 @@
 import { Events, attempt, get } from "./api.js";
 import { chart } from "./chart.js";
 import { ZONE, at, countdown, moment, now, number, span } from "./clock.js";
-import { PREFIX, byId, complain, countInTitle, element, facts, pill } from "./dom.js";
+import { PREFIX, byId, complain, countInTitle, element, facts, pill, put } from "./dom.js";
 import { speed } from "./latency.js";
-import { bad, howToTurnOn, needs, notice, pauseNote, put, scans, statistics, statusPill } from "./systems.js";
+import { bad, howToTurnOn, needs, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
 
 const DAY_INTERVAL = 60000; // ms between two readings of a day in buckets of ten minutes
 const SPANS = [1, 3, 6, 12, 24]; // hours that the charts show: as many as something is known of

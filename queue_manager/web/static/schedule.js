@@ -5,17 +5,20 @@ import { at, countdown, moment, now, number, span, until } from "./clock.js";
 import { show } from "./dialog.js";
 import { button, byId, complain, element, facts, mayAct, pill, toast } from "./dom.js";
 import { cell, fill, grid } from "./list.js";
+import { PAUSED } from "./systems.js";
 
 /** @type {string | undefined} */
 let seen; // what was true of the schedule when it was last read
 let away = ""; // why a server does not answer
+/** @type {Record<string, System["idle"]>} */
+let idle = {}; // why a system dispatches nothing, by name
 
 const read = () => attempt(async () => {
   /** @type {Schedule} */
   const { entries, leader } = await get("/schedule");
   complain(away);
   lead(leader);
-  fill(byId("entries"), entries, row);
+  fill(byId("entries"), entries.map((entry) => ({ ...entry, idle: idle[entry.name] })), row);
   byId("schedule").hidden = false;
   byId("all-off").hidden = entries.some((entry) => entry.is_on);
 }, ({ message }) => {
@@ -29,7 +32,8 @@ function receive({ systems, leader, servers }) {
   complain(away);
   if (servers.redis) byId("leader").replaceChildren("Leader unknown: Redis does not answer.");
   else lead(leader);
-  const news = JSON.stringify([away, systems.map((one) => [one.name, one.is_on, one.is_running, one.last_scan?.at, one.next_scan_at])]);
+  idle = Object.fromEntries(systems.map((one) => [one.name, one.is_on ? one.idle : null]));
+  const news = JSON.stringify([away, idle, systems.map((one) => [one.name, one.is_on, one.is_running, one.last_scan?.at, one.next_scan_at])]);
   if (news === seen) return;
   seen = news;
   read();
@@ -40,7 +44,7 @@ function receive({ systems, leader, servers }) {
 /** @param {Leader | null} leader */
 function lead(leader) {
   byId("leader").replaceChildren(leader ? facts("facts", [
-    ["Leader", leader.holder], ["Since", moment(leader.since)], ["Lease left", countdown(now() + leader.lease_left_seconds * 1000, lease)], ["Takeovers", number(leader.epoch)],
+    ["Leader", leader.holder], ["Since", moment(leader.since)], ["Lease left", countdown(now() + leader.lease_left_seconds * 1000, lease)], ["Leaders so far", number(leader.epoch)],
   ]) : element("p", {}, pill("no leader", "bad"), " Nothing below starts by itself: is ", element("code", {}, "celery -A tasks beat"), " running?"));
 }
 
@@ -49,10 +53,10 @@ const lease = (left) => (left > 0 ? `${Math.ceil(left / 1000)} s` : "ended");
 
 /** @param {ScheduleEntry} entry */
 function row(entry) {
-  const { title, description, flag, task, is_on: isOn, is_running: isRunning, last_run: last, next_run_at: next } = entry;
+  const { name, title, description, flag, task, is_on: isOn, is_running: isRunning, last_run: last, next_run_at: next } = entry;
   return element("tr", {},
     element("th", { scope: "row", class: "about" },
-      element("b", {}, title), " ", pill(isOn ? "on" : "off", isOn ? "good" : ""), " ", flag && element("code", {}, flag), " ", isRunning && pill("running now", "warn"),
+      element("b", {}, title), " ", pill(isOn ? "on" : "off", isOn ? "good" : ""), " ", idle[name] && [pill(idle[name], "warn"), " "], flag && element("code", {}, flag), " ", isRunning && pill("running now", "warn"),
       element("p", {}, description), element("code", {}, task.split(/(?<=[.])/).flatMap((part) => [element("wbr"), part]))),
     cell("Runs", every(entry), "nowrap"),
     cell("Last run", last ? element("div", {}, moment(last.at), element("p", { class: last.errors || last.error ? "bad" : "soft" }, summary(last)), last.error && element("p", { class: "clip bad" }, last.error)) : "none in 24 h"),
@@ -94,10 +98,11 @@ const table = (runs) => grid(["When", "Found", "Claimed", "Sent", "Errors", "Dur
 // Acting
 
 /** @param {ScheduleEntry} entry */
-function trigger({ title, trigger: path }) {
+function trigger({ name, title, trigger: path }) {
   const made = button("Trigger now", () => path && start(path));
   made.setAttribute("aria-label", `Trigger now: ${title}`);
   const why = byId("no-hooks");
+  if (idle[name] === "paused") Object.assign(made, { disabled: true, title: PAUSED });
   if (why) Object.assign(made, { disabled: true, title: why.textContent }).setAttribute("aria-describedby", "no-hooks");
   return made;
 }

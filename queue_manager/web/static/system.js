@@ -3,10 +3,10 @@
 import { Events, attempt, get, post, query } from "./api.js";
 import { moment, number, span } from "./clock.js";
 import { askFor } from "./dialog.js";
-import { byId, button, countInTitle, element, mayAct, toast } from "./dom.js";
+import { byId, button, countInTitle, element, mayAct, put, toast } from "./dom.js";
 import { speed } from "./latency.js";
 import { List, cell, fill } from "./list.js";
-import { PAUSE_REASON, bad, howToTurnOn, notice, pauseNote, put, scans, statistics, statusPill } from "./systems.js";
+import { PAUSED, PAUSE_REASON, bad, howToTurnOn, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
 
 const PAGE = 50;
 const SCANS = 10;
@@ -24,6 +24,7 @@ const STATES = {
 const stateOf = ({ state }) => /** @type {ItemState} */ (state in STATES ? state : "due");
 /** @type {System | undefined} */
 let known; // the system, as last received
+let hasHooks = false; // whether scans may be triggered by hand
 
 // Items
 
@@ -195,6 +196,8 @@ function showSystem(system) {
   }
   const turn = byId("pause");
   if (turn) Object.assign(turn, { textContent: system.idle === "paused" ? "Resume" : "Pause …", disabled: !system.is_on });
+  const start = byId("scan");
+  if (start) Object.assign(start, { disabled: !hasHooks || system.idle === "paused", title: system.idle === "paused" ? PAUSED : "" });
   countInTitle(system[STATES[stateOf(list.values)].count] ?? 0);
   if (system.last_scan?.at !== before?.last_scan?.at) readScans();
 }
@@ -202,12 +205,12 @@ function showSystem(system) {
 async function learn() {
   /** @type {SystemDetails} */
   const system = await get(path);
-  showSystem(system);
   const { hooks, trigger } = system;
+  hasHooks = hooks;
+  showSystem(system);
   const start = byId("scan");
   const hint = byId("scan-hint");
   if (!start || !hint) return;
-  start.disabled = !hooks;
   start.onclick = () => trigger && scan(trigger);
   hint.hidden = hooks;
 }

@@ -1,19 +1,7 @@
 // What the overview and the page of a system share.
 
 import { at, countdown, moment, number, span, until } from "./clock.js";
-import { PREFIX, element, facts, nodes, pill } from "./dom.js";
-
-/**
- * Show `make(value)`, unless it is shown already: that keeps focus and selection.
- * @template T
- * @param {HTMLElement} place @param {T} value @param {(value: T) => Child} make
- */
-export function put(place, value, make) {
-  const json = JSON.stringify(value);
-  if (place.json === json) return;
-  place.json = json;
-  place.replaceChildren(...nodes([make(value)]));
-}
+import { PREFIX, element, facts, pill } from "./dom.js";
 
 /** What needs attention, the worst first. @param {System} system @returns {Need[]} */
 export function needs({ is_on: isOn, problems, errors }) {
@@ -51,6 +39,8 @@ export function statusPill(system) {
 
 /** Since when, by whom and why it is paused. @param {Pause | null} pause @returns {Child} */
 export const pauseNote = (pause) => pause && element("p", { class: "hint" }, "Paused", pause.at && [" since ", moment(pause.at)], pause.by && ` by ${pause.by}`, pause.reason && `: ${pause.reason}`);
+
+export const PAUSED = "It is paused: a scan would send nothing";
 
 /** @type {Field} */
 export const PAUSE_REASON = { name: "reason", label: "Reason", hint: "For the people who see it; may be empty" };
