@@ -169,6 +169,7 @@ def test_what_was_taken_while_it_is_edited_is_refused_in_words(visit: Visit, que
     visit.open("/messages")
     visit.press(id)
     visit.press("Edit …")
+    visit.dialog.get_by_label("Priority", exact=True).fill("7")
     assert queue.take()["id"] == id
     visit.expect_status(404)
     visit.expect_status(409)

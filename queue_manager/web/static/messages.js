@@ -247,10 +247,11 @@ function edit(message) {
     title: `Edit ${message.id}`, verb: "Save", fields: [...fields, ...more],
     async act({ isReplayed, ...given }) {
       const changed = those(given, (value, name) => value !== before[name]); // others may have changed the rest meanwhile
-      if (Object.keys(changed).length) await ask("PUT", `/queue/message/${encodeURIComponent(message.id)}?queueType=${place}`, bodyOf(changed));
+      const isChanged = Object.keys(changed).length > 0;
+      if (isChanged) await ask("PUT", `/queue/message/${encodeURIComponent(message.id)}?queueType=${place}`, bodyOf(changed));
       if (isReplayed) return done(await post("/queue/replay", { messageIds: [message.id] }));
       list.refresh();
-      return `Changed ${message.id}`;
+      return isChanged ? `Changed ${message.id}` : "Nothing was changed";
     },
   });
 }
