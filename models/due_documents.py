@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import bson
 from bson import MinKey
@@ -210,6 +211,7 @@ class DueCollection:
         fields: Sequence[str] | None,
         now: datetime,
         record: outbox.OutboxRecord | None = None,
+        unreached: list[Any] | None = None,
     ) -> list[UpdateGroup]:
         """Read documents, decide about their updates and write them, in one transaction.
 
@@ -218,6 +220,7 @@ class DueCollection:
             decide: returns the updates of the documents that are due; may be called several times.
             fields: those that `decide` needs; `None`: all.
             record: kept with the write when something was written.
+            unreached: gets the ids of those that were not read because the others have 16 MB, the most of one reply.
 
         Returns:
             The updates that were written.
@@ -230,9 +233,11 @@ class DueCollection:
 
         def act(session: ClientSession) -> list[UpdateGroup]:
             with commands():
-                # One document more than there can be, so that the server's first answer is its last.
-                found = self.collection().find(where, wanted, hint="_id_", batch_size=len(due_at) + 1, session=session)
-                meant = [one for one in found if due_at[id_key(one["_id"])] in (None, self.due_at(one))]
+                found, is_whole = self._first_reply(where, wanted, limit=len(due_at), session=session)
+            if unreached is not None:
+                read = {id_key(one["_id"]) for one in found}
+                unreached[:] = [] if is_whole else [id for id in due_at if id not in read]
+            meant = [one for one in found if due_at[id_key(one["_id"])] in (None, self.due_at(one))]
             groups = decide(meant) if meant else []
             with commands():
                 for group in groups:
@@ -245,6 +250,16 @@ class DueCollection:
             return groups
 
         return transact(act)
+
+    def _first_reply(
+        self, where: Document, wanted: Document | None, *, limit: int, session: ClientSession
+    ) -> tuple[list[Document], bool]:
+        """Return the documents that fit into one reply of the server, and whether they are all."""
+        # One document more than there can be, so that the first reply is the last unless they are large.
+        collection, options = self.collection(), {"hint": "_id_", "batch_size": limit + 1, "session": session}
+        with closing(collection.find_raw_batches(where, wanted, **options)) as replies:
+            first = cast(bytes, next(replies, b""))
+            return bson.decode_all(first, collection.codec_options), not replies.alive
 
     def _refuse_still_due(self, groups: Sequence[UpdateGroup], now: datetime, session: ClientSession) -> None:
         unsure = {id_key(one["_id"]): one for group in groups if not group.is_sure_to_end for one in group.documents}

@@ -41,6 +41,7 @@ from services.item_work import ItemWork
 from tasks.app import app
 
 MIN_OUTAGE_WAIT = seconds(1)  # until an attempt that met an outage is repeated
+MAX_REQUEUE_WAIT = seconds(5)  # until a message that could not be sent again is put back
 MAX_FREE_REPEATS = 5  # attempts in a row that do not count although MongoDB answers: then it is no outage
 REPEATS_HEADER = "qm_repeats"  # how many attempts in a row met an outage
 MIN_BATCH_TIMEOUT = 30.0  # seconds, for which MongoDB may keep a batch waiting
@@ -245,7 +246,7 @@ class ItemTask(BatchedTask):
         try:
             same.apply_async(headers=headers)
         except Exception as error:
-            raise self._requeued(error) from error
+            raise self._requeued(error, wait) from error
         raise Ignore
 
     def _retry(self, error: Exception, wait: timedelta) -> Exception:
@@ -257,16 +258,21 @@ class ItemTask(BatchedTask):
             retry.message = ErrorText.of(said, error)  # which Celery logs
             return retry
         except Reject as rejected:  # Celery gives up a message whose retry it cannot publish
-            return self._requeued(rejected.reason)
+            return self._requeued(rejected.reason, wait)
 
-    def _requeued(self, error: Any) -> Reject:
-        """Return what puts this message back: while no other carries the item on, it must not be lost."""
+    def _requeued(self, error: Any, wait: timedelta) -> Reject:
+        """Return what puts this message back: while no other carries the item on, it must not be lost.
+
+        It is delivered at once, so this waits a little: a full Redis takes no message, but would deliver this one
+        several times a second.
+        """
         log.warning(
             "The next attempt could not be published; this message is delivered again",
             task=self.name,
             task_id=self.request.id,
             error=reason(error),
         )
+        time.sleep(min(wait, MAX_REQUEUE_WAIT).total_seconds())
         return Reject(reason(error), requeue=True)
 
     def _postpone(self, item: DueItem, wait: timedelta) -> None:

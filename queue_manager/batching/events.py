@@ -28,14 +28,26 @@ _group_of = lru_cache(group_from)
 
 
 class Events(CeleryEvents):
-    """Selected by the application's argument `events`. With QM_BATCHING=false Celery's own dispatcher is used."""
+    """Selected by the application's argument `events`. With QM_BATCHING=false events are sent as Celery does."""
 
     @property
     def dispatcher_cls(self) -> str:
-        return f"{__name__}:Dispatcher" if settings().qm_batching else CeleryEvents.dispatcher_cls
+        return f"{__name__}:{Dispatcher.__name__ if settings().qm_batching else UnconfirmedDispatcher.__name__}"
 
 
-class Dispatcher(EventDispatcher):
+class UnconfirmedDispatcher(EventDispatcher):
+    """Waits for no confirmation of an event.
+
+    RabbitMQ confirms nothing while its memory is full, and the loop that sends events receives the worker's messages.
+    """
+
+    def __init__(self, connection: Any = None, *args: Any, **kwargs: Any) -> None:
+        if connection is not None and connection.connected and hasattr(connection.connection, "confirm_publish"):
+            connection.connection.confirm_publish = False
+        super().__init__(connection, *args, **kwargs)
+
+
+class Dispatcher(UnconfirmedDispatcher):
     """Sends events. Its buffers have the JSON of each.
 
     Raises:

@@ -47,12 +47,10 @@ class Updates:
         which the time did not suffice.
         """
         groups: dict[bytes, UpdateGroup] = {}
-        if unreached is not None:
-            unreached.clear()  # of an earlier attempt of the same transaction
         began = time.monotonic()
         for number, document in enumerate(documents):
             if unreached is not None and time.monotonic() > began + MAX_CALL_TIME:
-                unreached[:] = [one["_id"] for one in documents[number:]]
+                unreached += [one["_id"] for one in documents[number:]]
                 break
             try:
                 update = self.of_one(document, run)

@@ -116,7 +116,7 @@ class DocumentWork(DueWork):
         return self._not_written(key, meant, run.now)
 
     def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | Verdict | None]:
-        """Act on many documents as `execute` does, in one transaction, or in several if their functions take long.
+        """Act on many documents as `execute` does, in one transaction, or in several if they are large or take long.
 
         Returns:
             The result of each, `None` for one that its own task executes, or `UNREACHED` once `MAX_BATCH_TIME` is over.
@@ -127,16 +127,19 @@ class DocumentWork(DueWork):
         early = [one[1] - run.now for one in named if one and one[1] and run.now < one[1] <= run.now + MAX_EARLY]
         if early:
             raise NotYetDue(max(early))
-        left, written = {one[0]: one[1] for one in named if one}, dict[Any, database.Document]()
+        left = {one[0]: one[1] for one in named if one}
+        results: list[ItemResult | Verdict | None] = [None] * len(items)
         while left:
             unreached: list[Any] = []
-            written |= self._write(left, run, unreached=unreached)
+            written = self._write(left, run, unreached=unreached)
+            for number, one in enumerate(named):
+                if one and one[0] in written:
+                    results[number] = self._result(written, *one, run)
             left = {key: left[key] for key in map(id_key, unreached)}
             if time.monotonic() > ends_at:
                 break
         return [
-            Verdict.UNREACHED if one and one[0] in left else self._result(written, *one, run) if one else None
-            for one in named
+            Verdict.UNREACHED if one and one[0] in left else result for one, result in zip(named, results, strict=True)
         ]
 
     def _result(
@@ -225,6 +228,7 @@ class DocumentWork(DueWork):
                 fields=self.system.fields,
                 now=run.now,
                 record=record,
+                unreached=unreached,
             )
         except StillDue as error:
             raise PermanentError(self.still_due(", ".join(map(shown_id, error.ids[:5])))) from None

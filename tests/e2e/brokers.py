@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,11 @@ class RabbitMQ(EmbeddedServer):
             "RABBITMQ_LOGS": "-",
         }
         return ["env", *(f"{name}={value}" for name, value in settings.items()), program]
+
+    def control(self, *arguments: str) -> None:
+        """Run `rabbitmqctl`."""
+        env = {**os.environ, **self.of_its_node}
+        subprocess.run([str(RABBITMQ.find().with_name("rabbitmqctl")), *arguments], env=env, check=True, timeout=60)
 
     @property
     def of_its_node(self) -> dict[str, str]:

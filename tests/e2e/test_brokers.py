@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -93,6 +94,23 @@ def test_rooms_open_an_item_is_tried_again_and_a_job_runs(broker: Broker, clean:
         assert "A batch of tasks ended" not in the_worker.log
     assert PASSWORD not in healthy + the_worker.log
     assert QUOTED_PASSWORD not in healthy + the_worker.log
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("is_batching", ["true", "false"])
+def test_messages_are_executed_while_rabbitmq_has_no_memory_for_new_ones(
+    clean: Servers, tmp_path: Path, is_batching: str
+) -> None:
+    with RabbitMQ(tmp_path / "rabbitmq") as server:
+        env = {"QM_CONVERSATIONS": "true", "BROKER_URL": server.url, "QM_BATCHING": is_batching}
+        with worker(tmp_path / "worker", env=env):
+            rooms = [make_room(server_now()) for _ in range(2)]
+            later = [f"unsnooze_room.apply_async(({str(rooms[at])!r},), countdown={at * 15})" for at in range(2)]
+            sending = ["from tasks.support_snooze import unsnooze_room", *later]
+            subprocess.run([sys.executable, "-c", "\n".join(sending)], env=environment(**env), cwd=ROOT, check=True)
+            eventually(lambda: is_open(rooms[0]), within=30)
+            server.control("set_vm_memory_high_watermark", "absolute", "1MB")
+            eventually(lambda: is_open(rooms[1]), within=40)  # after several heartbeats, which are not confirmed
 
 
 @pytest.mark.timeout(180)

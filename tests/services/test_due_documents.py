@@ -453,6 +453,18 @@ class TestBatch:
         assert collection("accounts").count_documents({"status": "expired"}) == 4
         assert Verdict.UNREACHED not in ours.execute_batch(items[4:])
 
+    @pytest.mark.slow
+    def test_large_documents_are_read_16_mb_at_a_time(self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch) -> None:
+        set_clock(monkeypatch)
+        ours = work_on(declare(lambda account: EXPIRE), clock)
+        ids = [make_account(picture=b"1" * 6_000_000) for _ in range(5)]
+        items = [item_of(ours, id) for id in [*ids[:2], ids[0], *ids[2:]]]  # one is there twice
+        with commands() as seen:
+            results = ours.execute_batch(items)
+        assert [result and result["success"] for result in results] == [True] * 6
+        assert [get_account(id)["status"] for id in ids] == ["expired"] * 5
+        assert seen.count("update accounts") == 3  # transactions of two, two and one
+
     def test_item_whose_transaction_is_repeated_is_executed_once(
         self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:

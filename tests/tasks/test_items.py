@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from bson import ObjectId
 from celery import Celery
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore, Reject, Retry
+from kombu.exceptions import OperationalError
 from pymongo.errors import AutoReconnect, ExecutionTimeout, OperationFailure
 
 from models import database
@@ -213,3 +215,20 @@ def test_call_by_name_with_keywords_is_retried_like_any_other(broker: str) -> No
         assert isinstance(run(take(broker, QUEUE)), Retry)
     assert isinstance(run(take(broker, QUEUE)), OperationFailure)
     assert get_room(room)["unsnooze_error"] == "the index is corrupt"
+
+
+@pytest.mark.parametrize(("wait", "slept"), [(0.5, 0.5), (600.0, 5.0)])
+def test_message_whose_retry_cannot_be_sent_is_put_back_after_a_wait(
+    monkeypatch: pytest.MonkeyPatch, wait: float, slept: float
+) -> None:
+    waits: list[float] = []
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Reject(OperationalError("no memory is left"))
+
+    monkeypatch.setattr(item, "time", SimpleNamespace(sleep=waits.append))
+    monkeypatch.setattr(unsnooze_room, "retry", refuse)
+    put_back = unsnooze_room._retry(ValueError("boom"), seconds(wait))
+    assert isinstance(put_back, Reject)
+    assert put_back.requeue
+    assert waits == [slept]
