@@ -96,8 +96,8 @@ class ServerClock:
     """The database server's time, sampled every few seconds and extrapolated by the monotonic clock.
 
     A sample is anchored at the arrival of its reply. The server read its clock before that, so the result lags by at
-    most one round trip and is never early: nothing becomes due too soon. A forked child continues with the sample of
-    its parent.
+    most one round trip and is never early: nothing becomes due too soon. A later sample that took longer does not put
+    it back. A forked child continues with the sample of its parent.
     """
 
     def __init__(self, sample: Callable[[], datetime]) -> None:
@@ -107,8 +107,13 @@ class ServerClock:
     def now(self) -> datetime:
         """Return the server's time. Raises the errors of `sample`."""
         if self._anchor is None or time.monotonic() - self._anchor[1] > RESAMPLE_AFTER:
-            server_time = self._sample()
-            self._anchor = (server_time.astimezone(UTC), time.monotonic())
+            before, asked_at = self._anchor, time.monotonic()
+            server_time, arrived_at = self._sample().astimezone(UTC), time.monotonic()
+            if before is not None:  # it may be anywhere within the round trip
+                expected = before[0] + timedelta(seconds=arrived_at - before[1])
+                latest = server_time + timedelta(seconds=arrived_at - asked_at)
+                server_time = min(max(expected, server_time), latest)
+            self._anchor = (server_time, arrived_at)
         return self.estimate()
 
     def estimate(self) -> datetime:

@@ -63,6 +63,33 @@ def test_clock_never_runs_ahead_of_a_server_that_answers_slowly(monotonic: Monot
     assert ServerClock(slow).now() == truncate(SERVER_TIME)
 
 
+@pytest.mark.parametrize(
+    ("took", "server", "expected"),
+    [
+        (3, 13, 13),  # its clock was read when the reply began
+        (3, 10, 13),  # when it was asked: the time goes on
+        (3, 11.5, 13),
+        (3, 9, 12),  # the server's clock was put back
+        (3, 14, 14),  # or forward
+        (0, 9, 9),
+    ],
+)
+def test_a_sample_that_took_long_does_not_put_the_time_back(
+    monotonic: Monotonic, took: float, server: float, expected: float
+) -> None:
+    samples = iter([(0.0, 0.0), (took, server)])
+
+    def sample() -> datetime:
+        takes, at = next(samples)
+        monotonic.now += takes
+        return SERVER_TIME + seconds(at)
+
+    clock = ServerClock(sample)
+    assert clock.now() == truncate(SERVER_TIME)
+    monotonic.now += 10
+    assert clock.now() == truncate(SERVER_TIME + seconds(expected))
+
+
 def test_moment_survives_the_wire() -> None:
     moment = truncate(SERVER_TIME)
     assert to_iso(moment) == "2026-01-31T09:30:00.123Z"
