@@ -30,6 +30,7 @@ from queue_manager.web.http.middleware import is_loopback
 from services import message_queue
 
 SHUTDOWN_TIMEOUT = 1  # seconds for running requests
+KEEP_ALIVE_TIMEOUT = 150  # seconds: a proxy must close an idle connection first (nginx does after 60 s, Caddy after 120 s)
 
 log = logging.get_logger("QM/web")
 
@@ -62,6 +63,7 @@ def serve(*, host: str, port: int, workers: int = 1) -> None:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
+        timeout_keep_alive=KEEP_ALIVE_TIMEOUT,
     )
     # uvicorn shuts down at the first signal and then raises it again.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -67,11 +67,14 @@ def test_empty_places_say_what_to_do_next(visit: Visit) -> None:
 
 
 def test_a_row_opens_to_everything_that_is_known(visit: Visit, queue: Queue) -> None:
-    id = queue.dead(type="mail", payload={"to": ["ada"], "n": 1})
+    payload = {"to": ["ada"], "n": 1, "reversed": "\u202etxt"}
+    id = queue.dead(type="mail", payload=payload)
     visit.open("/messages/failed")
     visit.press(id)
     expect(visit.dialog.get_by_role("heading")).to_have_text(id)
-    assert json.loads(visit.dialog.get_by_label("Payload").inner_text()) == {"to": ["ada"], "n": 1}
+    shown = visit.dialog.get_by_label("Payload").inner_text()
+    assert json.loads(shown) == payload
+    assert "\u202e" not in shown  # but its escape
     facts = visit.dialog.locator("dl")
     for words in ("StateFailed", "Typemail", "Attempts1 of 1", "Ack timeout30 s", " UTC", "Reasonbroken"):
         expect(facts).to_contain_text(words)
@@ -79,6 +82,25 @@ def test_a_row_opens_to_everything_that_is_known(visit: Visit, queue: Queue) -> 
     visit.dialog.get_by_role("link", name="What happened to it").click()
     expect(visit.page.locator(".timeline")).to_contain_text("broken")
     assert visit.path == f"/messages/{id}"
+
+
+def test_open_message_follows_its_place(visit: Visit, queue: Queue) -> None:
+    id = queue.add(payload={"n": 12345678901234567890})
+    visit.open("/messages")
+    visit.press(id)
+    expect(visit.dialog.get_by_role("button")).to_contain_text(["Delete …", "Move …", "Edit …"])
+    visit.dialog.get_by_role("button", name="Edit …").focus()
+    taken = queue.take()
+    expect(visit.dialog.locator("dl")).to_contain_text("StateProcessing")
+    expect(visit.dialog.locator("menu button")).to_have_text(["Close"])
+    assert visit.dialog.evaluate("dialog => dialog.contains(document.activeElement)")
+    queue.post(f"/queue/message/{id}/nack", {"lock_token": taken["lock_token"], "errorReason": "broken"})
+    expect(visit.dialog.locator("menu button")).to_have_text(["Close", "Delete …", "Move …", "Edit …"])
+    expect(visit.dialog.locator("dl")).to_contain_text("Reasonbroken")
+    expect(visit.dialog.get_by_label("Payload")).to_contain_text("12345678901234567890")
+    visit.expect_status(404)
+    queue.delete(f"/queue/message/{id}?queueType=main")
+    expect(visit.dialog).to_contain_text("It does not exist any more.")
 
 
 # Adding and editing

@@ -8,6 +8,8 @@ import re
 import signal
 import socket
 import subprocess
+import time
+from http.client import HTTPConnection
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -98,6 +100,17 @@ def test_processes_end_when_the_one_that_started_them_is_killed(servers: Servers
     with web(tmp_path, "--workers", "2") as process:
         os.kill(process.child.pid, signal.SIGKILL)
         assert eventually(lambda: not is_answering(process.port))
+
+
+def test_idle_connection_stays_open_for_a_proxy(process: Web) -> None:
+    connection = HTTPConnection("127.0.0.1", process.port, timeout=10)
+    for wait in (0, 6):  # seconds; uvicorn closes it after 5 unless told otherwise
+        time.sleep(wait)
+        connection.request("GET", "/healthz")
+        response = connection.getresponse()
+        assert (response.status, response.read() != b"") == (200, True)
+        assert response.getheader("connection") != "close"
+    connection.close()
 
 
 def test_without_hooks_there_are_no_triggers(process: Web) -> None:

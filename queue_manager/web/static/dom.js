@@ -60,6 +60,12 @@ export function put(place, value, make) {
   });
 }
 
+/**
+ * JSON for people, with escapes for the characters that show what follows in another order.
+ * @param {unknown} value @param {number} [indent]
+ */
+export const jsonText = (value, indent) => JSON.stringify(value, null, indent).replace(/[\u202a-\u202e\u2066-\u2069]/g, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
 /** @param {string} text @param {Listener} onclick */
 export const button = (text, onclick, kind = "") => element("button", { type: "button", class: kind, onclick }, text);
 

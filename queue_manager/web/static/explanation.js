@@ -3,7 +3,7 @@
 import { answer, unreadable } from "./answer.js";
 import { Events, attempt, get, post, query } from "./api.js";
 import { moment, span } from "./clock.js";
-import { PREFIX, byId, button, complain, copier, element, mayAct, put, toast } from "./dom.js";
+import { PREFIX, byId, button, complain, copier, element, jsonText, mayAct, put, toast } from "./dom.js";
 import { seldom } from "./pace.js";
 
 const { id = "", system = "", list = "", item = "", items = "", product = "" } = byId("found").dataset;
@@ -69,7 +69,7 @@ async function readDocument() {
   if (!document_.open || !known) return;
   await attempt(async () => {
     const answered = await get(known?.document.replace("/api", "") ?? "");
-    whole.textContent = JSON.stringify(answered.document ?? answered.job ?? answered, null, 2);
+    whole.textContent = jsonText(answered.document ?? answered.job ?? answered, 2);
   }, ({ message }) => {
     whole.textContent = message;
   });

@@ -3,7 +3,7 @@
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream } from "./api.js";
 import { ARE_RELATIVE, at, countdown, moment, now, number, span, until, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, show } from "./dialog.js";
-import { PREFIX, byId, button, copier, countInTitle, element, facts, mayAct, nodes, pill, toast } from "./dom.js";
+import { PREFIX, byId, button, copier, countInTitle, element, facts, jsonText, mayAct, nodes, pill, toast } from "./dom.js";
 import { percentile } from "./latency.js";
 import { List, cell, fill, grid } from "./list.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
@@ -159,7 +159,7 @@ const dueOf = (job, show = moment) => [show(job.due), job.waiting && !(ARE_RELAT
 function cells(job) {
   return [
     element("th", { scope: "row" }, button(job.name, () => showJob(job._id), "link whole")),
-    element("td", { class: "text" }, element("code", { class: "clip" }, JSON.stringify(job.arguments).slice(0, 300)), job.last_error && job.state !== "success" && element("span", { class: "clip hint bad" }, job.last_error.slice(0, 300))),
+    element("td", { class: "text" }, element("code", { class: "clip" }, jsonText(job.arguments).slice(0, 300)), job.last_error && job.state !== "success" && element("span", { class: "clip hint bad" }, job.last_error.slice(0, 300))),
     cell("State", element("span", {}, stateOf(job)), "nowrap"),
     cell("Due", element("span", {}, dueOf(job))),
     cell("Priority", job.priority, "number"),
@@ -194,7 +194,7 @@ const showJob = (id) => attempt(async () => {
   const { job } = await get(`/jobs/${encodeURIComponent(id)}`, { parse: exact });
   const body = element("div", { class: "stack" }, describe(job));
   const page = `/jobs/${encodeURIComponent(id)}`;
-  const text = JSON.stringify(job.arguments, null, 2);
+  const text = jsonText(job.arguments, 2);
   const links = element("div", { class: "links" }, element("code", {}, id), element("a", { href: PREFIX + page }, "What happened to it"), copier("id", id), copier("arguments", text));
   const offer = show(job.name, [links, element("pre", { tabindex: 0, "aria-label": "Arguments" }, text), body], actionsOf(job), page);
   opened = { id, body, offer };

@@ -3,7 +3,7 @@
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream } from "./api.js";
 import { at, countdown, moment, number, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, show } from "./dialog.js";
-import { PREFIX, byId, button, copier, countInTitle, element, facts, mayAct, pill, toast } from "./dom.js";
+import { PREFIX, byId, button, copier, countInTitle, element, facts, jsonText, mayAct, nodes, pill, toast } from "./dom.js";
 import { List, cell } from "./list.js";
 import { nextFrame } from "./pace.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
@@ -21,6 +21,8 @@ let size; // messages in this place, when it is known
 let config;
 /** @type {MessageList} */
 let list;
+/** @type {{ id: string, body: HTMLElement, offer: ReturnType<typeof show> } | undefined} */
+let opened; // the message that is open, the part of the dialog that changes, and what replaces its buttons
 
 // Reading
 
@@ -43,7 +45,7 @@ const { rawJSON } = JSON;
 function exactly(text) {
   const answer = JSON.parse(text);
   const exact = rawJSON && JSON.parse(text, (_, value, { source }) => (typeof value === "number" && String(value) !== source ? rawJSON(source) : value));
-  const messagesOf = (/** @type {any} */ parsed) => (Array.isArray(parsed) ? parsed : parsed.messages ?? []);
+  const messagesOf = (/** @type {any} */ parsed) => (Array.isArray(parsed) ? parsed : parsed.messages ?? [parsed]);
   if (exact) for (const [index, message] of messagesOf(answer).entries()) message.payload = messagesOf(exact)[index].payload;
   return answer;
 }
@@ -95,8 +97,6 @@ class MessageList extends List {
 const timeoutOf = (message) => message.custom_ack_timeout ?? config?.ack_timeout_seconds;
 /** @param {Message} message */
 const mostOf = (message) => message.custom_max_attempts ?? config?.max_attempts ?? "…";
-/** @param {Message} message */
-const payloadOf = (message) => JSON.stringify(message.payload);
 
 /** @param {Message} message */
 function deadlineOf(message) {
@@ -111,7 +111,7 @@ function deadlineOf(message) {
 const CELLS = {
   type: (message) => cell("Type", message.undecodable ? pill("no message", "bad") : message.type),
   priority: (message) => cell("Priority", message.priority, "number"),
-  payload: (message) => element("td", { class: "text" }, element("code", { class: "clip" }, payloadOf(message).slice(0, 300))),
+  payload: (message) => element("td", { class: "text" }, element("code", { class: "clip" }, jsonText(message.payload).slice(0, 300))),
   created: (message) => cell("Created", moment(message.created_at), "nowrap"),
   started: (message) => cell("Started", moment(message.processing_started_at ?? message.dequeued_at), "nowrap"),
   failed: (message) => cell("Failed", moment(message.failed_at), "nowrap"),
@@ -148,37 +148,62 @@ function cells(message) {
   return [open, COLUMNS[place].map((name) => CELLS[name](message))];
 }
 
-/** What a message shows besides its payload. @param {Message} message */
-const factsOf = (message) => facts("pairs", [
-  ["State", PLACES[place]],
-  ["Type", message.type],
-  ["Priority", message.priority],
-  ["Attempts", `${message.attempt_count} of ${mostOf(message)}`],
-  ["Ack timeout", timeoutOf(message) === undefined ? null : `${timeoutOf(message)} s`],
-  ["Added", zonedMoment(message.created_at)],
-  ["Started", zonedMoment(message.processing_started_at ?? message.dequeued_at)],
-  ["Time remaining", place === "processing" ? countdown(deadlineOf(message)) : null],
-  ["Consumer", message.consumer_id],
-  ["Token", place === "processing" ? element("code", {}, message.lock_token) : null],
-  ["Acknowledged", zonedMoment(message.acknowledged_at)],
-  ["Failed", zonedMoment(message.failed_at)],
-  ["Reason", message.last_error && element("span", { class: "bad" }, message.last_error)],
-]);
+/** @param {Message} message @param {MessageState} state */
+const describe = (message, state) => [
+  element("pre", { tabindex: 0, "aria-label": "Payload" }, jsonText(message.payload, 2)),
+  facts("pairs", [
+    ["State", PLACES[state]],
+    ["Type", message.type],
+    ["Priority", message.priority],
+    ["Attempts", `${message.attempt_count} of ${mostOf(message)}`],
+    ["Ack timeout", timeoutOf(message) === undefined ? null : `${timeoutOf(message)} s`],
+    ["Added", zonedMoment(message.created_at)],
+    ["Started", zonedMoment(message.processing_started_at ?? message.dequeued_at)],
+    ["Time remaining", state === "processing" ? countdown(deadlineOf(message)) : null],
+    ["Consumer", message.consumer_id],
+    ["Token", state === "processing" ? element("code", {}, message.lock_token) : null],
+    ["Acknowledged", zonedMoment(message.acknowledged_at)],
+    ["Failed", zonedMoment(message.failed_at)],
+    ["Reason", message.last_error && element("span", { class: "bad" }, message.last_error)],
+  ]),
+];
 
 /** @param {Message} message */
 function showMessage(message) {
   const { payload, id } = message;
-  /** @type {(Action | false)[]} */
-  const actions = !mayAct ? [] : [
+  const page = `/messages/${encodeURIComponent(id)}`;
+  const links = element("div", { class: "links" }, element("a", { href: PREFIX + page }, "What happened to it"), copier("id", id), copier("payload", jsonText(payload, 2)));
+  const body = element("div", { class: "stack" }, describe(message, place));
+  const offer = show(id, [links, body], actionsOf(message), page);
+  opened = { id, body, offer };
+}
+
+// The open message has changed: show what it is now. This page acts only on messages of its place.
+const follow = () => attempt(async () => {
+  if (!opened?.body.isConnected) return;
+  const { id, body, offer } = opened;
+  try {
+    /** @type {Message & { state: MessageState }} */
+    const message = await get(`/queue/message/${encodeURIComponent(id)}`, { parse: exactly });
+    body.replaceChildren(...nodes(describe(message, message.state)));
+    offer(message.state === place ? actionsOf(message) : []);
+  } catch (error) {
+    if (!(error instanceof Problem) || error.status !== 404) throw error;
+    body.replaceChildren(element("p", {}, "It does not exist any more."));
+    offer([]);
+  }
+});
+
+/** @param {Message} message @returns {(Action | false)[]} */
+function actionsOf(message) {
+  const { id, undecodable } = message;
+  if (!mayAct) return [];
+  return [
     ["Delete …", () => remove([id]), "danger"],
     ["Move …", () => move([id])],
-    place !== "processing" && !message.undecodable && ["Edit …", () => edit(message)],
+    place !== "processing" && !undecodable && ["Edit …", () => edit(message)],
     place === "dead" && ["Replay", () => replay([id]), "primary"],
   ];
-  const text = JSON.stringify(payload, null, 2);
-  const page = `/messages/${encodeURIComponent(id)}`;
-  const links = element("div", { class: "links" }, element("a", { href: PREFIX + page }, "What happened to it"), copier("id", id), copier("payload", text));
-  show(id, [links, element("pre", { tabindex: 0, "aria-label": "Payload" }, text), factsOf(message)], actions, page);
 }
 
 // Acting
@@ -192,7 +217,7 @@ const messagesOf = (ids) => (ids.length === 1 ? `message ${ids[0]}` : counted(id
 function fieldsOf(message = {}) {
   return [
     { name: "type", label: "Type", value: message.type, isNeeded: true },
-    { name: "payload", label: "Payload, as JSON", kind: "area", value: message.id ? JSON.stringify(message.payload, null, 2) : "{}" },
+    { name: "payload", label: "Payload, as JSON", kind: "area", value: message.id ? jsonText(message.payload, 2) : "{}" },
     { name: "priority", label: "Priority", kind: "number", value: message.priority ?? 0, hint: `0 to ${config ? config.max_priority_levels - 1 : 9}, the highest first` },
     { name: "ackTimeout", label: "Ack timeout, in seconds", kind: "number", value: message.custom_ack_timeout ?? "", hint: `Leave empty to use the queue default${config ? ` (${config.ack_timeout_seconds} s)` : ""}` },
     { name: "maxAttempts", label: "Max attempts", kind: "number", value: message.custom_max_attempts ?? "", hint: `Leave empty to use the queue default${config ? ` (${config.max_attempts})` : ""}` },
@@ -385,6 +410,7 @@ function happened(texts) {
     }
     for (const message of messages ?? []) if (message.place === place) latest.set(message.id, index);
   }
+  if (latest.has(opened?.id ?? "")) follow();
   list.remove([...latest.keys()].filter((id) => latest.get(id) === null));
   if (!list.isUsual) return list.refresh();
   const here = [...latest].filter(([, index]) => index !== null);
@@ -423,6 +449,7 @@ function showCounts(counts) {
 function reload() {
   list.refresh();
   count();
+  follow();
 }
 
 function begin() {
