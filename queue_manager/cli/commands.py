@@ -105,7 +105,7 @@ def migrate(
     until_reachable(require_replica_set, server="MongoDB", url=url, errors=OUTAGES, log=log)
     on = [system for system in systems() if system.is_switched_on(settings())]
     if finish:
-        _refuse_old_workers()
+        _refuse_other_releases()
     try:
         with rights_to_migrate():
             with audited("migrate", detail="--finish" if finish else "") as action:
@@ -125,19 +125,20 @@ def _end(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _refuse_old_workers() -> None:
-    """Raise ConfigurationError while a worker of an older release is online."""
+def _refuse_other_releases() -> None:
+    """Raise ConfigurationError while a worker of another release is online."""
     try:
         with connect(settings().redis_url) as client:
-            old = [worker.name for worker in worker_heartbeats.online(client) if worker.release is None]
+            online = worker_heartbeats.online(client)
     except redis.RedisError as error:
         fail(
             f"Redis at {redact_url(settings().redis_url)} does not answer: no list of workers ({reason(error)})",
             code=1,
         )
-    if old:
+    others = [worker.name for worker in online if worker.release != worker_heartbeats.OWN_RELEASE]
+    if others:
         raise ConfigurationError(
-            f"Nothing was changed, because workers of an older release are online: stop {', '.join(old)} first"
+            f"Nothing was changed, because workers of another release are online: stop {', '.join(others)} first"
         )
 
 

@@ -30,7 +30,7 @@ from queue_manager.web.http.middleware import is_loopback
 from services import message_queue
 
 SHUTDOWN_TIMEOUT = 1  # seconds for running requests
-KEEP_ALIVE_TIMEOUT = 150  # seconds: a proxy must close an idle connection first (nginx does after 60 s, Caddy after 120 s)
+KEEP_ALIVE_TIMEOUT = 150  # seconds; proxies must close idle connections first: nginx does after 60 s, Caddy after 120 s
 
 log = logging.get_logger("QM/web")
 

@@ -29,7 +29,6 @@ from models import scan_run, schema
 from models.database import server_now
 from queue_manager.cli.commands import cli
 from queue_manager.core.clock import seconds
-from queue_manager.core.redis_client import connect
 from queue_manager.health_rules import Rule
 from queue_manager.telemetry import worker_heartbeats
 from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
@@ -89,19 +88,22 @@ def test_migrate_touches_only_the_collections_of_systems_that_are_on(empty: str,
     assert {"jobs_data", "job_queues"} <= indexed(empty)
 
 
-def test_migrate_finish_refuses_while_a_worker_of_an_older_release_is_online(clean: Servers, tmp_path: Path) -> None:
+@pytest.mark.parametrize("release", [None, "0.1.9"], ids=["0.1", "another"])
+def test_migrate_finish_refuses_while_a_worker_of_an_older_release_is_online(
+    release: str | None, clean: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     claim = {"token": "t", "held": True, "claimed_until": server_now(), "due_at": server_now(), "losses": 0}
     room = make_room(claim=claim)
     worker_heartbeats.record("newer@here")
-    with connect(clean.valkey.url) as client:
-        second, _ = client.time()
-        client.zadd(worker_heartbeats.WORKERS_KEY, {"older@there 1": 1000 * (second + 60)})
-        result = queue_manager("migrate", "--finish", cwd=tmp_path)
-        assert (result.returncode, result.stdout) == (2, "")
-        refused = "Nothing was changed, because workers of an older release are online: stop older@there first"
-        assert result.stderr == f"queue-manager: {refused}\n"
-        assert "claim" in get_room(room)
-        client.zrem(worker_heartbeats.WORKERS_KEY, "older@there 1")
+    with monkeypatch.context() as older:
+        older.setattr(worker_heartbeats, "OWN_RELEASE", release)
+        worker_heartbeats.record("older@there")
+    result = queue_manager("migrate", "--finish", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    refused = "Nothing was changed, because workers of another release are online: stop older@there first"
+    assert result.stderr == f"queue-manager: {refused}\n"
+    assert "claim" in get_room(room)
+    worker_heartbeats.remove("older@there")
     result = queue_manager("migrate", "--finish", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "claim" not in get_room(room)
