@@ -4,7 +4,7 @@ What is due: `snooze_time.time <= now` in `support_rooms`, not in flight and not
 Guarantee: a room wakes once for each snooze, never early, even if processes crash; a new snooze set meanwhile
 survives. The event is sent at least once, and once more if servers of Socket.IO may have been unavailable.
 Options: `QM_SNOOZE_SCAN_SECONDS` (10), `QM_LEASE_SECONDS` (60), `QM_AHEAD_LIMIT` (200 rooms), `QM_MAX_QUEUE`,
-`QM_SNOOZE_FLAG` (true: `snooze_queue_in_progress` is kept for other programs).
+`QM_SNOOZE_FLAG` (true: also maintain `snooze_queue_in_progress`, which other programs read).
 Emits: `support_room_updated` to `support-<account_id>`: `{room_id, action: "unsnoozed", timestamp}`.
 """
 
