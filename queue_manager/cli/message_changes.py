@@ -6,6 +6,7 @@ Guarantee: commands on several messages report an outcome for each; exit code 1 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
@@ -56,7 +57,7 @@ def add(
     from queue_manager.web.routes.messages.requests import decode_message, parse_object
 
     with report_errors():
-        members = {"type": type, **_options(priority, ack_timeout, max_attempts), **({"id": id} if id else {})}
+        members = {"type": type, **_options(priority, ack_timeout, max_attempts), **({} if id is None else {"id": id})}
         message = NewMessage.from_members(decode_message(parse_object(_body(members, payload))))
         (added,) = message_queue.message_queue().enqueue_batch([message])
     typer.echo(added.id)
@@ -81,6 +82,8 @@ def edit(
 
     with report_errors():
         members = {**({"type": type} if type is not None else {}), **_options(priority, ack_timeout, max_attempts)}
+        if not members and payload is None:
+            fail("give --type, --payload, --priority, --ack-timeout or --max-attempts", code=2)
         update(id, _body(members, payload), current_actor(), state)
         changed = message_queue.queue_admin().find(id)
     if changed is not None:
@@ -195,16 +198,20 @@ def clear(
 
 def _options(priority: int | None, ack_timeout: str | None, max_attempts: str | None) -> dict[str, Any]:
     """Return the options of a message that were given, by their names in the HTTP API. Raises `InvalidMessage`."""
-    given = {"ackTimeout": ack_timeout, "maxAttempts": max_attempts}
-    options = {name: None if text == DEFAULT else _number(text, name) for name, text in given.items() if text}
+    texts = {"ackTimeout": ack_timeout, "maxAttempts": max_attempts}
+    given = {name: text for name, text in texts.items() if text is not None}
+    options = {name: None if text == DEFAULT else _number(text, name) for name, text in given.items()}
     return options | ({} if priority is None else {"priority": priority})
 
 
 def _number(text: str, name: str) -> float:
     try:
-        return int(text) if text.isdecimal() else float(text)
+        number = int(text) if text.isdecimal() else float(text)
     except ValueError:
-        raise InvalidMessage(name, f"a number, or `{DEFAULT}`") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidMessage(name, f"a number, or `{DEFAULT}`")
+    return number
 
 
 def _body(members: Mapping[str, Any], payload: str | None) -> bytes:

@@ -162,10 +162,15 @@ def list_activity(
 
     Example: `queue-manager queue activity --action dlq --since 2026-01-31T09:00Z`
     """
-    from queue_manager.web.routes.messages.activity import activity, entries_of
+    from queue_manager.web.routes.messages.activity import activity, checked_actions, entries_of
     from queue_manager.web.routes.messages.requests import parse_time
 
     with report_errors():
+        if action is not None:
+            try:
+                checked_actions(action)
+            except ValueError as error:
+                fail(f"--action: {error}", code=2)
         entries = entries_of(action, parse_time(since, "--since"), parse_time(until, "--until"))
         page = activity(entries, message_id, consumer_id, is_anomaly or None, limit=limit, offset=offset)
     if as_json:
@@ -199,7 +204,7 @@ def show(
 @queue.command("export")
 @filtered
 def export_messages(where: Filter, state: MessageStateArgument, form: FormatOption = "jsonl") -> None:
-    """Print the messages in a state as JSON lines, for `import`, or as CSV, oldest first.
+    """Print the messages in a state as JSON lines, for `import`, or as CSV, oldest first (in `processing`, latest deadline first).
 
     Example: `queue-manager queue export dead --type send_mail > dead.jsonl`
     """

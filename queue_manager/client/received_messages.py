@@ -112,7 +112,7 @@ class Received(Resource):
     @operation
     def touch(self, extend_seconds: float | None = None) -> Exchange[datetime]:
         """Set the deadline to `extend_seconds` from now; default: its ack timeout. Return it. Raises like `ack`."""
-        return (yield from self._touch(extend_seconds or self._ack_timeout))
+        return (yield from self._touch(self._ack_timeout if extend_seconds is None else extend_seconds))
 
     def _ack(self) -> Exchange[None]:
         body = {"id": self.id, "lock_token": self.fields.lock_token}

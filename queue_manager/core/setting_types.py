@@ -107,6 +107,8 @@ def _collection_name(name: str) -> str:
 def _queue_key_prefix(name: str) -> str:
     if not _QUEUE_NAME.fullmatch(name):
         raise ValueError("1 to 64 letters, digits, _ . or -, for Redis Cluster in {braces}")
+    if re.search(r"_p\d+\}?$", name):
+        raise ValueError("a name that does not end in _p and a number, like the streams of priorities")
     return name
 
 

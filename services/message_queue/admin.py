@@ -16,7 +16,6 @@ from queue_manager.core.clock import seconds
 from services.message_queue.activity import ActivityEntry, read_activity
 from services.message_queue.browser import (
     BULK_BATCH_SIZE,
-    MATCH_ALL,
     MAX_BULK_IDS,
     MESSAGE_STATES,
     Filter,
@@ -269,27 +268,28 @@ class QueueAdmin(MessageBrowser):
         kept = 0
         if keep is not None:
             _, progress = self._scripts.run("clear", state or "", self._options.levels, "begin", 0)
-            for deleted in self._clear_kept(MESSAGE_STATES if state is None else [state], keep):
-                kept += deleted
-                yield deleted
+            earlier = Filter(until=self.counts().now)
+            for one in MESSAGE_STATES if state is None else [state]:
+                for deleted in self._clear_kept(one, earlier, keep):
+                    kept += deleted
+                    yield deleted
         while True:
             cleared, progress = self._scripts.run("clear", state or "", self._options.levels, progress, kept)
             yield cleared
             if not progress:
                 return
 
-    def _clear_kept(self, states: Sequence[MessageState], keep: KeepMessages) -> Iterator[int]:
-        for state in states:
-            for ids in self._ids(state):
-                for begin in range(0, len(ids), BULK_BATCH_SIZE):
-                    outcomes = self.delete(ids[begin : begin + BULK_BATCH_SIZE], source=state, keep=keep)
-                    yield sum(outcome == "DELETED" for outcome in outcomes.values())
+    def _clear_kept(self, state: MessageState, where: Filter, keep: KeepMessages) -> Iterator[int]:
+        for ids in self._ids(state, where):
+            for begin in range(0, len(ids), BULK_BATCH_SIZE):
+                outcomes = self.delete(ids[begin : begin + BULK_BATCH_SIZE], source=state, keep=keep)
+                yield sum(outcome == "DELETED" for outcome in outcomes.values())
 
-    def _ids(self, state: MessageState) -> Iterator[Sequence[str]]:
+    def _ids(self, state: MessageState, where: Filter) -> Iterator[Sequence[str]]:
         if state == "processing":
-            yield from ([one.id for one in page if is_id(one.id)] for page in self.export(state))
+            yield from ([one.id for one in page if is_id(one.id)] for page in self.export(state, where))
         else:
-            yield from self.matching_ids(state, MATCH_ALL)
+            yield from self.matching_ids(state, where)
 
 
 def checked_types(types: Sequence[str]) -> list[str]:

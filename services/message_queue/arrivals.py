@@ -14,8 +14,8 @@ from typing import Any
 
 import redis
 
-from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
+from queue_manager.core.redis_client import outage
 
 READ_BLOCK_TIMEOUT = 2.0  # seconds that one XREAD blocks; the socket timeout must be longer
 READ_RETRY_DELAY = 0.5  # seconds
@@ -68,7 +68,7 @@ class ArrivalNotifier:
                 with self._connect() as client:
                     self._read(client)
             except redis.RedisError as error:
-                log.warning("The queue's server does not answer; waiting consumers try again", error=reason(error))
+                log.warning(f"The queue's server {outage(error)}; waiting consumers try again")
                 time.sleep(READ_RETRY_DELAY)
                 with self._changed:
                     self._is_reading = False
@@ -106,7 +106,7 @@ class ArrivalNotifier:
         return bool(self._subscribers)
 
     def wake(self, count: int) -> None:
-        """Notify `count` consumers of any type, and all consumers of a specific type."""
+        """Notify `count` consumers of any type, and those of a specific type that have waited longer than the last."""
         with self._changed:
             rest: list[tuple[str | None, Future[None]]] = []
             for type, arrival in self._subscribers:

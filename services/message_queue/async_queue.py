@@ -20,6 +20,7 @@ from services.message_queue.operations import EnqueueResult, Operation, Operatio
 from services.message_queue.scripts import ScriptCall, Scripts
 
 MAX_CALLS_PER_ROUND_TRIP = 100
+DELIVERIES = ("dequeue", "dequeue_typed")  # not sent for a caller that was cancelled: nobody would hold the message
 
 
 class AsyncMessageQueue:
@@ -81,6 +82,7 @@ class AsyncMessageQueue:
                     self._waiting[:MAX_CALLS_PER_ROUND_TRIP],
                     self._waiting[MAX_CALLS_PER_ROUND_TRIP:],
                 )
+                calls = [(call, future) for call, future in calls if not (call[0] in DELIVERIES and future.done())]
                 for (_, future), reply in zip(calls, await self._replies([call for call, _ in calls]), strict=True):
                     if future.done():  # the caller was cancelled
                         continue
@@ -92,6 +94,8 @@ class AsyncMessageQueue:
             self._sender = None
 
     async def _replies(self, calls: Sequence[ScriptCall]) -> Sequence[Any]:
+        if not calls:
+            return []
         try:
             return await self._thread.run(self._scripts.run_all, calls)
         except Exception as error:  # each caller gets it

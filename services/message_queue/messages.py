@@ -26,9 +26,10 @@ MAX_ACK_TIMEOUT = 7 * 24 * 3600
 MAX_ATTEMPTS = 10_000
 MAX_REASON_BYTES = 4_096  # longer failure reasons are truncated
 
-_NEW_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
+_NEW_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.:@-]{1,128}")  # URLs cannot contain `.` and `..`
 _PRINTABLE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")
 _SPACE = re.compile(r"[ \t\r\n]*")
+_STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]')
 
 
 class Json(str):
@@ -110,16 +111,19 @@ def _expect(text: str, at: int, sign: str) -> int:
     return _skip(text, at + 1)
 
 
-def nesting_depth(text: str) -> int:
-    """Return the maximum nesting depth of lists and objects in a JSON text."""
-    max_depth = level = 0
-    for sign in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', text):
+def is_too_deep(text: str) -> bool:
+    """Return True if lists and objects are nested deeper than `MAX_PAYLOAD_DEPTH` in a JSON text."""
+    if text.count("[") + text.count("{") <= MAX_PAYLOAD_DEPTH:
+        return False
+    level = 0
+    for sign in _STRING_OR_BRACKET.finditer(text):
         if sign[0] in "[{":
             level += 1
-            max_depth = max(max_depth, level)
+            if level > MAX_PAYLOAD_DEPTH:
+                return True
         elif sign[0] in "]}":
             level -= 1
-    return max_depth
+    return False
 
 
 def as_json(value: Any, *, field: str = "payload") -> Json:
@@ -204,7 +208,7 @@ class QueueOptions:
         text = as_json(value)
         if len(text) > self.max_payload_bytes or len(text.encode()) > self.max_payload_bytes:
             raise MessageTooLarge("payload", f"JSON of at most {self.max_payload_bytes} bytes")
-        if nesting_depth(text) > MAX_PAYLOAD_DEPTH:
+        if is_too_deep(text):
             raise InvalidMessage("payload", f"JSON of at most {MAX_PAYLOAD_DEPTH} levels")
         return text
 
@@ -251,7 +255,7 @@ class NewMessage:
         """Return the id, and the arguments of `enqueue.lua`, the payload last. Raises `InvalidMessage`."""
         id = uuid4().hex if self.id is None else self.id
         if not isinstance(id, str) or not _NEW_ID.fullmatch(id):
-            raise InvalidMessage("id", "1 to 128 letters, digits or any of _ . : @ -")
+            raise InvalidMessage("id", "1 to 128 letters, digits or any of _ . : @ -, but not . or ..")
         type = checked_text(self.type, "type", max_bytes=MAX_TYPE_BYTES)
         priority = queue.checked_priority(self.priority)
         options = "".join(f'"{name}":{json.dumps(value)},' for name, value in self._options().items())

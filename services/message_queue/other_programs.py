@@ -1,7 +1,7 @@
 """Messages of other programs, such as an older service, that produce to or consume from the same streams.
 
 Guarantee: a message that another program adds or takes is listed, has a deadline and is found by its id: within a
-minute, or when it is requested. `QUEUE_SHARED=false` switches this off, if no other program uses the streams.
+minute, or when it is requested. With `QUEUE_SHARED=false`, if no other program uses the streams, none is searched for.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from datetime import timedelta
 
 from queue_manager.core.clock import milliseconds, minutes, seconds
 from services.message_queue.messages import QueueOptions
-from services.message_queue.scripts import Scripts, streams
+from services.message_queue.scripts import Scripts, streams, translate_errors
 
 HEAL_INTERVAL, HEAL_BUDGET = minutes(1), seconds(1)
 HEAL_TURN = seconds(50)  # shorter, so that a process that asks once per interval finds the turn free
 ADOPT_BUDGET = seconds(2)
+MAX_LEVELS = 100  # of priorities that any release has had
 PENDING_PAGE_SIZE = 100  # entries of a pending list per script call
 
 
@@ -26,30 +27,39 @@ class OtherPrograms:
         self._scripts, self._options = scripts, options
 
     def heal(self, *, budget: timedelta = HEAL_BUDGET) -> int:
-        """Set a deadline for entries that other consumers received, and requeue entries that wait in their streams.
+        """Set a deadline for entries that were received without one, and move entries that wait where nobody looks.
 
-        Also deletes records of entries that they deleted. Returns the number of entries that got a deadline. Does
-        nothing if the last call was less than `HEAL_TURN` ago.
+        They wait in the stream of an older service, or of a priority that there was before `levels` was reduced. Also
+        deletes records of entries that other programs deleted. Returns the number of entries that got a deadline.
+        Does nothing if the last call was less than `HEAL_TURN` ago.
         """
-        if not self._options.is_shared or not self._scripts.run("take_turn", "healed", milliseconds(HEAL_TURN)):
+        if not self._scripts.run("take_turn", "healed", milliseconds(HEAL_TURN)):
             return 0
         end = time.monotonic() + budget.total_seconds()
         healed = 0
         queue, levels = self._scripts.queue, self._options.levels
-        for stream in [*streams(queue, levels), f"{queue}_typed", f"{queue}_manual"]:
+        moved = [f"{queue}_manual", *self._obsolete_streams()]
+        for stream in [*streams(queue, levels), f"{queue}_typed", *moved]:
             after = "-"
             while after and time.monotonic() < end:
                 healed_on_page, after = self._scripts.run(
                     "heal", stream, after, PENDING_PAGE_SIZE, milliseconds(self._options.ack_timeout), levels
                 )
                 healed += healed_on_page
-        is_done = False
-        while not is_done and time.monotonic() < end:
-            is_done = self._scripts.run("drain", levels) == 1
+        for stream in moved:
+            after = ""
+            while time.monotonic() < end and (after := self._scripts.run("drain", stream, after, levels)):
+                pass
         is_done = False
         while not is_done and time.monotonic() < end:
             is_done = self._scripts.run("forget_lost") == 1
         return healed
+
+    def _obsolete_streams(self) -> list[str]:
+        """Return the streams of priorities that there are no more, if any has messages."""
+        obsolete = streams(self._scripts.queue, MAX_LEVELS)[self._options.levels :]
+        with translate_errors():
+            return obsolete if obsolete and self._scripts.client.exists(*obsolete) else []
 
     def adopt(self, *, budget: timedelta = ADOPT_BUDGET) -> bool:
         """Create the records of messages that were added since the last call; return True if there are any.

@@ -331,7 +331,7 @@ def test_more_than_a_thousand_messages_are_cleared_only_with_the_name_of_their_q
 
     visit.dialog.get_by_label("Type Waiting to confirm").fill("Waiting")
     visit.press("Delete all")
-    expect(toast(page)).to_contain_text("1001 messages deleted")
+    expect(toast(page)).to_contain_text("1,001 messages deleted")
     visit.wait_for([])
     assert queue.sizes()[0] == 0
 

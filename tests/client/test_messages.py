@@ -127,6 +127,14 @@ def test_touch_returns_the_new_deadline(client: Client) -> None:
     assert (message.touch(100) - message.fields.deadline_at).total_seconds() == pytest.approx(90, abs=5)
 
 
+def test_touch_by_no_time_is_refused(client: Client) -> None:
+    client.messages.enqueue("mail")
+    message = client.messages.dequeue()
+    assert message is not None
+    with pytest.raises(ClientError, match="extend_seconds"):
+        message.touch(0)
+
+
 def test_a_list_follows_the_cursor(client: Client) -> None:
     ids = client.messages.enqueue_batch([OutgoingMessage(type="mail") for _ in range(7)])
     assert [message.id for message in client.messages.list("main", page_size=3, order="asc")] == ids

@@ -99,7 +99,7 @@ def test_its_requests_are_answered(queue: Queue) -> None:
     results = json.loads(run("node", "test/requests.ts", url_of(queue.web.port), OPERATOR))
     assert results.pop("invalid") == {
         "error": "invalid",
-        "message": "id: must be 1 to 128 letters, digits or any of _ . : @ -",
+        "message": "id: must be 1 to 128 letters, digits or any of _ . : @ -, but not . or ..",
         "field": "id",
     }
     assert results == {

@@ -61,6 +61,8 @@ def read_again_afterwards() -> object:
         ("BROKER_URL", "sentinel://a/1;sentinel://b/2", "sentinel:// URL such as sentinel://a:26379,b:26379/0"),
         ("MONGO_DB_URL", "mongodb://db/product?tls=true&tlsCAFile=/no/ca.pem", "tlsCAFile is the path of a readable"),
         ("MONGO_DB_URL", "mongodb+srv://db/product?tlsCAFile=/no/ca.pem", "tlsCAFile is the path of a readable"),
+        ("QUEUE_NAME", "mail_p1", "does not end in _p and a number"),
+        ("QUEUE_NAME", "{mail_p1}", "does not end in _p and a number"),
         ("QM_LEASE_SECONDS", "soon", "a number from 2 to 3600"),
         ("QM_LEASE_SECONDS", "-1", "a number from 2 to 3600"),
         ("QM_CLAIM_BATCH", "1.5", "a whole number from 1 to 10000"),

@@ -73,7 +73,11 @@ class TestAddAndEdit:
             (["add", "x", "--ack-timeout", "soon"], "ackTimeout: must be a number, or `default`"),
             (["add", "x", "--max-attempts", "0"], "maxAttempts: must be "),
             (["add", "x", "--id", "a b"], "id: must be 1 to 128 letters"),
-            (["edit", "x"], "body: must be an object with at least one of type, payload"),
+            (["add", "x", "--ack-timeout", "nan"], "ackTimeout: must be a number, or `default`"),
+            (["add", "x", "--ack-timeout", ""], "ackTimeout: must be a number, or `default`"),
+            (["add", "x", "--id", ""], "id: must be 1 to 128 letters"),
+            (["edit", "x"], "give --type, --payload, --priority, --ack-timeout or --max-attempts"),
+            (["activity", "--action", "dlq, nack"], "--action: must be a comma-separated list of: "),
         ],
     )
     def test_invalid_field_is_named(self, arguments: list[str], error: str, queue: MessageQueue) -> None:

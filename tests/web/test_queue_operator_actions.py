@@ -193,7 +193,7 @@ def test_all_that_match_are_replayed_and_only_few_have_each_a_result(queue: Queu
         queue.post("/queue/move", {"messages": ids, "toQueue": "dead"})
     answer = queue.post("/queue/replay", {"filter": {"type": "mail"}})
     counts = {"moved": 1_500, "movedCount": 1_500, "failed": 0}
-    message = "1500 of 1500 messages moved"
+    message = "1,500 of 1,500 messages moved"
     assert answer.body == {"success": True, "message": message, **counts, "is_complete": True}
     queue.post("/queue/move", {"messages": ids, "toQueue": "dead"})
     few = queue.post("/queue/replay", {"filter": {"type": "mail"}}).body

@@ -187,6 +187,22 @@ def test_a_client_that_went_away_takes_nothing(queue: Queue) -> None:
     assert (message["id"], message["attempt_count"]) == (id, 0)
 
 
+@pytest.mark.parametrize("query", ["", "timeout=20"])
+def test_clients_that_gave_up_before_the_queue_was_asked_take_nothing(queue: Queue, query: str) -> None:
+    ids = [queue.add() for _ in range(10)]
+    with queue.redis() as client:
+        client.client_pause(1500, all=True)  # the first request is on its way, and the others wait for its reply
+    clients = [raw(queue, query) for _ in ids]
+    time.sleep(0.5)
+    for one in clients:
+        one.close()
+    eventually(lambda: queue.sizes()[1] > 0, within=20)
+    time.sleep(0.5)
+    waiting, held, *_ = queue.sizes()
+    assert waiting + held == len(ids)
+    assert held < 5
+
+
 def test_the_next_one_gets_what_came_for_a_client_that_went_away(queue: Queue) -> None:
     with looking(queue, 5):
         gone = [raw(queue, "timeout=20") for _ in range(5)]

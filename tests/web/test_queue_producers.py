@@ -121,6 +121,7 @@ def test_any_content_type_is_taken(queue: Queue) -> None:
         ('{"type":"a","maxAttempts":2.5}', "maxAttempts"),
         ('{"type":"a","id":"with space"}', "id"),
         ('{"type":"a","id":7}', "id"),
+        ('{"type":"a","id":".."}', "id"),
         ('{"type":"a","nonsense":1}', "nonsense"),
         ('{"type":"a","\\ud800":1}', "?"),
         (f'{{"type":"a","payload":{"[" * 65 + "]" * 65}}}', "payload"),

@@ -50,6 +50,16 @@ def test_a_touch_that_makes_a_deadline_earlier_is_heard(queue: Queue) -> None:
         eventually(lambda: queue.ids("main") == [id])
 
 
+def test_an_event_of_another_program_ends_no_sweeping(queue: Queue) -> None:
+    with queue.redis() as client:
+        for event in ('{"type":"dequeue"}', '{"type":"dequeue","payload":{"deadline":"soon"},"timestamp":0}'):
+            client.xadd(f"{NAME}:events", {"event": event})
+    id = queue.add(ackTimeout=0.3)
+    with promptly(1.3):  # and not at the next of the sweeps that come every five seconds
+        queue.take()
+        eventually(lambda: queue.ids("main") == [id])
+
+
 def test_out_of_attempts_it_is_a_dead_letter(queue: Queue) -> None:
     id = queue.add(ackTimeout=0.1, maxAttempts=1)
     with promptly(1.1):

@@ -44,10 +44,10 @@ if first then
       acknowledged[#acknowledged + 1] = id
     end
   end
+  finish_releases()
   if #acknowledged == 0 then
     return answers
   end
-  finish_releases()
   local length = forget_oldest(redis.call('XLEN', ACKNOWLEDGED) + #acknowledged, #acknowledged)
   local outcome = '"attempt_count":1,"acknowledged_at":' .. NOW_TEXT .. '}'
   local ended = 'acknowledged ' .. NOW_MS_TEXT .. ' \\n","acknowledged_at":' .. NOW_TEXT .. ',"added":' .. #outcome .. '}'

@@ -1,29 +1,34 @@
 #!lua flags=allow-oom
--- Moves messages that wait in the stream of an older service to the streams of their priorities, one slice per call.
+-- Moves waiting messages to the streams of their priorities, one slice per call: from the stream of an older service, or of
+-- a priority that there is no more.
 --
 -- KEYS[1]  queue name
--- ARGV     priority levels
--- Returns  1 after the last slice, else 0
+-- ARGV     stream, entry id after which the slice begins ('' for the first that may wait), priority levels
+-- Returns  the id of the last entry of the slice; '' after the last slice
 --
 -- Atomic, so that a message is in one stream and no other consumer takes it meanwhile. allow-oom, so that a full server
 -- can be drained.
 
-highest_priority = ARGV[1] - 1
-local entries, is_end
+local stream, after, levels = unpack(ARGV)
+highest_priority = levels - 1
+after = after == '' and stream == MANUAL and last_delivered(MANUAL) or after
 repeat
-  entries, is_end = read_entries_of(MANUAL, '(' .. last_delivered(MANUAL), '+')
-  for i, entry in ipairs(entries) do
-    if i > 1 and is_slice_full() then
-      return 0
-    end
-    handled = handled + 2
-    local id, record, data = read_entry(MANUAL, entry[1], entry[2])
-    if id then
-      redis.call('XDEL', MANUAL, entry[1])
+  local entries, is_end = read_entries_of(stream, after == '' and '-' or '(' .. after, '+')
+  for _, entry in ipairs(entries) do
+    after, handled = entry[1], handled + 2
+    local id, record, data = read_entry(stream, after, entry[2])
+    if id and not record.deadline_at then
+      redis.call('XDEL', stream, after)
+      redis.call('XACK', stream, GROUP, after) -- of one that was parked
+      unindex(id, record)
       end_delivery(id, record)
+      record.priority = priority_in(record)
       requeue(id, record, data)
       save(id, record)
     end
   end
-until is_end
-return 1
+  if is_end then
+    return ''
+  end
+until is_slice_full()
+return after

@@ -39,6 +39,7 @@ local PAUSES = QUEUE .. ':pauses' -- by type, who paused it and why, as JSON; ''
 local MAX_ACKNOWLEDGED = 100 -- acknowledged messages that are retained
 local MAX_EVENTS = '50000' -- approximate number of events until fold_counts.lua trims them
 local MIN_MILLISECONDS = 1e11 -- other programs may write times in ms; as seconds this is the year 5138
+local LAST_SECOND = 253402300799 -- of the year 9999
 local MAX_NUMBER = 1e9 -- maximum of seconds or attempts in records of other producers
 local MAX_REPLAY_HISTORY = 10 -- earlier failures that a replayed message keeps
 local MAX_ID_BYTES = 256 -- bytes
@@ -79,7 +80,7 @@ local function stream_of(priority)
 end
 
 local function priority_of(stream)
-  return tonumber(string.match(stream, '_p(%d+)$')) or 0
+  return string.sub(stream, 1, #QUEUE) == QUEUE and tonumber(string.match(stream, '^_p(%d+)$', #QUEUE + 1)) or 0
 end
 
 -- Events: each is added to the stream, for clients that reconnect, and published on the channel. Next to the event, an
@@ -190,10 +191,11 @@ local function finite(value)
   return number and number > -1e15 and number < 1e15 and number or nil
 end
 
--- Returns a time in seconds, or nil.
+-- Returns a time in seconds, of the years 1970 to 9999, or nil.
 local function moment(value)
   local number = finite(value)
-  return number and (math.abs(number) >= MIN_MILLISECONDS and number / 1000 or number)
+  number = number and (number >= MIN_MILLISECONDS and number / 1000 or number)
+  return number and number >= 0 and number <= LAST_SECOND and number or nil
 end
 
 local function positive(value)

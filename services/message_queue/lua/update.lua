@@ -25,7 +25,7 @@ if not data then
   return 'NOT_FOUND'
 end
 local was_parked = state == 'main' and unindex(id, record)
-local stream, sid, priority = record.stream, record.sid, record.priority
+local stream, sid, kind, priority = record.stream, record.sid, record.type, record.priority
 for name, value in pairs(cjson.decode(changes)) do
   record[name] = value ~= cjson.null and value or nil
 end
@@ -45,6 +45,9 @@ if state == 'main' then
 end
 if was_parked and not is_moved then
   park(id, record)
+end
+if state == 'main' and not is_moved and record.type ~= kind then
+  redis.call('XADD', RESUMES, 'MAXLEN', 1, '*', 'type', record.type) -- wakes consumers that wait for it
 end
 save(id, record)
 announce_ids('update', { id })

@@ -96,6 +96,22 @@ def test_a_cancelled_call_disturbs_no_other(lab: Lab, queue: AsyncMessageQueue) 
     assert {lab.take().id, lab.take().id} == {"given-up", "kept"}
 
 
+def test_a_cancelled_caller_receives_no_message(
+    lab: Lab, queue: AsyncMessageQueue, round_trips: list[list[str]]
+) -> None:
+    lab.queue.enqueue("job", id="only")
+
+    async def run() -> Any:
+        given_up = [asyncio.create_task(queue.take()), asyncio.create_task(queue.take(type="job"))]
+        await asyncio.sleep(0)  # they have begun
+        for one in given_up:
+            one.cancel()
+        return await queue.take()
+
+    assert asyncio.run(run()).id == "only"
+    assert round_trips == [["dequeue"]]
+
+
 def test_a_full_server_refuses_only_what_adds(lab: Lab, queue: AsyncMessageQueue) -> None:
     lab.queue.enqueue("job", id="held")
     held = lab.take()

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dev.servers import Valkey
-from services.message_queue import Filter, InvalidMessage
+from services.message_queue import Filter, InvalidMessage, LockLost
 from services.message_queue.browser import SORT_FIELDS_BY_STATE
 from tests.services.message_queue.message_lab import Lab
 
@@ -209,6 +209,25 @@ def test_entry_that_was_deleted_under_its_consumer_is_forgotten(lab: Lab) -> Non
     assert lab.pending("q") == []
     assert lab.contents.find("a") is None
     assert lab.queue.enqueue("job", id="a") == "a"
+    assert lab.take().id == "a"
+
+
+def test_ack_of_a_message_whose_entry_was_deleted_leaves_no_deadline(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a")
+    message = lab.take()
+    lab.client.xdel("q", message.fields["_stream_id"])
+
+    with pytest.raises(LockLost):
+        lab.queue.ack("a", message.lock_token)
+
+    assert (lab.client.zcard("q:deadlines"), lab.client.scard("q:pending_ids")) == (0, 0)
+
+
+@pytest.mark.parametrize("created_at", [9e14, -9e14])
+def test_time_that_no_calendar_has_becomes_now(lab: Lab, created_at: float) -> None:
+    lab.client.xadd("q", {"data": json.dumps({"id": "a", "type": "job", "payload": 1, "created_at": created_at})})
+    (listed,) = lab.everything("main")
+    assert abs(listed.fields["created_at"] - lab.now_ms() / 1000) < 60
     assert lab.take().id == "a"
 
 

@@ -253,6 +253,17 @@ def test_group_that_another_program_deletes_loses_no_parked_message(parked: Lab)
 # Consumers that wait, and the load
 
 
+def test_message_that_gets_another_type_wakes_the_consumer_of_that_type(lab: Lab) -> None:
+    id = lab.queue.enqueue("letter")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(lab.queue.dequeue, timeout=60, type="mail")
+        eventually(lambda: lab.arrivals._is_reading, within=30)
+        lab.contents.update(id, {"type": "mail"})
+        received = waiting.result(timeout=30)
+    assert received is not None
+    assert received.id == id
+
+
 @pytest.mark.parametrize("type", [None, "mail"])
 def test_resume_wakes_the_consumers_that_wait(parked: Lab, type: str | None) -> None:
     with ThreadPoolExecutor(2) as threads:

@@ -107,6 +107,25 @@ def test_message_that_is_enqueued_or_taken_while_the_queue_is_cleared_stays(
     assert lab.ids("acknowledged") == [taken.id]
 
 
+@pytest.mark.parametrize("place", ["main", "processing", "dead", None])
+def test_message_that_comes_while_a_clear_that_can_be_undone_goes_on_stays(
+    lab: Lab, place: MessageState | None
+) -> None:
+    old = enqueue(lab, SOME)
+    lab.until_passed(lab.now_ms())  # they are older than what comes, by the milliseconds that Redis counts
+
+    slices = lab.contents.clear_in_batches(place, keep=lambda copies: lambda kept: None)
+    next(slices, None)
+    new = [lab.queue.enqueue("job", priority=3) for _ in range(3)]
+    taken = lab.take()
+    assert taken.id == new[0]
+    lab.contents.move([new[1]], to="dead")
+    sum(slices)
+
+    assert [lab.ids("main"), lab.ids("dead")] == [[new[2], *(old if place in ("processing", "dead") else [])], [new[1]]]
+    lab.queue.ack(taken.id, taken.lock_token)
+
+
 def test_message_that_is_taken_while_processing_is_cleared_stays(lab: Lab) -> None:
     enqueue(lab, SOME + 1)
     held = [lab.take() for _ in range(SOME)]

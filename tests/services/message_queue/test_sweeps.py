@@ -96,6 +96,27 @@ def test_sweep_stops_at_its_budget(server: Valkey) -> None:
         assert lab.sweeper.sweep(budget=timedelta(microseconds=1)).requeued == ids[:3]
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_messages_of_a_priority_that_there_is_no_more_get_the_highest(lab: Lab, is_shared: bool) -> None:
+    with Lab(lab.url, levels=10) as before:
+        ids = [before.queue.enqueue("job", priority=9, id=id) for id in ("held", "rejected", "parked", "waiting")]
+        held, rejected = before.take(), before.take()
+        before.contents.pause(["job"], by="ada")
+        assert before.queue.dequeue() is None  # the third is parked, and so is the fourth
+        before.contents.resume(["job"])
+        before.queue.enqueue("job", priority=9, id="last")
+    with Lab(lab.url, levels=4, is_shared=is_shared) as after:
+        after.queue.nack(rejected.id, rejected.lock_token)
+        after.lapse(held.id)
+        assert after.sweeper.sweep().requeued == [held.id]
+        after.heal()
+        assert after.contents.counts().main == len(ids) + 1
+        received = [after.take() for _ in range(len(ids) + 1)]
+        assert sorted(one.id for one in received) == sorted([*ids, "last"])
+        assert {one.fields["priority"] for one in received} == {3}
+        assert after.queue.dequeue() is None
+
+
 def test_requeued_message_keeps_its_priority_and_goes_to_the_tail(lab: Lab) -> None:
     for id, priority in (("a", 1), ("b", 1), ("c", 0)):
         lab.queue.enqueue("job", id=id, priority=priority)

@@ -129,7 +129,8 @@ ActivityLimit = Annotated[
 ]
 
 
-def _actions(text: str) -> str:
+def checked_actions(text: str) -> str:
+    """Return the text if it is a list of actions. Raises ValueError."""
     if set(text.split(",")) <= set(get_args(Action)):
         return text
     raise ValueError(f"must be a comma-separated list of: {', '.join(get_args(Action))}")
@@ -139,7 +140,7 @@ _ANY_ACTION = f"({'|'.join(get_args(Action))})"
 ActionList = Annotated[
     Annotated[
         str,
-        AfterValidator(_actions),
+        AfterValidator(checked_actions),
         WithJsonSchema({"type": "string", "pattern": f"^{_ANY_ACTION}(,{_ANY_ACTION})*$"}),
     ]
     | None,

@@ -14,7 +14,7 @@ from queue_manager.core.settings import settings
 from queue_manager.web.http.direct import DirectRoute
 from queue_manager.web.http.errors import ApiError, errors, invalid
 from queue_manager.web.http.requests import EmptyIsNone
-from queue_manager.web.routes.messages.long_poll import ReceiveOptions, wait_for_message
+from queue_manager.web.routes.messages.long_poll import ReceiveOptions, receive_message
 from queue_manager.web.routes.messages.requests import (
     MAX_BATCH_MESSAGES,
     BatchBody,
@@ -123,9 +123,7 @@ async def receive(
     consumer until its deadline.
     """
     options = ReceiveOptions(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
-    message = await async_message_queue().take(**options)
-    if message is None and timeout:
-        message = await wait_for_message(options, min(timeout, MAX_POLL_DURATION), request=request)
+    message = await receive_message(options, timeout=min(timeout or 0, MAX_POLL_DURATION), request=request)
     if message is None:
         raise ApiError(HTTPStatus.NOT_FOUND, "not found", "Message not found")
     return Response(message.to_json(), media_type="application/json")

@@ -15,10 +15,11 @@ from fastapi import Request
 
 from queue_manager.web.auth import disconnection
 from queue_manager.web.routes.messages.background import Background
-from services.message_queue import Message, message_queue
+from services.message_queue import Message, async_message_queue, message_queue
 from services.message_queue.errors import SearchIncomplete
 
 SEARCH_THREADS = CapacityLimiter(8)
+CONNECTION_CHECK_DELAY = 0.05  # seconds that a request for a message takes before its connection is watched
 
 
 class ReceiveOptions(TypedDict):
@@ -29,8 +30,26 @@ class ReceiveOptions(TypedDict):
     consumer_id: str | None
 
 
-async def wait_for_message(options: ReceiveOptions, timeout: float, *, request: Request) -> Message | None:
+async def receive_message(options: ReceiveOptions, *, timeout: float, request: Request) -> Message | None:
     """Return the next message, or `None`: after `timeout` seconds, or if the client disconnects or loses access."""
+    taking = asyncio.create_task(async_message_queue().take(**options))
+    watching: asyncio.Task[None] | None = None
+    try:
+        await asyncio.wait({taking}, timeout=CONNECTION_CHECK_DELAY)
+        if not taking.done():
+            watching = asyncio.create_task(_disconnected(request))
+            await asyncio.wait({taking, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not taking.done():
+            return None
+        message = await taking
+    finally:
+        taking.cancel()
+        if watching is not None:
+            watching.cancel()
+    return await _wait_for_message(options, timeout, request) if message is None and timeout else message
+
+
+async def _wait_for_message(options: ReceiveOptions, timeout: float, request: Request) -> Message | None:
     background: Background = request.app.state.background
     disconnected = asyncio.create_task(_disconnected(request))
     access_lost = asyncio.create_task(disconnection.over(disconnection.is_over(request)))

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from models.audit import ActionName
 from queue_manager.core.clock import to_iso
 from queue_manager.core.log import get_logger
+from queue_manager.explanation import many
 from queue_manager.web.actor import CurrentActor
 from queue_manager.web.http.errors import errors, invalid
 from queue_manager.web.http.requests import EmptyIsNone, JsonBody
@@ -155,7 +156,7 @@ def delete_date_range(
     count = sum(found.deleted.values())
     verb = "would be deleted" if is_preview else "deleted"
     return DeletedRange(
-        message=f"{count} messages {verb}",
+        message=f"{many(count, 'message')} {verb}",
         deletedCount=count,
         by_queue=dict(found.deleted),
         is_preview=is_preview,
@@ -177,7 +178,7 @@ def import_lines(body: Annotated[bytes, Depends(LinesBody())], actor: CurrentAct
         action.count = result.added
     log.info("Messages imported", messages=result.added, known=result.known)
     return Imported(
-        message=f"{result.added} messages imported",
+        message=f"{many(result.added, 'message')} imported",
         count=result.added,
         known=result.known,
         undecodable=result.undecodable,
@@ -288,7 +289,7 @@ def cleared(queue: MessageState | None, actor: Actor, *, is_over: Callable[[], b
                 break
     log.info("Cleared by hand", queue=queue or "all", messages=count, complete=is_complete)
     left = "" if is_complete else "; there are more, so repeat it"
-    message = f"{count} messages deleted{left}"
+    message = f"{many(count, 'message')} deleted{left}"
     return Cleared(message=message, queueType=queue, cleared=count, is_complete=is_complete, undo=action.undo)
 
 
@@ -312,5 +313,5 @@ def _results(verb: str, success: str, outcomes: Mapping[str, str]) -> dict[str, 
 
 def _numbers(verb: str, done: int, failed: int) -> dict[str, Any]:
     log.info("Messages changed by hand", done=verb, messages=done, of=done + failed)
-    message = f"{done} of {done + failed} messages {verb}"
+    message = f"{done:,} of {many(done + failed, 'message')} {verb}"
     return {"message": message, verb: done, f"{verb}Count": done, "failed": failed}

@@ -91,8 +91,9 @@ class OverdueSweeper:
 
     def _plan_for(self, event: QueueEvent) -> None:
         if event.text.startswith(DEADLINE_EVENTS):
-            data = json.loads(event.text)  # valid JSON, since our own scripts write these events
-            self._plan(_now() + (data["payload"]["deadline"] - data["timestamp"]) / 1000)
+            with suppress(ValueError, LookupError, TypeError):  # of another program
+                data = json.loads(event.text)
+                self._plan(_now() + (data["payload"]["deadline"] - data["timestamp"]) / 1000)
 
     def _plan(self, at: float) -> None:
         if at < self._due_at:

@@ -73,7 +73,7 @@ class NewMessageBody(BaseModel):
     ackTimeout: AckTimeout = None
     maxAttempts: MaxAttempts = None
     id: Annotated[str, Field(pattern=MESSAGE_ID_PATTERN)] | None = Field(
-        default=None, description="Makes repeated requests harmless."
+        default=None, description="Makes repeated requests harmless. Not `.` or `..`, which URLs cannot contain."
     )
 
 
