@@ -204,7 +204,9 @@ def show(
 @queue.command("export")
 @filtered
 def export_messages(where: Filter, state: MessageStateArgument, form: FormatOption = "jsonl") -> None:
-    """Print the messages in a state as JSON lines, for `import`, or as CSV, oldest first (in `processing`, latest deadline first).
+    """Print the messages in a state as JSON lines, for `import`, or as CSV.
+
+    They come oldest first; those in `processing`, latest deadline first.
 
     Example: `queue-manager queue export dead --type send_mail > dead.jsonl`
     """
