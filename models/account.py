@@ -29,6 +29,12 @@ def stored_of(expression: Any) -> dict[str, Any]:
     return {"$convert": {"input": expression, "to": "objectId", "onError": expression, "onNull": None}}
 
 
+def usable_of(expression: Any) -> dict[str, Any]:
+    """Return the aggregation expression of `stored` for a value that `usable` accepts, and null for any other."""
+    is_usable = [{"$in": [{"$type": expression}, ["objectId", "string"]]}, {"$ne": [expression, ""]}]
+    return {"$cond": [{"$and": is_usable}, stored_of(expression), None]}
+
+
 def spellings_of(expression: Any) -> dict[str, Any]:
     """Return the aggregation expression of `spellings`; for a missing account, a value that matches no account.
 

@@ -70,6 +70,12 @@ def left(system: str, *, now: datetime, grace: timedelta) -> Iterator[tuple[str,
         yield record["_id"], record["at"]
 
 
+def count_left(system: str, *, before: datetime) -> int:
+    """Count the records from before then, except those that were postponed beyond it."""
+    where = {"system": system, "at": {"$lte": before}, "postponed_until": {"$not": {"$gt": before}}}
+    return _records().count_documents(where, hint=BY_AGE)
+
+
 def _records() -> Collection[Document]:
     return collection(OUTBOX_COLLECTION)
 

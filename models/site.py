@@ -132,7 +132,8 @@ class Sites:
         Returns:
             How many resets in a row that makes, 0 when the thumbnail is there; `None`: that build runs no more.
         """
-        count = {"$add": [{"$ifNull": [f"${RESET_COUNT}", 0]}, 1]}
+        known = {"$cond": [{"$isNumber": f"${RESET_COUNT}"}, f"${RESET_COUNT}", 0]}
+        count = {"$add": [known, 1]}
         has_thumbnail = {"$ne": [{"$ifNull": [f"${DESKTOP}", None]}, None]}
         site = self.collection().find_one_and_update(
             {"_id": site_id, **IN_PROGRESS, **self.only, STARTED: started_at},

@@ -101,8 +101,8 @@ def _grouped(product_types: Sequence[str], accounts: Sequence[Any] | None) -> li
         {"$match": {"started": {"$ne": None}}},
         {
             "$group": {
-                "_id": {"$ifNull": [account.stored_of("$account"), account.stored_of("$account_id")]},
-                "parent_account": {"$max": account.stored_of("$account")},
+                "_id": {"$ifNull": [account.usable_of("$account"), account.stored_of("$account_id")]},
+                "parent_account": {"$max": account.usable_of("$account")},
                 "subscription_ids": {"$push": "$_id"},
                 # The least of these is the oldest: documents compare field by field, in this order.
                 "oldest": {"$min": {"started": "$started", "_id": "$_id", "account_id": "$account_id"}},

@@ -58,6 +58,12 @@ class Rule(Enum):
         "See the error on the system's page or in the workers' logs, correct the cause, then retry.",
         "failed",
     )
+    FAILING_CALLS = (
+        "failing-calls",
+        f"{DOCUMENTS} with `after`",
+        f"A call of `after` has not succeeded for more than {LATE}, although its documents are written.",
+        "See the error in the workers' logs and correct the cause; the call is repeated.",
+    )
     LOST_ITEMS = (
         "lost-items",
         "every system with item tasks",

@@ -31,7 +31,7 @@ SCANS_QUEUE = "scans"
 SCHEDULE_PAGE = "/schedule"
 DURATION_NAMES: Mapping[Measure, str] = {"due_to_done": "Due to done", "wait": "Wait", "run": "Run"}
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_TASK = re.compile(r"\w+(\.\w+)+")
+TASK_NAME = re.compile(r"\w+(\.\w+)+")
 _PATH = re.compile(r"[\w-]+(/[\w-]+)+")
 _CRON = re.compile(r"\S+( \S+){4}")
 _UNIQUE = ("name", "scan_task", "item_task", "queue", "trigger", "page", "counted_as")
@@ -140,10 +140,13 @@ class System:
         self._default("page", f"/systems/{self.name}" if self.items is not None else SCHEDULE_PAGE)
         self._default("counted_as", self.queue)
         self._default("item_name", self.items_name.removesuffix("s"))
-        self._require(_NAME.fullmatch(self.name), "name", "lower-case words with hyphens, such as trial-end")
+        is_name = isinstance(self.name, str) and _NAME.fullmatch(self.name)
+        self._require(is_name, "name", "lower-case words with hyphens, such as trial-end")
         for name in ("scan_task", "item_task"):
             value = getattr(self, name)
-            self._require(value is None or _TASK.fullmatch(value), name, "a task's name, such as billing.trials.scan")
+            self._require(
+                value is None or TASK_NAME.fullmatch(value), name, "a task's name, such as billing.trials.scan"
+            )
         is_time = isinstance(self.every, timedelta) and self.every > timedelta(0)
         self._require(callable(self.every) or is_time, "every", "a timedelta above zero")
         self._require(self.at is None or _CRON.fullmatch(self.at), "at", "a cron line such as '0 * * * *'")
@@ -165,12 +168,33 @@ class System:
         if not is_right:
             raise ConfigurationError(f"System {self.name!r}: {name}={getattr(self, name)!r} must be {accepted}")
 
+    @property
+    def imported_tasks(self) -> Sequence[str]:
+        """The tasks whose modules a worker imports."""
+        return [self.scan_task] if self.item_task is None else [self.scan_task, self.item_task]
+
     def check(self) -> None:
         """Raise ConfigurationError if the declaration is incomplete, once its module is imported."""
 
     def period(self, chosen: Settings) -> timedelta:
         """Return the time between two scans."""
-        return self.every(chosen) if callable(self.every) else self.every
+        every = self.every(chosen) if callable(self.every) else self.every
+        if not isinstance(every, timedelta) or every <= timedelta(0):
+            raise ConfigurationError(
+                f"System {self.name!r}: `every` returned {every!r:.100}, not a timedelta above zero"
+            )
+        return every
+
+    def read_stats(self) -> SystemStats:
+        """Return what `stats` reads. Raises ConfigurationError if that is not `SystemStats` with numbers."""
+        found = self.stats()
+        if not isinstance(found, SystemStats) or not all(
+            isinstance(one, int | float) for one in found.numbers.values()
+        ):
+            raise ConfigurationError(
+                f"System {self.name!r}: `stats` returned {found!r:.200}, not SystemStats with numbers"
+            )
+        return found
 
     def late_after(self, chosen: Settings) -> timedelta:
         """Return how long the scan may not have run, or an item may be due, before that is a problem."""
@@ -223,7 +247,7 @@ def item_queues(systems: Iterable[System]) -> list[str]:
 
 def task_modules(systems: Iterable[System]) -> list[str]:
     """Return the modules of the systems' tasks."""
-    names = [name for system in systems for name in (system.scan_task, system.item_task) if name is not None]
+    names = [name for system in systems for name in system.imported_tasks]
     return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
 
 
@@ -237,7 +261,10 @@ def declared(modules: Iterable[str]) -> list[System]:
     for name in modules:
         module = import_named(name, setting="QM_SYSTEMS")
         # By type(): isinstance() would evaluate the proxies of Celery's tasks, which read its configuration.
-        of_module = [value for value in vars(module).values() if issubclass(type(value), System)]
+        values = [
+            one for value in vars(module).values() for one in (value if type(value) in (list, tuple) else [value])
+        ]
+        of_module = [value for value in values if issubclass(type(value), System)]
         if not of_module:
             raise ConfigurationError(f"QM_SYSTEMS: {name!r} declares no System")
         found += [system for system in of_module if not any(system is known for known in found)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -49,7 +49,7 @@ class RunSystem(Protocol):
     def __call__(self, system: DueDocuments, *documents: Mapping[str, Any], now: datetime | None = None) -> RunOutcome:
         """Insert documents, scan once, and run each item with all its attempts, without waits between them.
 
-        A later call continues with the documents of earlier calls.
+        A later call continues with the documents of earlier calls. Raises the first error of `after` or `failed`.
 
         Args:
             system: the declaration; it need not be in QM_SYSTEMS.
@@ -84,6 +84,9 @@ def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
     from queue_manager.items import DueItem
     from queue_manager.leases import Leases, LeaseStatus
     from services.due_documents import work_of
+    from services.due_documents.work import DocumentWork
+
+    errors: list[Exception] = []
 
     class NoLeases(Leases):
         """Leases are not needed in a single process."""
@@ -94,7 +97,12 @@ def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
         def statuses(self, names: Any) -> list[LeaseStatus]:
             return [LeaseStatus(state="free") for _ in names]
 
-    work = replace(work_of(system), clock=lambda: now, leases=NoLeases(system.name))
+    class Work(DocumentWork):
+        def hook_failed(self, what: str, error: Exception) -> None:
+            errors.append(error)
+
+    known = {one.name: getattr(work_of(system), one.name) for one in fields(DocumentWork)}
+    work = Work(**{**known, "clock": lambda: now, "leases": NoLeases(system.name)})
     items = [
         DueItem(token=f"test-{number}", args=due.args, lease=due.lease) for number, due in enumerate(work.find_due(now))
     ]
@@ -102,9 +110,12 @@ def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
     if system.batch and items:
         with suppress(Exception):  # each item then fails by itself, as in a worker
             found = work.execute_batch(items)
-    return [
+    results = [
         result if isinstance(result, dict) else _attempts(work, item) for item, result in zip(items, found, strict=True)
     ]
+    if errors:
+        raise errors[0]
+    return results
 
 
 def _attempts(work: DocumentWork, item: DueItem) -> dict[str, Any]:

@@ -110,6 +110,11 @@ class DueWork(ItemWork, ABC):
 
     # Dispatch
 
+    @property
+    def is_held_back(self) -> bool:
+        """Whether the system is paused or in a dry run: a scan changes nothing then."""
+        return self.system_name in pauses.paused() or self.system_name in settings().qm_dry_run
+
     def take_due(self, measure: Callable[[], Backlog]) -> Iterator[DueBatch]:
         """Take what is due and nobody holds, then a bounded number of what falls due before the next scan.
 

@@ -57,10 +57,11 @@ class StaleSites(DueWork):
     has_timelines: bool = True
 
     def take_due(self, measure: Callable[[], Backlog]) -> Iterator[DueBatch]:
-        now = self.clock()
-        self.sites.forget_resets()
-        if stamped := self.sites.stamp(now, latest=now + self.threshold):
-            yield DueBatch(found=0, items=[], other_counts={"stamped": stamped})
+        if not self.is_held_back:
+            now = self.clock()
+            self.sites.forget_resets()
+            if stamped := self.sites.stamp(now, latest=now + self.threshold):
+                yield DueBatch(found=0, items=[], other_counts={"stamped": stamped})
         yield from super().take_due(measure)
 
     def find_due(self, until: datetime) -> Iterator[Due]:

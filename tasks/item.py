@@ -30,6 +30,7 @@ from queue_manager.core.errors import (
     reason,
     typed_reason,
 )
+from queue_manager.core.functions import require_done
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import REDIS_OUTAGES, RedisError
 from queue_manager.core.retry import RetryPolicy
@@ -233,7 +234,7 @@ class ItemTask(BatchedTask):
         outcome = self.batch_outcome()
         if outcome is None:
             began = time.monotonic()
-            outcome = self.use_database(lambda: self.run(*item.args))
+            outcome = require_done(self.use_database(lambda: self.run(*item.args)), self.name)
             self.work().record_executed([item], [outcome or {}], took=seconds(time.monotonic() - began))
         return outcome
 

@@ -26,7 +26,8 @@ def output(text: str) -> str:
 
 
 def options(text: str) -> dict[str, str]:
-    """Return the lines of a configuration or an environment by name."""
-    found = dict(re.findall(r"^([\w.-]+)(?: = |=| )(.+)$", text, re.MULTILINE))
-    assert len(found) == len(text.splitlines()), text
+    """Return the lines of a configuration or an environment by name, without comments."""
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    found = dict(re.findall(r"^([\w.-]+)(?: = |=| )(.+)$", "\n".join(lines), re.MULTILINE))
+    assert len(found) == len(lines), text
     return found

@@ -28,7 +28,7 @@ def import_named(module: str, *, setting: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return import_module(module)
-    except Exception as error:  # importing a module may raise any error
+    except (Exception, SystemExit) as error:  # importing a module may raise any error
         raise ConfigurationError(
             f"{setting}: {module!r} cannot be imported ({type(error).__name__}: {error})"
         ) from error

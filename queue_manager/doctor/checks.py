@@ -151,7 +151,14 @@ CHECKS = (
         statement="The scans of the systems that are switched on run on time, and their due items are handled.",
         rules=(
             *(Rule.LAG, Rule.LATE_SCAN, Rule.SCAN_ERRORS, Rule.STUCK_ITEMS, Rule.FAILED_ITEMS, Rule.LOST_ITEMS),
-            *(Rule.REPEATED_RESETS, Rule.FAILING_JOBS, Rule.LOST_JOBS, Rule.UNADOPTED_JOBS, Rule.UNREADABLE_DOCUMENTS),
+            *(
+                Rule.FAILING_CALLS,
+                Rule.REPEATED_RESETS,
+                Rule.FAILING_JOBS,
+                Rule.LOST_JOBS,
+                Rule.UNADOPTED_JOBS,
+                Rule.UNREADABLE_DOCUMENTS,
+            ),
             Rule.UNKNOWN_STATE,
         ),
         needs=(SETTINGS, "mongodb", "redis"),

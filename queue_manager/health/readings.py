@@ -24,7 +24,7 @@ from queue_manager.beat.status import Leadership, leadership, next_runs, older_l
 from queue_manager.broker import dead_letters, start_check
 from queue_manager.core.call_thread import call_within
 from queue_manager.core.clock import hours, seconds
-from queue_manager.core.errors import AppError, ConfigurationError, reason
+from queue_manager.core.errors import AppError, ConfigurationError, reason, typed_reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.pause import Pause
 from queue_manager.core.redis_client import connect
@@ -168,7 +168,7 @@ async def read(limit: float = READ_TIMEOUT) -> Readings:
         bounded(_redis, "redis", "Redis"),
         bounded(_mongodb, "mongodb", "MongoDB"),
         bounded(_broker, "broker", "The broker"),
-        _each({one.name: of_system(one.stats, one.name, one.stats_server) for one in on}),
+        _each({one.name: of_system(one.read_stats, one.name, one.stats_server) for one in on}),
         _each({one.name: of_system(_slow_numbers(one), one.name, "MongoDB") for one in on if one.slow_numbers}),
     )
     for name, numbers in slow.items():
@@ -204,7 +204,9 @@ async def _bounded(
         text = f"{server}: {reason(error)}"
     except Exception as error:
         log.error("A part of the health could not be read", server=server, error=reason(error), exc_info=error)
-        text = f"{server}: {reason(error)}"
+        text = (
+            f"its `stats` raised {typed_reason(error)}" if rule is Rule.UNKNOWN_STATE else f"{server}: {reason(error)}"
+        )
     return Problem(system=system, rule=rule, text=text)
 
 

@@ -26,17 +26,20 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import update_wrapper
 from importlib import import_module
-from inspect import iscoroutinefunction, signature
+from inspect import signature
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import bson
+from bson import Regex
 from pymongo import IndexModel
 
 from models.database import Document, shown_id, value_at
 from queue_manager.core.clock import EPOCH, seconds, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError
+from queue_manager.core.functions import is_plain
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.explanation import TimelineEntry
-from queue_manager.system import System, SystemStats
+from queue_manager.system import TASK_NAME, System, SystemStats
 
 ReturnedUpdate = Document | list[Document] | None
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,11 +103,11 @@ class ItemFunction(Generic[F]):
     """
 
     def __init__(self, function: F, system: DueDocuments) -> None:
-        names = list(signature(function).parameters)
-        if iscoroutinefunction(function) or len(names) not in (1, 2) or names[1:] not in ([], ["run"]):
+        names = list(signature(function).parameters) if is_plain(function) else []
+        if len(names) not in (1, 2) or names[1:] not in ([], ["run"]) or not hasattr(function, "__qualname__"):
             raise ConfigurationError(
-                f"System {system.name!r}: {function.__qualname__} must be a plain function of the document, with a "
-                "second parameter `run` if it needs one"
+                f"System {system.name!r}: {function!r:.100} must be a plain function of the document, with a second "
+                "parameter `run` if it needs one"
             )
         self.function, self._system = function, system
         self.wants_run = len(names) == 2
@@ -177,7 +180,7 @@ class DueDocuments(System):
     functions: Functions = field(default_factory=Functions, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        word = self.name.replace("-", "_")
+        word = str(self.name).replace("-", "_")
         self._default("scan_task", f"tasks.due_documents.scan_{word}")
         self._default("item_task", f"tasks.due_documents.{word}")
         self._default("queue", self.name)
@@ -185,21 +188,23 @@ class DueDocuments(System):
         for name, function in _implementation(self).items():
             object.__setattr__(self, name, function)
         super().__post_init__()
-        self._require(_PATH.fullmatch(self.due), "due", "the path of a field, such as trial_ends_at or trial.ends_at")
+        is_path = isinstance(self.due, str) and _PATH.fullmatch(self.due) and self.due != "_id"
+        self._require(is_path, "due", "the path of a field, such as trial_ends_at or trial.ends_at")
         self._require(self.catch_up in ("once", "all"), "catch_up", "'once' or 'all'")
         self._require(self.done in ("unset", None), "done", "'unset' or None")
-        self._require(self.max_rate is None or self.max_rate > 0, "max_rate", "items a second, above zero")
+        is_rate = self.max_rate is None or (isinstance(self.max_rate, int | float) and self.max_rate > 0)
+        self._require(is_rate, "max_rate", "items a second, above zero")
         named = isinstance(self.collection, str) and self.collection
         self._require(named, "collection", "the name of a collection")
         self._require(
             _can_be_indexed(self.where, self.due),
             "where",
-            f'a condition such as {{"status": "trial"}} on other fields than the date, with no operators but '
+            f'a condition such as {{"status": "trial"}} on other fields than the date and `_id`, with no operators but '
             f"{', '.join(sorted(_OPERATORS))} and $and",
         )
         for name in ("fields", "shown"):
             value = getattr(self, name)
-            is_list = not isinstance(value, str) and all(isinstance(one, str) for one in value or ())
+            is_list = value is None or (isinstance(value, list | tuple) and all(isinstance(one, str) for one in value))
             self._require(is_list, name, 'a list of fields such as ["status"]')
 
     def item(self, retry: RetryPolicy = DEFAULT_RETRY, *, task: str | None = None) -> Callable[[F], ItemFunction[F]]:
@@ -214,26 +219,42 @@ class DueDocuments(System):
 
         if callable(retry):
             raise ConfigurationError(f"System {self.name!r}: write `@….item()` with parentheses")
+        if not isinstance(retry, RetryPolicy):
+            raise ConfigurationError(f"System {self.name!r}: retry={retry!r:.100} must be a RetryPolicy")
 
         def decorate(function: F) -> ItemFunction[F]:
             if self.functions.item is not None:
                 raise ConfigurationError(f"System {self.name!r}: it has an item function already")
+            self.functions.item, self.functions.retry = ItemFunction(function, self), retry
             named = task or f"{function.__module__}.{function.__name__}"
             object.__setattr__(self, "item_task", named)
-            self.functions.item, self.functions.retry = ItemFunction(function, self), retry
+            is_name = task is None or TASK_NAME.fullmatch(task)
+            self._require(is_name, "item_task", "a task's name, such as billing.trials.end_trial")
             return self.functions.item
 
         return decorate
 
     def after(self, function: A) -> A:
         """Have `function` called with the documents that were written (`Written`), at least once for each."""
-        self.functions.after = function
+        self.functions.after = self._sole(function, self.functions.after, "after")
         return function
 
     def failed(self, function: G) -> G:
         """Have `function` called with a `Failure`; the update that it returns is written to the document, if any."""
-        self.functions.failed = function
+        self.functions.failed = self._sole(function, self.functions.failed, "failed")
         return function
+
+    def _sole(self, function: F, known: object, name: str) -> F:
+        if known is not None:
+            raise ConfigurationError(f"System {self.name!r}: it has a function `{name}` already")
+        if not is_plain(function):
+            raise ConfigurationError(f"System {self.name!r}: `{name}` must be a plain function, not {function!r:.100}")
+        return function
+
+    @property
+    def imported_tasks(self) -> Sequence[str]:
+        """Its function's module is in `QM_SYSTEMS`."""
+        return [self.scan_task]
 
     def check(self) -> None:
         super().check()
@@ -301,14 +322,24 @@ def _can_be_indexed(where: Any, due: str) -> bool:
     if not isinstance(where, Mapping):
         return False
     return all(
-        all(_can_be_indexed(part, due) for part in value) if path == "$and" else _is_plain(path, value) and path != due
+        (isinstance(value, list) and all(_can_be_indexed(part, due) for part in value))
+        if path == "$and"
+        else _is_plain(path, value) and path != due
         for path, value in where.items()
     )
 
 
-def _is_plain(path: str, value: Any) -> bool:
-    operators = [name for name in value if name.startswith("$")] if isinstance(value, Mapping) else []
-    return not path.startswith("$") and {*operators} <= _OPERATORS and value != {"$exists": False}
+def _is_plain(path: Any, value: Any) -> bool:
+    if not isinstance(path, str) or path.startswith("$") or path.partition(".")[0] == "_id":
+        return False
+    operators = {*value} if isinstance(value, Mapping) and any(str(name).startswith("$") for name in value) else set()
+    if not operators <= _OPERATORS or isinstance(value, re.Pattern | Regex):
+        return False
+    try:
+        bson.encode({path: value})
+    except Exception:  # bson raises many types of errors
+        return False
+    return not (operators and value.get("$exists", True) is not True)
 
 
 def _implementation(system: DueDocuments) -> dict[str, Callable[..., Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from models import database
+from models import database, outbox
 from queue_manager import leases
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
@@ -41,6 +41,13 @@ def stats(work: DocumentWork) -> SystemStats:
         },
         late=overdue if lag > late.total_seconds() else [],
     )
+    if work.system.functions.after is not None:
+        left = result.numbers["pending_calls"] = outbox.count_left(work.system.name, before=now - late)
+        if left:
+            result.problems[Rule.FAILING_CALLS] = (
+                f"{many(left, 'call')} of `after`, each for a batch of {work.system.items_name}, without success for "
+                f"more than {problems.span(late)}; they are repeated"
+            )
     thing = work.system.items_name.removesuffix("s")
     if stuck:
         result.problems[Rule.STUCK_ITEMS] = problems.stuck(thing, stuck, late=late)

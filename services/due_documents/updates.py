@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, cast
 
 import bson
+from bson import ObjectId
 
 from models import transaction
 from models.database import Document, as_stored, copy_of, value_at, with_value
@@ -17,6 +18,7 @@ from queue_manager.core.errors import PermanentError
 from services.due_documents.declaration import DueDocuments, Run
 
 MAX_CALL_TIME = 0.25  # seconds for the functions of one transaction; the other items of a batch are in the next one
+_COMPARED_ALIKE = (str, bool, int, ObjectId)  # two values of one of these types are equal here if they are in MongoDB
 MAX_REPEATS = 100_000  # dates that a repeating item may have missed
 
 
@@ -28,17 +30,17 @@ class Updates:
 
     def of_one(self, document: Document, run: Run) -> Update:
         """Return the update of one document; of a date that an outage made it miss several times, the last."""
-        update = self._checked(self._call(document, run))
-        later = _value_set(update, self.system.due)
+        update, later = self._checked(self._call(document, run))
         for _ in range(MAX_REPEATS):
-            if self.system.catch_up == "all" or not isinstance(later, datetime) or later > run.now:
+            if later is None or later > run.now or self.system.catch_up == "all":
                 return update
             if later <= value_at(document, self.system.due):
-                break
+                raise PermanentError(
+                    f"{self.system.item_task} must set a later {self.system.due} than the document has"
+                )
             document = with_value(document, self.system.due, later)
-            update = self._checked(self._call(document, run))
-            later = _value_set(update, self.system.due)
-        raise PermanentError(f"{self.system.item_task} must set a later {self.system.due} than the document has")
+            update, later = self._checked(self._call(document, run))
+        return update  # the next scan goes on from its date
 
     def of_each(self, documents: Sequence[Document], run: Run, *, unreached: list[Any] | None) -> list[UpdateGroup]:
         """Call the function for each document; documents with equal updates are written together.
@@ -74,21 +76,25 @@ class Updates:
         assert item is not None
         return item.function(own, run=run) if item.wants_run else item.function(own)
 
-    def _checked(self, update: Any) -> Update:
-        """Return the update that a function returned, with the date removed if the declaration says so."""
-        is_update = (isinstance(update, dict) and all(name.startswith("$") for name in update)) or (
-            isinstance(update, list) and update and all(isinstance(stage, dict) for stage in update)
-        )
-        if not is_update or (update == {} and self.system.done is None):
+    def _checked(self, update: Any) -> tuple[Update, datetime | None]:
+        """Return the update that a function returned, and the date that it sets.
+
+        If the declaration says that the date is removed, the update does it.
+        """
+        require_update(update, self.system.item_task)
+        if update == {} and self.system.done is None:
+            raise PermanentError(f'{self.system.item_task} returned {{}}, which needs `done="unset"`')
+        later = _value_set(update, self.system.due)
+        if later is not None and (not isinstance(later, datetime) or later.tzinfo is None):
             raise PermanentError(
-                f"{self.system.item_task} returned {update!r:.100}, but it must return an update such as "
-                '{"$set": {"status": "done"}}, or a pipeline of such stages'
+                f"{self.system.item_task} sets {self.system.due} to {later!r:.100}, but it must be a datetime with a "
+                "time zone, such as run.now + timedelta(days=1)"
             )
         if self.system.done is None:
-            return cast(Update, update)
+            return cast(Update, update), later
         if isinstance(update, list):
-            return [*update, {"$unset": self.system.due}]
-        return {**update, "$unset": {**update.get("$unset", {}), self.system.due: ""}}
+            return [*update, {"$unset": self.system.due}], None
+        return {**update, "$unset": {**update.get("$unset", {}), self.system.due: ""}}, None
 
     def _group(self, update: Update, run: Run) -> UpdateGroup:
         return UpdateGroup(documents=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
@@ -123,8 +129,21 @@ class Updates:
             return later > now
         set_ = update.get("$set", {})
         return any(
-            path in set_ and not isinstance(wanted, dict) and not isinstance(set_[path], list) and set_[path] != wanted
+            type(wanted) in _COMPARED_ALIKE and type(set_.get(path)) is type(wanted) and set_[path] != wanted
             for path, wanted in self.system.where.items()
+        )
+
+
+def require_update(update: Any, of: str | None) -> None:
+    """Raise PermanentError if a function returned neither operators nor a pipeline."""
+    is_update = (
+        isinstance(update, dict)
+        and all(str(name).startswith("$") and isinstance(of_fields, dict) for name, of_fields in update.items())
+    ) or (isinstance(update, list) and update and all(isinstance(stage, dict) for stage in update))
+    if not is_update:
+        raise PermanentError(
+            f"{of} returned {update!r:.100}, but it must return an update such as "
+            '{"$set": {"status": "done"}}, or a pipeline of such stages'
         )
 
 
@@ -135,4 +154,11 @@ def _unset(stage: Mapping[str, Any]) -> list[str]:
 
 
 def _value_set(update: Update, path: str) -> Any:
-    return update.get("$set", {}).get(path) if isinstance(update, dict) else None
+    """Return the value that an update sets at a path, also as a part of a document; `None` if it sets none."""
+    set_ = update.get("$set", {}) if isinstance(update, dict) else {}
+    for outer, value in set_.items():
+        if path == outer:
+            return value
+        if path.startswith(f"{outer}.") and isinstance(value, dict):
+            return value_at(value, path[len(outer) + 1 :])
+    return None

@@ -15,12 +15,13 @@ from models import database, failed_item, outbox
 from models.database import id_key, id_text, is_same_id, shown_id
 from models.due_documents import DueCollection, StillDue, UpdateGroup, ids_of
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
-from queue_manager.core.errors import NotYetDue, PermanentError, reason
+from queue_manager.core.errors import NotYetDue, PermanentError, reason, typed_reason
+from queue_manager.core.functions import require_done
 from queue_manager.core.log import get_logger
 from queue_manager.items import DueItem, Verdict
 from queue_manager.leases import Leases, MustCoolDown
 from services.due_documents.declaration import CallAgain, DueDocuments, Failure, Run, Written
-from services.due_documents.updates import Updates
+from services.due_documents.updates import Updates, require_update
 from services.due_work import Due, DueWork
 from services.item_work import ItemResult
 
@@ -170,9 +171,22 @@ class DocumentWork(DueWork):
             error=error,
         )
         if self.system.functions.failed is not None:
-            record = Failure(id=key, due_at=due_at, error=error, failures=failure.failures, retry_at=failure.retry_at)
-            if update := self.system.functions.failed(record):
-                self.documents.update_if_due(key, due_at, update)
+            about = Failure(id=key, due_at=due_at, error=error, failures=failure.failures, retry_at=failure.retry_at)
+            self._call_failed(self.system.functions.failed, about)
+
+    def _call_failed(self, failed: Callable[[Failure], Any], about: Failure) -> None:
+        try:
+            if update := require_done(failed(about), "`failed`"):
+                require_update(update, "`failed`")
+                self.documents.update_if_due(about.id, about.due_at, update)
+        except database.Error:
+            raise
+        except Exception as error:
+            self.hook_failed("`failed` failed; the document is not marked", error)
+
+    def hook_failed(self, what: str, error: Exception) -> None:
+        """Report an error of `after` or `failed`, which does not change the outcome of the item."""
+        self._log.error(what, error=typed_reason(error), exc_info=error)
 
     def cool_down_lost(self, item: DueItem, lost: MustCoolDown) -> None:
         """Record it like a failed attempt, so that people find it among the failed items."""
@@ -207,7 +221,7 @@ class DocumentWork(DueWork):
         call = self.system.functions.after
         assert call is not None
         try:
-            call(written)
+            require_done(call(written), "`after`")
         except CallAgain as again:
             outbox.postpone(batch, until=self.clock() + again.wait)
         else:
@@ -247,7 +261,7 @@ class DocumentWork(DueWork):
             self._run_after(batch, self._written(groups, run))
         except Exception as error:
             # The write stands; the record is kept, and the call is repeated.
-            self._log.error("`after` failed; it is called again", error=reason(error), exc_info=error)
+            self.hook_failed("`after` failed; it is called again", error)
 
     def _written(self, groups: Sequence[UpdateGroup], run: Run) -> list[Written]:
         found: list[tuple[database.Document, database.Document]] = []  # as it was before, as the write left it

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from inspect import Parameter, Signature, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
+from inspect import Parameter, Signature, signature
 from typing import Any, TypeVar
 
 from models.database import Document
 from queue_manager.core.errors import AppError
+from queue_manager.core.functions import is_plain
 from queue_manager.core.imports import import_named
 from queue_manager.core.settings import settings
 from services.job_queues.fields import InvalidJob, checked_name
@@ -49,7 +50,7 @@ class Registry:
         known = self._functions.get(checked_name(name))
         if not callable(function):
             raise InvalidJob("function", f"the job {name} needs a function; {function!r:.80} is not callable")
-        if iscoroutinefunction(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
+        if not is_plain(function):
             found = _qualified_name(function)
             raise InvalidJob(
                 "function", f"the job {name} needs a plain function; {found} is a coroutine or a generator"
@@ -149,7 +150,9 @@ def _is_same(known: JobFunction, function: JobFunction) -> bool:
     """Return True if both are one function, even if its module is imported and run as `__main__`."""
     is_program = "__main__" in (getattr(known, "__module__", ""), getattr(function, "__module__", ""))
     is_same_code = getattr(known, "__code__", known) == getattr(function, "__code__", function)
-    return _qualified_name(known) == _qualified_name(function) or (is_program and is_same_code)
+    is_same_name = _qualified_name(known) == _qualified_name(function)
+    is_named = "<" not in _qualified_name(function)  # not `<lambda>`, nor within a function
+    return (is_same_name and is_named) or (is_same_code and (is_same_name or is_program))
 
 
 def _qualified_name(function: JobFunction) -> str:

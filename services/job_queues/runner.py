@@ -25,6 +25,7 @@ from models.job_attempt import EndedAttempt, JobOutcome, TimeLimit
 from queue_manager.core import shutdown
 from queue_manager.core.clock import unix_ms
 from queue_manager.core.errors import Contended, PermanentError, reason
+from queue_manager.core.functions import require_done
 from queue_manager.core.log import get_logger
 from queue_manager.core.memory import drop_tracebacks
 from queue_manager.core.threads import in_thread
@@ -275,7 +276,7 @@ class Runner:
         due: datetime | None = None
         try:
             function, takes_run = self._function
-            function(*started["arguments"], **({"run": run} if takes_run else {}))
+            require_done(function(*started["arguments"], **({"run": run} if takes_run else {})), f"The job {self.name}")
             due = self._next_due(started)
         except BaseException as error:  # also those that would end the process
             failed = error

@@ -12,7 +12,7 @@ from bson import ObjectId
 
 from beat_schedule import SYSTEMS
 from dev.servers import Mongo, Valkey
-from models import job, scan_run, schema, site, subscription, support_room
+from models import job, outbox, scan_run, schema, site, subscription, support_room
 from models.database import collection, server_now
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import OLD_LEADER_LOCK
@@ -118,6 +118,17 @@ def every_attempt_at_a_room_failed(*_: object) -> Iterator[None]:
     work_of(support_snooze).give_up(room, error="boom")
     yield
     wake(room)
+
+
+@causes("support-snooze", Rule.FAILING_CALLS)
+def every_call_after_a_write_failed(*_: object) -> Iterator[None]:
+    written = server_now() - minutes(10)
+    calls = collection(outbox.OUTBOX_COLLECTION)
+    calls.insert_one({"_id": "failing", "system": "support-snooze", "at": written, "items": []})
+    later = {"_id": "postponed", "system": "support-snooze", "at": written, "items": []}
+    calls.insert_one({**later, "postponed_until": server_now() + minutes(10)})
+    yield
+    calls.delete_one({"_id": "failing"})
 
 
 @causes("support-snooze", Rule.LOST_ITEMS)

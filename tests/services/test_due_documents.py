@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bson import ObjectId
+from bson import Decimal128, ObjectId
 from pymongo.errors import OperationFailure
 
 from models import database, failed_item, outbox, schema, transaction
@@ -17,6 +18,7 @@ from models.database import collection, id_text
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import ConfigurationError, Contended, NotYetDue, PermanentError
 from queue_manager.core.retry import RetryPolicy
+from queue_manager.core.settings import settings
 from queue_manager.items import DueItem, Verdict
 from services.due_documents import DueDocuments, Failure, Run, Written, updates, work, work_of
 from services.due_documents.listing import DocumentList
@@ -71,6 +73,9 @@ def get_account(id: Any) -> Document:
 def item_of(work: DocumentWork, id: Any, due_at: Any = OVER) -> DueItem:
     args = (id_text(id), due_at and to_iso(due_at))
     return DueItem(token="t", args=args, lease=work.lease_of(args))
+
+
+async def never_awaited() -> None: ...
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -235,7 +240,29 @@ class TestUpdate:
         assert "trial_ends_at" not in stored
         assert stored.items() >= left.items()
 
-    @pytest.mark.parametrize("returned", [None, {}, [], {"status": "expired"}, "x", 5, [1], True])
+    def test_empty_update_says_what_it_needs(self, clock: AgingClock) -> None:
+        work = work_on(declare(lambda _: {}), clock)
+        with pytest.raises(PermanentError, match=r'end_trial returned {}, which needs `done="unset"`'):
+            execute(work, item_of(work, make_account()))
+
+    @pytest.mark.parametrize("later", [OVER.replace(tzinfo=None), "2026-01-01", [T0], 5])
+    def test_what_is_no_date_is_refused_as_the_next_one(self, clock: AgingClock, later: Any) -> None:
+        work = work_on(declare(lambda _: {"$set": {"trial_ends_at": later}}), clock)
+        id = make_account()
+        before = get_account(id)
+        with pytest.raises(PermanentError, match="must be a datetime with a time zone"):
+            execute(work, item_of(work, id))
+        assert get_account(id) == before
+
+    def test_value_that_is_equal_in_mongodb_alone_ends_nothing(self, clock: AgingClock) -> None:
+        update = {"$set": {"amount": Decimal128("1.0")}, "$inc": {"told": 1}}
+        work = work_on(declare(lambda _: update, where={"amount": 1}), clock)
+        id = make_account(amount=1)
+        with pytest.raises(PermanentError, match=r"left .* due"):
+            execute(work, item_of(work, id))
+        assert "told" not in get_account(id)
+
+    @pytest.mark.parametrize("returned", [None, [], {"status": "expired"}, "x", 5, [1], True])
     def test_what_is_no_update_is_an_error_that_says_what_it_must_be(self, clock: AgingClock, returned: Any) -> None:
         work = work_on(declare(lambda _: returned), clock)
         id = make_account()
@@ -347,6 +374,27 @@ class TestRepeating:
         stored = get_account(id)
         assert (stored["trial_ends_at"], stored["runs"]) == (T0 + timedelta(days=1), 1)
         assert scan(work) == []
+
+    def test_date_within_a_document_goes_on_to_the_next_one_too(self, clock: AgingClock) -> None:
+        def next_day(account: Document) -> Document:
+            return {"$set": {"trial": {"at": account["trial"]["at"] + timedelta(days=1)}}}
+
+        work = work_on(declare(next_day, due="trial.at", where={}), clock)
+        id = make_account(trial={"at": T0 - timedelta(days=30)})
+        (item,) = scan(work)
+        execute(work, item)
+        assert get_account(id)["trial"]["at"] == T0 + timedelta(days=1)
+
+    def test_more_dates_than_one_call_may_pass_are_left_to_the_next(
+        self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(updates, "MAX_REPEATS", 20)
+        work = work_on(declare(self.next_day), clock)
+        id = make_account(T0 - timedelta(days=30))
+        for expected in (T0 - timedelta(days=9), T0 + timedelta(days=1)):
+            (item,) = scan(work)
+            assert execute(work, item)["success"] is True
+            assert get_account(id)["trial_ends_at"] == expected
 
     def test_or_once_for_each_date_that_it_missed(self, clock: AgingClock) -> None:
         work = work_on(declare(self.next_day, catch_up="all"), clock)
@@ -567,6 +615,26 @@ class TestAfter:
         system = declare(fields=["plan"])
         system.after(calls.extend)
         return system
+
+    def test_call_that_returns_a_coroutine_is_repeated(
+        self, clock: AgingClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        system = declare()
+        system.after(lambda written: never_awaited())
+        ours = work_on(system, clock)
+        ours.execute_batch([item_of(ours, make_account())])
+        assert "`after` returned a coroutine, so nothing was done" in caplog.text
+        assert collection(outbox.OUTBOX_COLLECTION).count_documents({}) == 1
+
+    @pytest.mark.parametrize("name", ["after", "failed"])
+    def test_hook_must_be_one_plain_function(self, system: DueDocuments, name: str) -> None:
+        for wrong in (None, 5, never_awaited, lambda written: (yield)):
+            with pytest.raises(ConfigurationError, match=f"`{name}` must be a plain function"):
+                getattr(declare(), name)(wrong)
+        system = declare()
+        getattr(system, name)(print)
+        with pytest.raises(ConfigurationError, match=f"it has a function `{name}` already"):
+            getattr(system, name)(repr)
 
     def test_it_is_called_with_what_was_written(
         self, clock: AgingClock, system: DueDocuments, calls: list[Written]
@@ -828,17 +896,20 @@ class TestFailure:
         self.fail(ours, 1, clock)
         assert get_account(before["_id"]) == before
 
-    def test_hook_that_fails_does_not_make_a_hot_loop(self, clock: AgingClock) -> None:
-        def hook(failure: Failure) -> None:
-            raise ValueError("in the hook")
-
+    @pytest.mark.parametrize(
+        "hook", [lambda _: 1 / 0, lambda _: {"state": "failed"}, lambda _: True, lambda _: never_awaited()]
+    )
+    def test_hook_that_fails_does_not_make_a_hot_loop(
+        self, clock: AgingClock, hook: Callable[[Failure], Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
         system = declare()
         system.failed(hook)
         ours = work_on(system, clock)
-        make_account()
+        before = get_account(make_account())
         (item,) = scan(ours)
-        with pytest.raises(ValueError, match="in the hook"):
-            ours.give_up(item, error="boom")
+        ours.give_up(item, error="boom")
+        assert "`failed` failed; the document is not marked" in caplog.text
+        assert get_account(before["_id"]) == before
         assert lease_state(ours, item) == "cooling"
         assert collection(failed_item.FAILED_ITEMS_COLLECTION).count_documents({}) == 1
 
@@ -868,6 +939,18 @@ class TestDeclaration:
             ({"where": {"$and": [{"a": {"$in": [1]}}]}}, "with no operators but"),
             ({"where": {"a": {"$exists": False}}}, "with no operators but"),
             ({"where": {"trial_ends_at": {"$exists": True}}}, "on other fields than the date"),
+            ({"where": {"_id": {"$gt": 5}}}, "on other fields than the date and `_id`"),
+            ({"where": {"a": re.compile("x")}}, "must be a condition"),
+            ({"where": {"a": {"$gt": 1, "b": 2}}}, "must be a condition"),
+            ({"where": {"a": {"$exists": False, "$type": "null"}}}, "must be a condition"),
+            ({"where": {"a": {1}}}, "must be a condition"),
+            ({"where": {1: 2}}, "must be a condition"),
+            ({"where": {"$and": 5}}, "must be a condition"),
+            ({"due": "_id"}, "due='_id' must be the path of a field"),
+            ({"due": None}, "due=None must be the path of a field"),
+            ({"max_rate": "5"}, "max_rate='5' must be items a second, above zero"),
+            ({"name": 5}, "name=5 must be lower-case words with hyphens"),
+            ({"fields": 5}, "fields=5 must be a list of fields"),
             ({"fields": "status"}, "fields='status' must be a list of fields"),
             ({"fields": [1]}, "must be a list of fields"),
             ({"shown": "name"}, "shown='name' must be a list of fields"),
@@ -887,6 +970,28 @@ class TestDeclaration:
             declare(**fields)
         assert sentence in str(error.value)
         assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("arguments", "function", "sentence"),
+        [
+            ({"retry": 5}, lambda account: EXPIRE, "retry=5 must be a RetryPolicy"),
+            ({"task": "x"}, lambda account: EXPIRE, "item_task='x' must be a task's name"),
+            ({}, never_awaited, "must be a plain function of the document"),
+            ({}, None, "must be a plain function of the document"),
+            ({}, lambda one, two: EXPIRE, "must be a plain function of the document"),
+        ],
+    )
+    def test_wrong_function_or_option_is_one_sentence(
+        self, arguments: dict[str, Any], function: Any, sentence: str
+    ) -> None:
+        system = replace(declare(), functions=type(declare().functions)())
+        with pytest.raises(ConfigurationError) as error:
+            system.item(**arguments)(function)
+        assert sentence in str(error.value)
+
+    def test_period_that_is_none_is_one_sentence(self) -> None:
+        with pytest.raises(ConfigurationError, match="`every` returned 5, not a timedelta"):
+            declare(every=lambda chosen: 5).period(settings())
 
     def test_it_has_one_function(self) -> None:
         system = declare()

@@ -117,6 +117,12 @@ class TestEligible:
         subscribe(**fields)
         assert scan(reviews) == []
 
+    @pytest.mark.parametrize("account", [None, "", 0, False, {}])
+    def test_agencies_whose_parent_is_unusable_are_asked_each(self, reviews: ReviewRequests, account: Any) -> None:
+        made = [subscribe(account=account) for _ in range(3)]
+        asked = {(item.args[0], tuple(item.args[1]), item.args[2]) for item in scan(reviews)}
+        assert asked == {(str(one["metadata"]["account_id"]), (str(one["_id"]),), None) for one in made}
+
     def test_dates_count_as_well_as_seconds(self, reviews: ReviewRequests) -> None:
         made = subscribe()
         collection("store-subscription").update_one({"_id": made["_id"]}, {"$set": {"created_at": MONTH_AGO}})

@@ -12,6 +12,7 @@ from bson import ObjectId
 from models import site
 from models.database import collection
 from models.site import AGENCY_WEBSITES, INSTASITES, Sites
+from queue_manager import pauses
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
@@ -169,6 +170,27 @@ def test_build_without_a_usable_start_is_stamped_and_reset_one_threshold_later(
     clock.advance(seconds(1))
     (item,) = scan(AGENCY_WEBSITES, clock)
     assert reset(service, item)["reset"] is True
+
+
+@pytest.mark.parametrize("held_back", ["paused", "dry run"])
+def test_nothing_is_changed_while_the_system_is_held_back(
+    clock: AgingClock, held_back: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_site(started_at=None, thumbnail_reset_count=3, details={"thumbnails": {"desktop": "d.png"}})
+    if held_back == "paused":
+        pauses.pause("stale-thumbnails", by="ada")
+    else:
+        monkeypatch.setenv("QM_DRY_RUN", "stale-thumbnails")
+        settings.cache_clear()
+    before = get_site(made)
+    assert [batch.items for batch in work_on(AGENCY_WEBSITES, clock).take_due(Backlog)] in ([], [[]])
+    assert get_site(made) == before
+
+
+def test_reset_count_that_is_no_number_counts_as_none(clock: AgingClock, service: StaleThumbnails) -> None:
+    make_site(thumbnail_reset_count="many")
+    (item,) = scan(AGENCY_WEBSITES, clock)
+    assert reset(service, item)["resets_in_a_row"] == 1
 
 
 def test_stamps_and_forgotten_flags_are_counted_on_their_own(clock: AgingClock) -> None:

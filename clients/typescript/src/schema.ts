@@ -3562,7 +3562,7 @@ export interface components {
              * @description The id of the rule in the health reference.
              * @enum {string}
              */
-            rule: "lag" | "stuck-items" | "failed-items" | "lost-items" | "repeated-resets" | "failing-jobs" | "lost-jobs" | "unadopted-jobs" | "dead-messages" | "dead-letters" | "unreadable-documents" | "late-scan" | "scan-errors" | "missing-indexes" | "unknown-state" | "no-leader" | "old-leader" | "no-workers" | "paused-workers" | "queue-without-worker" | "server-away" | "server-unsuitable" | "clocks-apart" | "settings-warning";
+            rule: "lag" | "stuck-items" | "failed-items" | "failing-calls" | "lost-items" | "repeated-resets" | "failing-jobs" | "lost-jobs" | "unadopted-jobs" | "dead-messages" | "dead-letters" | "unreadable-documents" | "late-scan" | "scan-errors" | "missing-indexes" | "unknown-state" | "no-leader" | "old-leader" | "no-workers" | "paused-workers" | "queue-without-worker" | "server-away" | "server-unsuitable" | "clocks-apart" | "settings-warning";
             /**
              * Text
              * @description What is wrong, with numbers and a few ids.
@@ -3886,6 +3886,11 @@ export interface components {
             "Every attempt at an item failed, and it is still due.",
             "See the error on the system's page or in the workers' logs, correct the cause, then retry.",
             "failed"
+        ] | [
+            "failing-calls",
+            "systems of `DueDocuments` with `after`",
+            "A call of `after` has not succeeded for more than 3 periods of the scan (at least 15 s), although its documents are written.",
+            "See the error in the workers' logs and correct the cause; the call is repeated."
         ] | [
             "lost-items",
             "every system with item tasks",
@@ -4625,7 +4630,7 @@ export interface components {
             maxAttempts?: number | null;
             /**
              * Id
-             * @description Makes repeated requests harmless.
+             * @description Makes repeated requests harmless. Not `.` or `..`, which URLs cannot contain.
              * @default null
              */
             id?: string | null;
@@ -6957,7 +6962,7 @@ export interface operations {
                     maxAttempts?: number | null;
                     /**
                      * Id
-                     * @description Makes repeated requests harmless.
+                     * @description Makes repeated requests harmless. Not `.` or `..`, which URLs cannot contain.
                      * @default null
                      */
                     id?: string | null;

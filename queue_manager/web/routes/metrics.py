@@ -29,7 +29,7 @@ from queue_manager.beat.status import leadership
 from queue_manager.broker import backlog
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.clock import milliseconds
-from queue_manager.core.errors import AppError, reason
+from queue_manager.core.errors import reason, typed_reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.health.readings import sources
@@ -70,6 +70,7 @@ STATISTICS = {
     "other_documents": "Documents of other programs in the collection of the jobs.",
     "overdue": "Messages whose deadline has passed.",
     "pending": "Items that are due and not in flight; for the message queue, messages that wait.",
+    "pending_calls": "Calls of `after` that have not succeeded for three periods of the scan.",
     "requeued_total": "Messages of the message queue that were delivered again.",
     "resets_last_day": "Resets of sites in the last 24 hours.",
     "stuck": "Items whose lease ended without a result; for sites, those that hang again after every reset.",
@@ -248,7 +249,7 @@ def _jobs() -> Metric:
 def _numbers(system: System) -> dict[str, float]:
     try:
         with mongodb():
-            return system.stats().numbers
-    except AppError as error:
-        log.warning(f"Left out of the metrics: {system.name}", error=reason(error))  # other systems may still answer
+            return system.read_stats().numbers
+    except Exception as error:  # `stats` may be a user's; other systems may still answer
+        log.warning(f"Left out of the metrics: {system.name}", error=typed_reason(error))
         return {}

@@ -56,6 +56,17 @@ def only(lab: Lab) -> dict[str, Any]:
 # Order
 
 
+async def never_awaited() -> None: ...
+
+
+@pytest.mark.parametrize("result", [never_awaited, lambda: (one for one in ())])
+def test_function_that_returns_what_was_not_executed_fails(lab: Lab, result: Callable[[], Any]) -> None:
+    lab.works["mail"] = lambda run: result()
+    lab.run("mail")
+    assert lab.run_through().failed == 1
+    assert "so nothing was done: it must be a plain function" in only(lab)["last_error"]
+
+
 def test_jobs_run_by_priority_and_then_by_due_time(lab: Lab) -> None:
     lab.run("mail", "later", at=T0 - minutes(1))
     lab.run("mail", "sooner", at=T0 - minutes(2))
