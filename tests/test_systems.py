@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from beat_schedule import SYSTEMS
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import Settings
-from queue_manager.system import System, declared, require_distinct
+from queue_manager.system import System, SystemStats, declared, require_distinct
+from queue_manager.web.routes.metrics import _numbers as numbers_of
 from services.job_queues import InvalidJob, job
 from tasks.registration import require_tasks
 
@@ -38,6 +40,25 @@ def test_defaults_follow_from_the_name_and_the_queue() -> None:
 
 def test_a_system_that_lists_nothing_leads_to_the_schedule() -> None:
     assert trial_end().page == "/schedule"
+
+
+def of_numbers(numbers: Any) -> SystemStats:
+    return SystemStats(numbers=numbers)
+
+
+@pytest.mark.parametrize("stats", [dict, lambda: of_numbers({"due": None}), lambda: of_numbers({"due": "5"})])
+def test_stats_that_are_no_numbers_are_left_out_of_the_metrics(stats: Callable[[], Any]) -> None:
+    system = trial_end(stats=stats)
+    with pytest.raises(
+        ConfigurationError, match=r"^System 'trial-end': `stats` returned .*, not SystemStats with numbers$"
+    ):
+        system.read_stats()
+    assert numbers_of(system) == {}
+
+
+def test_stats_that_fail_are_left_out_of_the_metrics() -> None:
+    assert numbers_of(trial_end(stats=lambda: of_numbers({"due": {}["key"]}))) == {}
+    assert numbers_of(trial_end(stats=lambda: of_numbers({"due": 5}))) == {"due": 5}
 
 
 @pytest.mark.parametrize(
@@ -106,6 +127,7 @@ def test_built_in_systems_are_distinct() -> None:
     [
         (None, "cannot be imported (ModuleNotFoundError: No module named 'declares_nothing')"),
         ("1 / 0", "cannot be imported (ZeroDivisionError: division by zero)"),
+        ("raise SystemExit(0)", "cannot be imported (SystemExit: 0)"),
         ("", "declares no System"),
     ],
 )
@@ -120,6 +142,17 @@ def test_a_module_without_a_system_is_named(
     with pytest.raises(ConfigurationError) as refused:
         declared(["declares_nothing"])
     assert str(refused.value) == f"QM_SYSTEMS: 'declares_nothing' {said}"
+
+
+def test_systems_in_a_list_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "declares_several.py").write_text(
+        "from datetime import timedelta\n"
+        "from queue_manager import System\n"
+        "fields = dict(title='T', description='D.', every=timedelta(seconds=10))\n"
+        "systems = [System(name=f's-{n}', scan_task=f'declares_several.scan_{n}', **fields) for n in range(2)]\n"
+    )
+    assert [system.name for system in declared(["declares_several"])] == ["s-0", "s-1"]
 
 
 def test_a_system_that_two_modules_name_is_one() -> None:
