@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from bson import ObjectId
+from pydantic import Field, with_config
 from pymongo import ASCENDING, IndexModel
 from pymongo.collection import Collection
 
@@ -22,6 +23,7 @@ from models import listing
 from models.database import Document, collection
 from models.listing import Position
 from queue_manager.core.clock import milliseconds
+from queue_manager.core.json_types import ALWAYS_PRESENT, Moment
 
 AUDIT_COLLECTION = "qm_audit"
 MAX_LISTED_IDS = 20  # of one entry in a list; `get` returns all that are stored
@@ -59,35 +61,42 @@ _FIELDS = {"id": "ids", "who": "who", "action": "action", "system": "system"}
 """The fields of the conditions; each has an index in the order of the list."""
 
 
+@with_config(ALWAYS_PRESENT)
 @dataclass(frozen=True, kw_only=True)
 class AuditEntry:
     """Who did what to what, when, from where, and how it ended."""
 
     id: str
-    at: datetime
-    who: str
-    """The name of a key, `loopback`, or a user of the operating system."""
+    at: Moment
+    who: Annotated[
+        str, Field(description="The name of a key, `loopback` without keys, or the user who ran the command.")
+    ]
     via: Via
-    address: str
-    """The IP address of the client, or the name of the host where the command ran."""
+    address: Annotated[str, Field(description="The IP address of the client, or the host on which the command ran.")]
     action: ActionName
     system: str | None = None
-    ids: Sequence[str] = ()
-    """What it was done to, while it runs what it is to be done to; of many only the first."""
-    total: int | None = None
-    """How many it was to be done to, where that is known."""
-    filter: Mapping[str, Any] | None = None
-    """How they were selected, unless by their ids."""
+    ids: Annotated[
+        Sequence[str],
+        Field(description="What it was done to: in a list the first 20, of one entry the first 1,000."),
+    ] = ()
+    total: Annotated[int | None, Field(description="How many it was to be done to, if that is known.")] = None
+    filter: Annotated[
+        Mapping[str, Any] | None,
+        Field(description="How they were selected, unless by their ids."),
+    ] = None
     detail: str = ""
-    count: int | None = None
-    """How many were changed."""
-    before: Mapping[str, Any] | None = None
+    count: Annotated[int | None, Field(description="How many were changed, where that is counted.")] = None
+    before: Annotated[
+        Mapping[str, Any] | None, Field(description="The values that an edit changed; long ones end with `…`.")
+    ] = None
     after: Mapping[str, Any] | None = None
-    outcome: Outcome = "unknown"
-    """Unknown while the action runs, and if its process or a server failed meanwhile."""
+    outcome: Annotated[
+        Outcome, Field(description="`unknown` while it runs, and if its process or a server failed meanwhile.")
+    ] = "unknown"
     error: str | None = None
-    undo_until: datetime | None = None
-    """Until when it can be undone; `None` if it cannot."""
+    undo_until: Annotated[
+        Moment | None, Field(description="Until when what it deleted can be restored; null if it cannot.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,16 +12,16 @@ silent for a minute.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import datetime
 
-from msgspec.structs import asdict
 from pymongo import IndexModel, UpdateOne
 from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
 from models.database import Document, collection
 from queue_manager.core.clock import minutes
-from queue_manager.core.pause import Pause
+from queue_manager.core.pause import PauseState
 
 QUEUES_COLLECTION = "job_queues"
 LEADERS_COLLECTION = "job_leaders"
@@ -49,7 +49,7 @@ def collections() -> dict[str, list[IndexModel]]:
 # Pauses
 
 
-def pause(names: Iterable[str], made: Pause) -> None:
+def pause(names: Iterable[str], made: PauseState) -> None:
     """Pause queues, also those without jobs."""
     _switch(names, {"$set": {"paused": True, "pause": asdict(made)}}, upsert=True)
 
@@ -65,10 +65,10 @@ def _switch(names: Iterable[str], change: Document, *, upsert: bool) -> None:
         queues().bulk_write(writes, ordered=False)
 
 
-def pauses() -> dict[str, Pause]:
+def pauses() -> dict[str, PauseState]:
     """Return the pauses by the names of the queues."""
     found = queues().find({"paused": True}, {"pause": 1}, hint="paused_queues")
-    return {queue["_id"]: Pause(**queue.get("pause", {})) for queue in found}
+    return {queue["_id"]: PauseState(**queue.get("pause", {})) for queue in found}
 
 
 def paused() -> set[str]:

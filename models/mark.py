@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from bson import ObjectId
+from pydantic import Field, with_config
 from pymongo import ASCENDING, IndexModel
 from pymongo.collection import Collection
 
 from models.database import Document, collection
 from queue_manager.core.clock import hours, unix_ms
+from queue_manager.core.json_types import ALWAYS_PRESENT, Moment
 
 MARKS_COLLECTION = "qm_marks"
 MARK_RETENTION = hours(92 * 24)
@@ -28,50 +30,50 @@ LAST_SEEN = "last_seen"
 MarkKind = Literal["deployment", "leader", "outage"]
 
 
+@with_config(ALWAYS_PRESENT)
 @dataclass(frozen=True, kw_only=True)
-class Mark:
-    """Something that happened, or that lasted `until` a time."""
+class ChartMark:
+    """Something that happened and may explain a change."""
 
     kind: MarkKind
-    at: datetime
+    at: Moment
+    until: Annotated[Moment | None, Field(description="Its end, for what lasted.")] = None
     text: str
-    until: datetime | None = None
-    by: str | None = None
-    """Who made it."""
+    by: Annotated[str | None, Field(description="Who made it; null for what Queue Manager noticed.")] = None
 
 
-def add(mark: Mark) -> None:
+def add(mark: ChartMark) -> None:
     """Store a mark. A leader or an outage that is stored already stays as it is."""
     known_by = ObjectId() if mark.kind == "deployment" else f"{mark.kind}/{unix_ms(mark.at)}"
     fields = {name: value for name, value in vars(mark).items() if value is not None}
     _marks().update_one({"_id": known_by}, {"$setOnInsert": fields}, upsert=True)
 
 
-def read(since: datetime) -> list[Mark]:
+def read(since: datetime) -> list[ChartMark]:
     """Return the marks of what happened, or ended, after a time, oldest first."""
     found = _marks().find({"$or": [{"at": {"$gte": since}}, {"until": {"$gte": since}}]}, sort=[("at", ASCENDING)])
-    return [Mark(**_fields(one)) for one in found]
+    return [ChartMark(**_fields(one)) for one in found]
 
 
-def seen(now: datetime, *, gap: timedelta) -> Mark | None:
+def seen(now: datetime, *, gap: timedelta) -> ChartMark | None:
     """Record that scans run; return the outage since they ran last, if that is longer ago than `gap`."""
     before = _marks().find_one_and_update({"_id": LAST_SEEN}, {"$max": {"seen_at": now}}, upsert=True)
     return None if before is None else _outage(before, now, gap)
 
 
-def current_outage(now: datetime, *, gap: timedelta) -> Mark | None:
+def current_outage(now: datetime, *, gap: timedelta) -> ChartMark | None:
     """Return the outage that lasts, if scans ran longer ago than `gap`."""
     last = _marks().find_one({"_id": LAST_SEEN})
     return None if last is None else _outage(last, now, gap)
 
 
-def _outage(last: Mapping[str, Any], now: datetime, gap: timedelta) -> Mark | None:
+def _outage(last: Mapping[str, Any], now: datetime, gap: timedelta) -> ChartMark | None:
     seen_at = last["seen_at"]
-    return Mark(kind="outage", at=seen_at, until=now, text="No scan was recorded") if now - seen_at > gap else None
+    return ChartMark(kind="outage", at=seen_at, until=now, text="No scan was recorded") if now - seen_at > gap else None
 
 
 def _fields(found: Document) -> dict[str, Any]:
-    return {name: found.get(name) for name in Mark.__dataclass_fields__}
+    return {name: found.get(name) for name in ChartMark.__dataclass_fields__}
 
 
 def _marks() -> Collection[Document]:

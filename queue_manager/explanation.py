@@ -9,58 +9,57 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import ceil
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, with_config
 
 from queue_manager.core.clock import seconds
-from queue_manager.core.pause import Pause
+from queue_manager.core.json_types import ALWAYS_PRESENT, Moment, Number, optional
+from queue_manager.core.pause import PauseState
 
 Tone = Literal["good", "neutral", "warn", "bad"]
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
+@with_config(ALWAYS_PRESENT)
 @dataclass(frozen=True, kw_only=True)
-class TimelineEntry:
+class TimelineEvent:
     """Something that happened."""
 
-    at: datetime
-    event: str
-    """In a few words, such as `Attempt 2 failed`."""
+    at: Moment
+    event: Annotated[str, Field(description="In a few words, such as `Attempt 2 failed`.")]
     detail: str = ""
-    worker: str | None = None
-    """Host and process, as `host:pid`."""
-    duration: timedelta | None = None
-    error: str | None = None
-    task_id: str | None = None
+    worker: Annotated[str | None, optional("Host and process, as `host:pid`.")] = None
+    duration_ms: Annotated[
+        Number | None,
+        optional("How long it took; an item of a batch has that of the batch."),
+    ] = None
+    error: Annotated[str | None, optional("Why it failed.")] = None
+    task_id: Annotated[str | None, optional("The id of the Celery task.")] = None
 
 
+@with_config(ALWAYS_PRESENT)
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
     """What an id names, and why it is in its state."""
 
     system: str
-    kind: str
-    """What it is: `room`, `message`, `job`."""
+    kind: Annotated[str, Field(description="What it is, such as `room`, `message` or `job`.")]
     id: str
-    title: str = ""
-    """What people know it by."""
-    state: str
-    """In a word or two."""
-    tone: Tone = "neutral"
-    answer: str
-    """One or two sentences."""
-    due_at: datetime | None = None
-    page: str
-    """The path of its page."""
-    document: str
-    """The path of the whole document in the API."""
-    retry: str | None = None
-    """The path of its retry in the API, if it can be retried now."""
-    retry_body: Mapping[str, Any] = field(default_factory=dict)
-    """What is sent there."""
-    timeline: Sequence[TimelineEntry] = ()
-    """Newest first."""
-    has_whole_timeline: bool = True
-    """False if reading it took too long."""
+    title: Annotated[str, Field(description="What people know it by; may be empty.")] = ""
+    label: Annotated[str, Field(description="Its state, in a word or two.")]
+    tone: Annotated[Tone, Field(description="How good or bad that is.")] = "neutral"
+    answer: Annotated[str, Field(description="Why it is in this state, in one or two sentences.")]
+    due_at: Moment | None = None
+    page: Annotated[str, Field(description="The path of its page.")]
+    document: Annotated[str, Field(description="The path of its document.")]
+    retry: Annotated[str | None, Field(description="The path of its retry; null if it cannot be retried now.")] = None
+    retry_body: Annotated[Mapping[str, Any], Field(description="What to send there.")] = field(default_factory=dict)
+    timeline: Annotated[Sequence[TimelineEvent], Field(description="What happened to it, newest first.")] = ()
+    has_whole_timeline: Annotated[
+        bool,
+        Field(description="False if reading the batches of a day took too long."),
+    ] = True
 
 
 Idle = Literal["paused", "dry run"]
@@ -77,7 +76,7 @@ class DispatchState:
     flag: str | None
     """The setting that switches the system on."""
     idle: Idle | None
-    pause: Pause | None = None
+    pause: PauseState | None = None
     """Why its scans dispatch nothing."""
     has_leader: bool
     next_scan_at: datetime | None
@@ -112,7 +111,7 @@ class DispatchState:
         return f"the {'next scan' if since is None else 'scan that can take it'} runs at {clock(at, self.now)}"
 
 
-def newest_first(entries: Iterable[TimelineEntry]) -> list[TimelineEntry]:
+def newest_first(entries: Iterable[TimelineEvent]) -> list[TimelineEvent]:
     """Return the entries by time. Of two with the same time, the one that was given later is the newer one."""
     return sorted(entries, key=lambda entry: entry.at)[::-1]
 
@@ -126,7 +125,7 @@ def sentence(*clauses: str) -> str:
     return f"{said[:1].upper()}{said[1:]}{'' if said.endswith(('.', '!', '?')) else '.'}"
 
 
-def pause_text(pause: Pause | None, now: datetime) -> str:
+def pause_text(pause: PauseState | None, now: datetime) -> str:
     """Return ` since … by … (reason)`, as far as it is known."""
     if pause is None:
         return ""

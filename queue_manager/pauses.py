@@ -1,6 +1,6 @@
 """The systems that operators paused, in Redis: scans of a paused system dispatch nothing, in all processes.
 
-    qm:pauses   hash {system: JSON of the `Pause`}
+    qm:pauses   hash {system: JSON of the `PauseState`}
 
 Guarantee: a scan reads it once. If Redis lost its data, no system is paused.
 """
@@ -13,19 +13,19 @@ from typing import Any
 
 import msgspec
 
-from queue_manager.core.pause import Pause
+from queue_manager.core.pause import PauseState
 from queue_manager.leases import redis_server
 
 PAUSES_KEY = "qm:pauses"
 
-_decode = msgspec.json.Decoder(Pause).decode
+_decode = msgspec.json.Decoder(PauseState).decode
 
 
-def pause(system: str, *, by: str, reason: str | None = None) -> Pause:
+def pause(system: str, *, by: str, reason: str | None = None) -> PauseState:
     """Dispatch no items of a system until it is resumed; items in flight complete. Raises `Unavailable`."""
     with redis_server() as client:
         second, micros = client.time()
-        made = Pause(at=datetime.fromtimestamp(second + micros // 1000 / 1000, UTC), by=by, reason=reason)
+        made = PauseState(at=datetime.fromtimestamp(second + micros // 1000 / 1000, UTC), by=by, reason=reason)
         client.hset(PAUSES_KEY, system, msgspec.json.encode(made))
     return made
 
@@ -36,7 +36,7 @@ def resume(system: str) -> None:
         client.hdel(PAUSES_KEY, system)
 
 
-def paused() -> Mapping[str, Pause]:
+def paused() -> Mapping[str, PauseState]:
     """Return the pauses by system. Raises `Unavailable`."""
     with redis_server() as client:
         found: Any = client.hgetall(PAUSES_KEY)

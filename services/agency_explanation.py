@@ -7,7 +7,7 @@ from datetime import datetime
 from models import account, item_events, pulse, subscription
 from models.database import Document
 from models.subscription import Agency
-from queue_manager.explanation import DispatchState, Explanation, TimelineEntry, Tone, newest_first, sentence, when
+from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first, sentence, when
 from queue_manager.leases.detail import detail
 from services.item_explanation import describe_state, timeline
 from services.review_requests import ReviewRequests, due_of, system
@@ -36,7 +36,7 @@ def _explanation(
         kind=system.item_name,
         id=id,
         title="" if agency.account_id is None else str(agency.account_id),
-        state=state,
+        label=state,
         tone=tone,
         answer=answer,
         due_at=agency.oldest_subscription + requests.after if agency.subscription_ids else None,
@@ -91,5 +91,5 @@ def _moments(request: Document) -> list[datetime]:
     return [moment for moment in found if isinstance(moment, datetime)]
 
 
-def _request(request: Document) -> TimelineEntry:
-    return TimelineEntry(at=request["created_at"], event="Asked for a review", detail=f"status {request.get('status')}")
+def _request(request: Document) -> TimelineEvent:
+    return TimelineEvent(at=request["created_at"], event="Asked for a review", detail=f"status {request.get('status')}")

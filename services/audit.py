@@ -29,7 +29,7 @@ from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import Unavailable, reason, server_away
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.explanation import TimelineEntry
+from queue_manager.explanation import TimelineEvent
 
 AUDIT_TIMEOUT = seconds(2.5)
 MAX_AUDITED_IDS = 1_000
@@ -260,7 +260,7 @@ def _text(text: str, length: int = MAX_VALUE_LENGTH) -> str:
 # Timelines
 
 
-def timeline_entry(entry: AuditEntry) -> TimelineEntry:
+def timeline_event(entry: AuditEntry) -> TimelineEvent:
     """Return an entry as an event in the life of what it was done to."""
     is_done = entry.outcome == "done"
     label = ACTION_LABELS.get(entry.action, entry.action.capitalize())
@@ -271,7 +271,7 @@ def timeline_entry(entry: AuditEntry) -> TimelineEntry:
         _selection(entry),
         OUTCOME_UNKNOWN * (entry.outcome == "unknown"),
     )
-    return TimelineEntry(at=entry.at, event=event, detail="; ".join(filter(None, details)), error=entry.error)
+    return TimelineEvent(at=entry.at, event=event, detail="; ".join(filter(None, details)), error=entry.error)
 
 
 def changes_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:

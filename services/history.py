@@ -16,7 +16,7 @@ import redis
 
 from models import history, mark
 from models.history import HOUR, TEN_MINUTES, Bucket
-from models.mark import Mark
+from models.mark import ChartMark
 from queue_manager.beat.status import leadership
 from queue_manager.core.clock import EPOCH, hours, milliseconds, minutes, seconds
 from queue_manager.core.histogram import Histogram
@@ -54,7 +54,7 @@ class RangeHistory:
     step: timedelta
     steps: Sequence[Totals | None]
     """`None` for a time of which nothing is known."""
-    marks: Sequence[Mark]
+    marks: Sequence[ChartMark]
 
     @property
     def total(self) -> Totals:
@@ -81,7 +81,8 @@ def copy(systems: Iterable[System], *, now: datetime) -> None:
     if outage := mark.seen(now, gap=_gap(known)):
         mark.add(outage)
     if leader := leadership(client):
-        mark.add(Mark(kind="leader", at=leader.since, text=f"{leader.host}:{leader.pid} leads, epoch {leader.epoch}"))
+        text = f"{leader.host}:{leader.pid} leads, epoch {leader.epoch}"
+        mark.add(ChartMark(kind="leader", at=leader.since, text=text))
     history.store(_counted(client, known))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from models.item_events import ItemEvent, ItemHistory
-from queue_manager.explanation import DispatchState, TimelineEntry, Tone, many, when
+from queue_manager.core.clock import milliseconds
+from queue_manager.explanation import DispatchState, TimelineEvent, Tone, many, when
 from queue_manager.leases.detail import LeaseDetail
 
 StateText = tuple[str, Tone, str]
@@ -63,12 +64,12 @@ def _next_attempt(at: datetime | None, history: ItemHistory, now: datetime) -> s
     return f"attempt {last.attempt} failed, and the next one starts{_at(at, now)}. Last error: {last.error}"
 
 
-def timeline(history: ItemHistory) -> list[TimelineEntry]:
+def timeline(history: ItemHistory) -> list[TimelineEvent]:
     """Return the recorded events of an item, oldest first."""
     return [_entry(one) for one in reversed(history.events)]
 
 
-def _entry(event: ItemEvent) -> TimelineEntry:
+def _entry(event: ItemEvent) -> TimelineEvent:
     number = "" if event.attempt is None else f" {event.attempt}"
     titles = {
         "dispatched": "Dispatched by an operator" if event.is_manual else "Dispatched",
@@ -78,12 +79,12 @@ def _entry(event: ItemEvent) -> TimelineEntry:
         "lost": "Process lost",
     }
     together = f"in a batch of {event.items:,}" if event.items > 1 else ""
-    return TimelineEntry(
+    return TimelineEvent(
         at=event.at,
         event=titles[event.event],
         detail=event.skipped or together,
         worker=event.worker,
-        duration=event.took,
+        duration_ms=None if event.took is None else milliseconds(event.took),
         error=event.error,
         task_id=event.task,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from models.database import Document, shown_id, value_at
-from queue_manager.explanation import TimelineEntry, sentence, when
+from queue_manager.explanation import TimelineEvent, sentence, when
 
 
 def without_time(room: Document) -> str | None:
@@ -26,10 +26,10 @@ def describe_awake(room: Document, now: datetime) -> tuple[str, str]:
     return status, sentence(f"{begin} {when(woken_at, now)}", by)
 
 
-def past(room: Document) -> Iterator[TimelineEntry]:
+def past(room: Document) -> Iterator[TimelineEvent]:
     """Yield when it was snoozed, and when its last snooze ended."""
     set_at, set_by = value_at(room, "snooze_time.set_at"), value_at(room, "snooze_time.set_by")
     if isinstance(set_at, datetime):
-        yield TimelineEntry(at=set_at, event="Snoozed", detail="" if set_by is None else f"by {shown_id(set_by)}")
+        yield TimelineEvent(at=set_at, event="Snoozed", detail="" if set_by is None else f"by {shown_id(set_by)}")
     if isinstance(woken_at := room.get("unsnoozed_at"), datetime):
-        yield TimelineEntry(at=woken_at, event="Woken", task_id=room.get("unsnoozed_by_task"))
+        yield TimelineEvent(at=woken_at, event="Woken", task_id=room.get("unsnoozed_by_task"))

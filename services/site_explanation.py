@@ -13,7 +13,7 @@ from queue_manager.core.clock import EPOCH
 from queue_manager.explanation import (
     DispatchState,
     Explanation,
-    TimelineEntry,
+    TimelineEvent,
     Tone,
     many,
     newest_first,
@@ -66,7 +66,7 @@ class _SiteExplanation:
             kind=self._system.item_name,
             id=id,
             title=self._sites.name,
-            state=state,
+            label=state,
             tone=tone,
             answer=answer + often,
             due_at=None,
@@ -102,8 +102,8 @@ class _SiteExplanation:
         return state, tone, sentence(building, f"the build hangs: it takes longer than {span(self._threshold)}", clause)
 
 
-def _outcome(reset: Document) -> TimelineEntry:
+def _outcome(reset: Document) -> TimelineEvent:
     titles = {"reset": "Build reset", "skipped": "Build had changed", "failed": "Reset failed"}
-    return TimelineEntry(
+    return TimelineEvent(
         at=reset["at"], event=titles[reset["outcome"]], error=reset.get("error"), task_id=str(reset["_id"])
     )

@@ -23,7 +23,7 @@ from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
-from queue_manager.explanation import TimelineEntry, many
+from queue_manager.explanation import TimelineEvent, many
 from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
 from services import room_history
@@ -50,7 +50,7 @@ class SupportSnooze(DueDocuments):
     def describe_idle(self, document: Document, now: datetime) -> tuple[str, str]:
         return room_history.describe_awake(document, now)
 
-    def past(self, document: Document) -> Iterable[TimelineEntry]:
+    def past(self, document: Document) -> Iterable[TimelineEvent]:
         return room_history.past(document)
 
     @property

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 from bson import ObjectId
+from pydantic import Field
 
 from models import archive, audit, job_operations
 from models.archive import UNDO_TIME, Kind
@@ -32,15 +33,16 @@ class CannotUndo(AppError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UndoResult:
-    """How much was restored; `existing` is what existed again. Unless it `is_complete`, the undo can be repeated."""
+class Undone:
+    """What an undo has restored."""
 
+    message: str
     restored: int
-    existing: int
-    is_complete: bool
+    existing: Annotated[int, Field(description="Records whose ids existed again; they were left as they are.")]
+    is_complete: Annotated[bool, Field(description="False if the time was not enough: repeat it then.")]
 
 
-def undo(entry: AuditEntry, *, now: datetime, within: timedelta = UNDO_BUDGET) -> UndoResult:
+def undo(entry: AuditEntry, *, now: datetime, within: timedelta = UNDO_BUDGET) -> Undone:
     """Restore what an action deleted; begin nothing more after `within`.
 
     Raises:
@@ -53,14 +55,22 @@ def undo(entry: AuditEntry, *, now: datetime, within: timedelta = UNDO_BUDGET) -
     restored = found = 0
     for some in archive.slices(ObjectId(entry.id)):
         if time.monotonic() > ends_at:
-            return UndoResult(restored=restored, existing=found - restored, is_complete=False)
+            return _undone(restored, found, is_complete=False)
         restored += _RESTORE[some.kind](some.records)
         found += len(some.records)
         archive.remove([some.id])
     if not found:
         raise CannotUndo("It deleted nothing that is kept, or it is undone already")
     audit.end_undo(entry.id)
-    return UndoResult(restored=restored, existing=found - restored, is_complete=True)
+    return _undone(restored, found, is_complete=True)
+
+
+def _undone(restored: int, found: int, *, is_complete: bool) -> Undone:
+    existing = found - restored
+    others = f"; {existing} existed already" if existing else ""
+    left = "" if is_complete else "; there are more, so repeat it"
+    message = f"{restored} restored{others}{left}"
+    return Undone(message=message, restored=restored, existing=existing, is_complete=is_complete)
 
 
 def _restore_dead_letters(kept: Sequence[Mapping[str, Any]]) -> int:

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter
 from rich.text import Text
 
 from models import audit
@@ -23,7 +24,7 @@ from queue_manager.cli.messages_render import console, print_json, printable
 from queue_manager.core.clock import parse_utc, to_iso
 from queue_manager.core.errors import PermanentError
 from queue_manager.web.http.errors import ApiError
-from queue_manager.web.routes.audit import MAX_AUDIT_PAGE, AuditedChange, audit_page, one_change, undone
+from queue_manager.web.routes.audit import MAX_AUDIT_PAGE, AuditedChange, audit_page, one_change
 from services.audit import changes_of
 from services.undo import undo
 
@@ -91,7 +92,7 @@ def show(
         found = audit.get(id)
     if found is None:
         fail(f"there is no entry {id} in the audit", code=1)
-    print_json(one_change(found).model_dump_json(indent=2))
+    print_json(TypeAdapter(AuditedChange).dump_json(one_change(found), indent=2).decode())
 
 
 @audit_cli.command("undo")
@@ -110,7 +111,7 @@ def undo_action(
         with audited("undo", system=entry.system, ids=entry.ids, total=entry.total, detail=f"of {id}") as action:
             result = undo(entry, now=server_now())
             action.count = result.restored
-    typer.echo(undone(result).message)
+    typer.echo(result.message)
 
 
 def _moment(text: str | None, option: str) -> datetime | None:

@@ -17,7 +17,7 @@ from rich.markup import escape
 from beat_schedule import SYSTEMS, systems
 from models import index_builds, mark, schema
 from models.database import OUTAGES, describe, require_replica_set, rights_to_migrate, server_now
-from models.mark import Mark
+from models.mark import ChartMark
 from queue_manager.cli.adopt import adopt_cli
 from queue_manager.cli.alerts import alerts_cli
 from queue_manager.cli.audit import audit_cli
@@ -207,7 +207,7 @@ def add_mark(text: Annotated[str, typer.Argument(help='What happened, such as "v
     if not 1 <= len(text) <= mark.MAX_TEXT_LENGTH:
         fail(f"the text must have 1 to {mark.MAX_TEXT_LENGTH} characters", code=2)
     with report_errors(), audited("mark", detail=text):
-        mark.add(Mark(kind="deployment", at=server_now(), text=text, by=user_name()))
+        mark.add(ChartMark(kind="deployment", at=server_now(), text=text, by=user_name()))
     typer.echo(f"marked  {text}")
 
 

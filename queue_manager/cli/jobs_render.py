@@ -17,7 +17,7 @@ from rich.text import Text
 from models.database import Document
 from models.job import WAITING_STATES, JobState
 from queue_manager.cli.messages_render import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, print_json, printable, span
-from queue_manager.core.pause import Pause
+from queue_manager.core.pause import PauseState
 from services.job_queues import as_json
 
 
@@ -82,7 +82,7 @@ def print_status(console: Console, status: dict[str, Any], now: datetime) -> Non
     console.print(table)
     for queue in status["queues"]:
         if queue["is_paused"]:
-            console.print(printable(f"Paused: {queue['name']} {Pause(**queue['pause'])}"), soft_wrap=True)
+            console.print(printable(f"Paused: {queue['name']} {PauseState(**queue['pause'])}"), soft_wrap=True)
 
 
 def _running(running: Document | None, now: datetime) -> str:

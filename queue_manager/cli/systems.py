@@ -29,7 +29,7 @@ from queue_manager.cli.pauses import PauseReason, checked_reason
 from queue_manager.cli.system_queries import SystemName, history, scans, schedule, status
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.pause import COMMAND_LINE, Pause
+from queue_manager.core.pause import COMMAND_LINE, PauseState
 from queue_manager.core.settings import settings
 from queue_manager.explanation import many
 from queue_manager.system import System, declared, require_distinct
@@ -125,7 +125,7 @@ for _query in (status, scans, history, schedule):
 # Output
 
 
-def _state(system: System, paused: Mapping[str, Pause]) -> Text:
+def _state(system: System, paused: Mapping[str, PauseState]) -> Text:
     if not system.is_on(settings()):
         return Text("off", "dim")
     idle = system.idle(settings(), is_paused=system.name in paused)

@@ -13,7 +13,8 @@ from beat_schedule import systems
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, print_json, printable
-from queue_manager.web.diagnosis import Diagnosis, FoundThing, TimelineEvent, diagnose
+from queue_manager.explanation import Explanation, TimelineEvent
+from queue_manager.web.diagnosis import Diagnosis, diagnose
 
 TONE_STYLES = {"good": "green", "neutral": "dim", "warn": "yellow", "bad": "red"}
 
@@ -61,7 +62,7 @@ def print_diagnosis(diagnosis: Diagnosis, id: str) -> None:
         screen.print(f"Nothing has the id {printable(id)}.", soft_wrap=True)
 
 
-def _heading(found: FoundThing) -> Text:
+def _heading(found: Explanation) -> Text:
     title = f"  {printable(found.title)}" if found.title else ""
     name = (f"{found.kind} {printable(found.id)}", "bold")
     return Text.assemble(name, title, "  ", (printable(found.label), TONE_STYLES[found.tone]))

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from dataclasses import dataclass
+from typing import Annotated
 
-from msgspec import Struct
+from pydantic import Field, with_config
 
 from queue_manager.core.clock import to_iso
+from queue_manager.core.json_types import ALWAYS_PRESENT, Moment
 
 MAX_REASON_LENGTH = 500  # characters
 COMMAND_LINE = "command line"
 
 
-class Pause(Struct, frozen=True, kw_only=True):
-    """A pause; what is unknown is `None`, as after a pause by an older release."""
+@with_config(ALWAYS_PRESENT)
+@dataclass(frozen=True, kw_only=True)
+class PauseState:
+    """A pause that an operator made; what is unknown is null."""
 
-    at: datetime | None = None
-    by: str | None = None
+    at: Moment | None = None
+    by: Annotated[str | None, Field(description="Who paused it: the name of the key, or `command line`.")] = None
     reason: str | None = None
 
     def __str__(self) -> str:

@@ -26,7 +26,7 @@ from queue_manager.core.call_thread import call_within
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import AppError, ConfigurationError, reason, typed_reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.pause import Pause
+from queue_manager.core.pause import PauseState
 from queue_manager.core.redis_client import connect
 from queue_manager.core.server_check import require_broker
 from queue_manager.core.settings import redact_url, settings
@@ -38,7 +38,7 @@ from queue_manager.system import System, SystemStats
 from queue_manager.telemetry import count_history, worker_heartbeats
 from queue_manager.telemetry.count_history import Recent
 from queue_manager.telemetry.counters import Source
-from queue_manager.telemetry.worker_heartbeats import Worker
+from queue_manager.telemetry.worker_heartbeats import OnlineWorker
 
 AnswerT = TypeVar("AnswerT")
 KeyT = TypeVar("KeyT")
@@ -61,11 +61,11 @@ class InRedis:
     leader: Leadership | None
     older_leader: str | None
     """The leading beat of release 0.1, as `host:pid`."""
-    workers: Sequence[Worker]
+    workers: Sequence[OnlineWorker]
     dead_letters: int
     losses: Mapping[str, Mapping[str, int]]
     """By system and item id: how many times in a row the item's process died, of items with many such losses."""
-    pauses: Mapping[str, Pause]
+    pauses: Mapping[str, PauseState]
     """By name: of paused systems."""
     recent: Mapping[str, Recent]
     """By system: what was counted, as far as it could be read."""
@@ -113,7 +113,7 @@ class Readings:
     def leader(self) -> Leadership | None:
         return None if self.in_redis is None else self.in_redis.leader
 
-    def pause_of(self, system: System) -> Pause | None:
+    def pause_of(self, system: System) -> PauseState | None:
         """Return the pause of a system, if an operator paused it."""
         return None if self.in_redis is None else self.in_redis.pauses.get(system.name)
 

@@ -14,12 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import redis
+from pydantic import Field
 
 from queue_manager.core.clock import hours, milliseconds, seconds
+from queue_manager.core.json_types import Moment
 from queue_manager.core.redis_client import PerProcess, Script, make_client
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import worker_activity
@@ -78,24 +80,22 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worker:
-    name: str
-    """Celery's node name."""
+class OnlineWorker:
+    """A worker that is online."""
+
+    name: Annotated[str, Field(description="Celery's node name.")]
     pid: int
-    seen_at: datetime
-    queues: tuple[str, ...] | None = None
-    """Consumed queues; `None` if unknown, as for a worker of an older release."""
-    release: str | None = None
-    """`None` for releases before 0.2."""
-    paused: str | None = None
-    """Why it takes no items; `None` if it does."""
+    seen_at: Annotated[Moment, Field(description="Its last heartbeat.")]
+    queues: Annotated[tuple[str, ...] | None, Field(description="The queues that it consumes; null if unknown.")]
+    release: Annotated[str | None, Field(description="Its release; null before 0.2.")]
+    paused: Annotated[str | None, Field(description="Why it takes no items; null if it does.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActiveWorker:
     """A worker and what it did at its last heartbeat that changed something, or that was full."""
 
-    worker: Worker
+    worker: OnlineWorker
     activity: Activity | None
     """`None` if it reports none."""
     activity_at: datetime | None
@@ -171,7 +171,7 @@ def remove(name: str) -> None:
         _recorder().remove(_member(name))
 
 
-def online(client: redis.Redis) -> list[Worker]:
+def online(client: redis.Redis) -> list[OnlineWorker]:
     """Return the online workers by name; `client` must decode its replies. Raises the errors of redis-py."""
     with client.pipeline(transaction=False) as pipe:
         _read_workers(pipe)
@@ -187,7 +187,7 @@ def active(client: redis.Redis) -> list[ActiveWorker]:
     return [_active(worker, activity.get(member)) for member, worker in _online(*replies).items()]
 
 
-def unconsumed(workers: Iterable[Worker], queues: Iterable[str]) -> list[str]:
+def unconsumed(workers: Iterable[OnlineWorker], queues: Iterable[str]) -> list[str]:
     """Return those of `queues` that no worker consumes; empty if the queues of a worker are unknown."""
     consumed: set[str] = set()
     for worker in workers:
@@ -209,17 +209,17 @@ def _read_workers(pipe: redis.client.Pipeline) -> None:
 
 def _online(
     time_: tuple[int, int], found: Iterable[tuple[str, float]], details: Mapping[str, str]
-) -> dict[str, Worker]:
+) -> dict[str, OnlineWorker]:
     """Return the online workers by member, in the order of their names."""
     since = time_[0] * 1000 + time_[1] // 1000 - milliseconds(OFFLINE_AFTER)
     workers = {member: _worker(member, ms, details.get(member)) for member, ms in found if ms > since}
     return dict(sorted(workers.items(), key=lambda one: (one[1].name, one[1].pid)))
 
 
-def _worker(member: str, ms: float, details: str | None) -> Worker:
+def _worker(member: str, ms: float, details: str | None) -> OnlineWorker:
     name, _, pid = member.rpartition(" ")
     found = Details() if details is None else _decode_details(details)
-    return Worker(
+    return OnlineWorker(
         name=name,
         pid=int(pid),
         seen_at=_moment(ms),
@@ -229,7 +229,7 @@ def _worker(member: str, ms: float, details: str | None) -> Worker:
     )
 
 
-def _active(worker: Worker, recorded: str | None) -> ActiveWorker:
+def _active(worker: OnlineWorker, recorded: str | None) -> ActiveWorker:
     """Return a worker with its activity; without it, if a worker of another release reports it in another form."""
     ms, _, report = (recorded or "").partition(" ")
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -15,49 +15,22 @@ from models.audit import AuditEntry
 from models.database import server_now
 from queue_manager import leases, pauses
 from queue_manager.beat.status import leadership, next_runs
-from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import AppError, reason
 from queue_manager.core.settings import settings
-from queue_manager.explanation import DispatchState, Explanation, TimelineEntry, newest_first, sentence, when
+from queue_manager.explanation import DispatchState, Explanation, newest_first, sentence, when
 from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.system import System
 from queue_manager.telemetry import worker_heartbeats
-from queue_manager.web.http.responses import Moment, Number, ServerTime, optional
-from services.audit import DELETING_ACTIONS, timeline_entry
+from queue_manager.web.http.responses import ServerTime
+from services.audit import DELETING_ACTIONS, timeline_event
 
 MAX_SEARCH_ID_LENGTH = 1_024  # characters
 _TASK_ID = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{32})?-\d{1,5}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-class TimelineEvent(BaseModel):
-    """Something that happened."""
-
-    at: Moment
-    event: str = Field(description="In a few words, such as `Attempt 2 failed`.")
-    detail: str
-    worker: str | None = optional("Host and process, as `host:pid`.")
-    duration_ms: Number | None = optional("How long it took; an item of a batch has that of the batch.")
-    error: str | None = optional("Why it failed.")
-    task_id: str | None = optional("The id of the Celery task.")
-
-
-class FoundThing(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class FoundThing(Explanation):
     """An item, a message or a job, and why it is in its state."""
-
-    system: str
-    kind: str = Field(description="What it is, such as `room`, `message` or `job`.")
-    id: str
-    title: str = Field(description="What people know it by; may be empty.")
-    label: str = Field(description="Its state, in a word or two.")
-    tone: Literal["good", "neutral", "warn", "bad"] = Field(description="How good or bad that is.")
-    answer: str = Field(description="Why it is in this state, in one or two sentences.")
-    due_at: Moment | None
-    page: str = Field(description="The path of its page.")
-    document: str = Field(description="The path of its document.")
-    retry: str | None = Field(description="The path of its retry; null if it cannot be retried now.")
-    retry_body: dict[str, Any] = Field(description="What to send there.")
-    timeline: list[TimelineEvent] = Field(description="What happened to it, newest first.")
-    has_whole_timeline: bool = Field(description="False if reading the batches of a day took too long.")
 
 
 class Diagnosis(BaseModel):
@@ -108,7 +81,7 @@ def _deleted(id: str, without: list[System], actions: Sequence[AuditEntry], now:
                 system=system.name,
                 kind=system.item_name,
                 id=id,
-                state="deleted",
+                label="deleted",
                 answer=sentence(f"deleted by {last.who} at {when(last.at, now)}"),
                 page=system.page_of_item(id),
                 document=f"/api/audit/{last.id}",
@@ -116,16 +89,10 @@ def _deleted(id: str, without: list[System], actions: Sequence[AuditEntry], now:
 
 
 def _found(explanation: Explanation, actions: Sequence[AuditEntry]) -> FoundThing:
-    past = [*map(timeline_entry, reversed(actions))]
-    events = list(map(_event, newest_first([*reversed(explanation.timeline), *past])))
-    about = {name: value for name, value in vars(explanation).items() if name not in ("state", "timeline")}
-    return FoundThing(**about, label=explanation.state, timeline=events)
-
-
-def _event(entry: TimelineEntry) -> TimelineEvent:
-    about = dict(vars(entry))
-    duration = about.pop("duration")
-    return TimelineEvent(**about, duration_ms=None if duration is None else milliseconds(duration))
+    """Add what people did to it to its timeline."""
+    past = [*map(timeline_event, reversed(actions))]
+    timeline = newest_first([*reversed(explanation.timeline), *past])
+    return FoundThing(**{**vars(explanation), "timeline": timeline})
 
 
 def _items_of_task(id: str) -> Iterator[tuple[str, str]]:

@@ -38,7 +38,7 @@ from queue_manager.core.clock import EPOCH, seconds, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError
 from queue_manager.core.functions import is_plain
 from queue_manager.core.retry import RetryPolicy
-from queue_manager.explanation import TimelineEntry
+from queue_manager.explanation import TimelineEvent
 from queue_manager.system import TASK_NAME, System, SystemStats
 
 ReturnedUpdate = Document | list[Document] | None
@@ -291,7 +291,7 @@ class DueDocuments(System):
         """Return the state of a document without a date, in words, and a sentence about it."""
         return "no date", f"It has no date at {self.due}, so it is not due."
 
-    def past(self, document: Document) -> Iterable[TimelineEntry]:
+    def past(self, document: Document) -> Iterable[TimelineEvent]:
         """Yield what the document itself says of its past."""
         return ()
 

@@ -38,7 +38,7 @@ class _DocumentExplanation:
             kind=self._system.item_name,
             id=id,
             title=self._system.title_of(self._document),
-            state=state,
+            label=state,
             tone=tone,
             answer=answer,
             due_at=self._due_at if isinstance(self._due_at, datetime) else None,

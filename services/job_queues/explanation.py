@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -13,7 +13,7 @@ from models.job import JobId, JobState
 from queue_manager.explanation import (
     DispatchState,
     Explanation,
-    TimelineEntry,
+    TimelineEvent,
     Tone,
     many,
     newest_first,
@@ -52,7 +52,7 @@ def _malformed(system: System, document: Document, field: str) -> Explanation:
         kind=system.item_name,
         id=id,
         title=str(document.get("name")),
-        state=str(document.get("state")),
+        label=str(document.get("state")),
         tone="bad",
         answer=sentence(f"malformed: its field {field} is missing, or has another type than that of a job"),
         due_at=None,
@@ -107,7 +107,7 @@ class _JobExplanation:
             kind=self._system.item_name,
             id=id,
             title=self._job["name"],
-            state=self._state.value,
+            label=self._state.value,
             tone=JOB_TONES[self._state],
             answer=sentence(*self._clauses()),
             due_at=self._job["due"],
@@ -178,7 +178,7 @@ class _JobExplanation:
         return when(moment, self._now)
 
 
-def _entries(document: Document) -> Iterator[TimelineEntry]:
+def _entries(document: Document) -> Iterator[TimelineEvent]:
     for number, entry in enumerate(document["history"]):
         attempt = f"Attempt {entry['attempt']}" if "attempt" in entry else "The attempt"
         titles = {
@@ -188,12 +188,11 @@ def _entries(document: Document) -> Iterator[TimelineEntry]:
             JobState.FAILURE: f"{attempt} failed",
             JobState.CANCELED: "Canceled",
         }
-        took = entry.get("took_ms")
-        yield TimelineEntry(
+        yield TimelineEvent(
             at=entry["at"],
             event=titles[JobState(entry["state"])],
             worker=entry.get("worker"),
-            duration=None if took is None else timedelta(milliseconds=took),
+            duration_ms=entry.get("took_ms"),
             error=entry.get("error"),
             task_id=entry.get("run"),
         )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from bson import ObjectId
-from msgspec.structs import asdict
 
 from models import foreign_job, job, job_counts, job_operations, job_pages, job_queue
 from models.database import Document, server_now
@@ -17,7 +16,7 @@ from models.job import INACTIVE_STATES, WAITING_STATES, DuplicateJob, ExecutingJ
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from models.listing import Position
 from queue_manager.core.errors import AppError
-from queue_manager.core.pause import Pause
+from queue_manager.core.pause import PauseState
 from queue_manager.core.settings import settings
 from services.job_queues.fields import (
     InvalidJob,
@@ -285,7 +284,7 @@ class Jobs:
             reason: why, for the people who see it.
             by: who pauses them.
         """
-        made = Pause(at=self._clock(), by=by, reason=reason)
+        made = PauseState(at=self._clock(), by=by, reason=reason)
         job_queue.pause([checked_name(name) for name in names], made)
 
     def resume(self, names: Sequence[str]) -> None:

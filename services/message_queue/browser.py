@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, get_args
 
 from queue_manager.core.clock import seconds
-from queue_manager.core.pause import Pause
+from queue_manager.core.pause import PauseState
 from services.message_queue.errors import InvalidMessage
 from services.message_queue.messages import Message, QueueOptions, checked_id, is_id
 from services.message_queue.other_programs import OtherPrograms
@@ -179,7 +179,7 @@ class MessageBrowser:
             if not cursor or time.monotonic() >= ends:
                 return MatchCount(count=count, is_complete=not cursor)
 
-    def pauses(self) -> Mapping[str, Pause]:
+    def pauses(self) -> Mapping[str, PauseState]:
         """Return the paused types, in alphabetical order, with since when, by whom and why."""
         with translate_errors():
             stored: Any = self._scripts.client.hgetall(f"{self._scripts.queue}:pauses")
@@ -297,9 +297,9 @@ class MessageBrowser:
             done += scanned
 
 
-def _pause(stored: bytes) -> Pause:
+def _pause(stored: bytes) -> PauseState:
     made = json.loads(stored)
-    return Pause(at=datetime.fromtimestamp(made["at"] / 1000, UTC), by=made["by"], reason=made["reason"])
+    return PauseState(at=datetime.fromtimestamp(made["at"] / 1000, UTC), by=made["by"], reason=made["reason"])
 
 
 def _order(state: MessageState, sort_by: str | None, ascending: bool) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from urllib.parse import quote
 
-from queue_manager.core.clock import EPOCH, seconds
+from queue_manager.core.clock import EPOCH, milliseconds, seconds
 from queue_manager.explanation import (
     DispatchState,
     Explanation,
-    TimelineEntry,
+    TimelineEvent,
     Tone,
     distance,
     many,
@@ -22,7 +22,7 @@ from queue_manager.explanation import (
 from queue_manager.system import System
 from services.message_queue.admin import QueueAdmin
 from services.message_queue.browser import MessageState
-from services.message_queue.history import MessageEvent, parse_events
+from services.message_queue.history import HistoryEvent, parse_events
 from services.message_queue.messages import Message, QueueOptions, is_id
 
 STATE_LABELS: dict[MessageState, tuple[str, Tone]] = {
@@ -78,7 +78,7 @@ class _MessageExplanation:
             kind=self._system.item_name,
             id=id,
             title=self._message.type,
-            state=label,
+            label=label,
             tone=tone,
             answer=sentence(*self._clauses()),
             page=self._system.page_of_item(id),
@@ -143,8 +143,8 @@ class _MessageExplanation:
     def _created_at(self) -> float:
         return float(self._message.fields["created_at"])
 
-    def _created(self) -> Iterator[TimelineEntry]:
-        yield TimelineEntry(at=_moment(self._created_at), event="Added", detail=f"priority {self._message.priority}")
+    def _created(self) -> Iterator[TimelineEvent]:
+        yield TimelineEvent(at=_moment(self._created_at), event="Added", detail=f"priority {self._message.priority}")
 
     def _last_at(self, *kinds: str) -> float | None:
         return next((one.at for one in reversed(self._events) if one.event in kinds), None)
@@ -157,22 +157,22 @@ class _MessageExplanation:
         return when(_moment(at), self._now)
 
 
-def _entries(events: Sequence[MessageEvent]) -> Iterator[TimelineEntry]:
+def _entries(events: Sequence[HistoryEvent]) -> Iterator[TimelineEvent]:
     delivered_at: float | None = None
     for event in events:
         ends_delivery = event.event in ("requeued", "dead-lettered", "acknowledged")
-        took = seconds(event.at - delivered_at) if ends_delivery and delivered_at is not None else None
+        took = None if delivered_at is None or not ends_delivery else milliseconds(seconds(event.at - delivered_at))
         details = (
             "" if event.consumer_id is None else f"to {event.consumer_id}",
             "" if event.attempt is None else f"attempt {event.attempt}",
             "" if event.touches is None else many(event.touches, "time"),
             "" if event.event in FAILURES else event.reason,
         )
-        yield TimelineEntry(
+        yield TimelineEvent(
             at=_moment(event.at),
             event=EVENT_LABELS[event.event],
             detail=", ".join(filter(None, details)),
-            duration=took,
+            duration_ms=took,
             error=event.reason if event.event in FAILURES else None,
         )
         delivered_at = event.at if event.event == "delivered" else None if ends_delivery else delivered_at

@@ -13,7 +13,7 @@ from models import history as stored
 from models import mark
 from models.database import server_now
 from models.history import TEN_MINUTES, Bucket
-from models.mark import Mark
+from models.mark import ChartMark
 from queue_manager.core.clock import hours, minutes
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import counters, latency
@@ -140,8 +140,8 @@ def test_the_history_outlives_the_loss_of_redis(visit: Visit, clean: Servers) ->
 
 def test_marks_and_outages_stand_in_the_charts(visit: Visit) -> None:
     now = server_now()
-    mark.add(Mark(kind="deployment", at=now, text="v1.4", by="ada"))
-    mark.add(Mark(kind="outage", at=now - minutes(90), until=now - minutes(60), text="No scan ran"))
+    mark.add(ChartMark(kind="deployment", at=now, text="v1.4", by="ada"))
+    mark.add(ChartMark(kind="outage", at=now - minutes(90), until=now - minutes(60), text="No scan ran"))
     page = visit.open("/rooms")
     chart(page, "Throughput")
     expect(page.locator("svg .mark.deployment")).to_have_count(2)  # in both charts

@@ -56,7 +56,7 @@ class TestNotDue:
     def test_snooze_and_the_scan_that_can_end_it(self, work: DocumentWork) -> None:
         room = make_room(T0 + hours(3) + minutes(12))
         found = why(room, work, T0)
-        assert (found.state, found.tone, found.title) == ("snoozed", "neutral", str(get_room(room)["account_id"]))
+        assert (found.label, found.tone, found.title) == ("snoozed", "neutral", str(get_room(room)["account_id"]))
         assert found.answer == (
             "Snoozed until 12:42 UTC, in 3 h 12 min; not dispatched; the scan that can take it runs at 12:41:55 UTC."
         )
@@ -98,7 +98,7 @@ class TestNotDue:
     )
     def test_malformed_snoozes(self, work: DocumentWork, snooze: Any, said: str) -> None:
         found = why(make_room(snooze_time=snooze), work, T0)
-        assert (found.state, found.tone) == ("malformed", "bad")
+        assert (found.label, found.tone) == ("malformed", "bad")
         assert found.answer == f"{said}; `queue-manager health` counts such rooms; it can never fall due."
 
     def test_a_room_that_was_woken(self, work: DocumentWork) -> None:
@@ -107,7 +107,7 @@ class TestNotDue:
         execute(work, item)
         now = get_room(room)["unsnoozed_at"] + minutes(2)
         found = why(room, work, now)
-        assert found.state == "open"
+        assert found.label == "open"
         assert found.answer == f"Open since {when(now - minutes(2), now)}; woken by the task {item.token}."
 
     def test_a_room_that_was_never_snoozed(self, work: DocumentWork) -> None:
@@ -116,7 +116,7 @@ class TestNotDue:
     def test_a_document_that_does_not_meet_the_condition(self, clock: Any) -> None:
         work = work_on(declare(), clock)
         (found,) = explain(work, str(make_account(status="paid")), dispatch(T0))
-        assert found.state == "not due"
+        assert found.label == "not due"
         assert found.answer.endswith('it does not meet the condition of the system, {"status": "trial"}.')
         (found,) = explain(work, str(make_account(None)), dispatch(T0))
         assert found.answer == "It has no date at trial_ends_at, so it is not due."
@@ -126,7 +126,7 @@ class TestDue:
     def test_a_room_that_no_scan_has_found_yet(self, work: DocumentWork) -> None:
         room = make_room(T0 - minutes(5))
         found = why(room, work, T0)
-        assert (found.state, found.tone, found.retry) == ("due", "warn", f"{found.document}/retry")
+        assert (found.label, found.tone, found.retry) == ("due", "warn", f"{found.document}/retry")
         assert found.answer == (
             "Due since 09:25 UTC, 5 min ago; not dispatched yet; the next scan runs at 09:30:05 UTC."
         )
@@ -139,7 +139,7 @@ class TestDue:
         scan(work)
         for room, place in ((first, "as the next one"), (second, "behind 1 other")):
             found = why(room, work, now)
-            assert (found.state, found.tone) == ("queued", "good")
+            assert (found.label, found.tone) == ("queued", "good")
             assert found.answer.endswith(f"; waiting in the queue support-snooze {place}.")
         found = why(first, work, now, workers=[])
         assert found.tone == "bad"
@@ -152,7 +152,7 @@ class TestDue:
         assert why(room, work, server_now()).answer.endswith("; received by a worker, and not started yet.")
         with work.attempt(item) as attempts:
             found = why(room, work, server_now())
-            assert found.state == "in progress"
+            assert found.label == "in progress"
             assert "; being executed by worker@here since " in found.answer
             assert "; being executed since " in why(room, work, server_now(), workers=["a@b", "c@d"]).answer
             attempts.done.add(item.lease)
@@ -163,7 +163,7 @@ class TestDue:
         (item,) = scan(work)
         lose(work, item, ago=seconds(30))
         found = why(room, work, server_now())
-        assert (found.state, found.tone, found.retry) == ("stuck", "bad", f"{found.document}/retry")
+        assert (found.label, found.tone, found.retry) == ("stuck", "bad", f"{found.document}/retry")
         assert "; the lease of its worker ended without a result at " in found.answer
 
     def test_a_room_that_killed_its_process_before(self, work: DocumentWork) -> None:
@@ -181,7 +181,7 @@ class TestDue:
             work.give_up(item, error="Boom")
             now = server_now()
             found = why(room, work, now)
-            assert (found.state, found.tone, found.retry) == ("failed", "bad", f"{found.document}/retry")
+            assert (found.label, found.tone, found.retry) == ("failed", "bad", f"{found.document}/retry")
             assert found.answer.startswith(f"All attempts failed{times}; it cools down until ")
             assert found.answer.endswith(". Last error: Boom.")
 
@@ -193,7 +193,7 @@ class TestDue:
         work.postpone([item], wait=minutes(1))
         eventually(lambda: len(item_events.of_item("support-snooze", str(room)).events) == 2)
         found = why(room, work, server_now())
-        assert (found.state, found.tone) == ("waiting", "warn")
+        assert (found.label, found.tone) == ("waiting", "warn")
         assert "; attempt 1 failed, and the next one starts at " in found.answer
         assert found.answer.endswith(". Last error: Boom.")
 
@@ -295,7 +295,7 @@ class TestSites:
         now, threshold = server_now(), stale_thumbnails.threshold()
         site_id = self.build(now - minutes(1))
         found = self.why(str(site_id), now)
-        assert (found.state, found.id) == ("building", f"instasites:{site_id}")
+        assert (found.label, found.id) == ("building", f"instasites:{site_id}")
         assert f"the build counts as hung at {when(now - minutes(1) + threshold, now)}" in found.answer
 
     def test_a_build_that_hangs(self) -> None:
@@ -303,7 +303,7 @@ class TestSites:
         site_id = self.build(now - hours(5), thumbnail_reset_count=2)
         for id in (f"instasites:{site_id}", f"instasites {site_id}"):
             found = self.why(id, now)
-            assert (found.state, found.retry) == ("due", f"{found.document}/retry")
+            assert (found.label, found.retry) == ("due", f"{found.document}/retry")
             assert "not dispatched yet; the next scan runs at " in found.answer
             assert found.answer.endswith(" It was reset 2 times in a row.")
 
@@ -313,7 +313,7 @@ class TestSites:
         draft = self.build(now - hours(5), status="DRAFT")
         assert "only sites with status PUBLISHED are reset" in self.why(str(draft), now).answer
         done = collection("agency_websites").insert_one({}).inserted_id
-        assert self.why(str(done), now).state == "not building"
+        assert self.why(str(done), now).label == "not building"
 
     def test_its_resets_are_on_the_timeline(self) -> None:
         site_id = self.build(server_now())
@@ -344,25 +344,25 @@ class TestAgencies:
 
     def test_one_that_is_due_and_then_asked(self) -> None:
         parent = self.subscribe(server_now() - timedelta(days=40))
-        assert self.why(parent).state == "due"
+        assert self.why(parent).label == "due"
         requests = review_requests.review_requests()
         (item,) = requests.take_manually(
             [review_requests.due_of(one) for one in subscription.agencies(["seo"], accounts=[parent])]
         )
         requests.create(*item.args)
         found = self.why(parent)
-        assert found.state == "asked"
+        assert found.label == "asked"
         assert found.answer.startswith("A review request is open since ")
         assert self.why(item.args[0]).id == str(parent)
 
     def test_one_that_is_no_customer_for_long_enough(self) -> None:
         found = self.why(self.subscribe(server_now() - timedelta(days=4)))
-        assert found.state == "not due"
+        assert found.label == "not due"
         assert "it is asked 30 days later, at " in found.answer
 
     def test_one_whose_subscription_names_no_account(self) -> None:
         found = self.why(self.subscribe(server_now() - timedelta(days=40), metadata={}))
-        assert (found.state, found.tone) == ("not asked", "bad")
+        assert (found.label, found.tone) == ("not asked", "bad")
 
 
 class TestWords:

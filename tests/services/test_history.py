@@ -13,7 +13,7 @@ from models import history as stored
 from models import mark
 from models.database import collection, server_now
 from models.history import HOUR, TEN_MINUTES, Bucket
-from models.mark import Mark
+from models.mark import ChartMark
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.core.clock import hours, minutes, seconds, truncate
 from queue_manager.core.redis_client import NO_RETRY, connect
@@ -181,5 +181,5 @@ def test_an_outage_that_lasts_is_shown(clean: Servers) -> None:
 
 def test_marks_of_one_moment_are_all_kept(clean: Servers) -> None:
     for text in ("v1", "v2"):
-        mark.add(Mark(kind="deployment", at=NOON, text=text, by="ada"))
+        mark.add(ChartMark(kind="deployment", at=NOON, text=text, by="ada"))
     assert [(one.text, one.by) for one in mark.read(NOON)] == [("v1", "ada"), ("v2", "ada")]

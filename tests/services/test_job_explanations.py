@@ -30,7 +30,7 @@ def why(id: str, **fields: Any) -> Explanation:
 def test_one_that_is_not_due(lab: Lab) -> None:
     id = lab.run("mail", delay=hours(1))
     found = why(id)
-    assert (found.state, found.title, found.kind) == ("pending", "mail", "job")
+    assert (found.label, found.title, found.kind) == ("pending", "mail", "job")
     assert (found.page, found.document, found.retry) == (f"/jobs/{id}", f"/api/jobs/{id}", f"/api/jobs/{id}/retry")
     assert found.answer.startswith("Due at ")
     assert [one.event for one in found.timeline] == ["Stored"]
@@ -55,7 +55,7 @@ def test_one_that_is_executed(lab: Lab) -> None:
     id = lab.run("mail")
     start_job(id)
     found = why(id)
-    assert (found.state, found.tone, found.retry) == ("executing", "good", None)
+    assert (found.label, found.tone, found.retry) == ("executing", "good", None)
     assert found.answer.startswith("Being executed by ")
     assert ", in its 1st attempt; its worker's lease is renewed, and ends at " in found.answer
     lost_lease(id)

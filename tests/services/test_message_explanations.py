@@ -30,7 +30,7 @@ def test_one_that_waits(queue: MessageQueue) -> None:
     queue.enqueue("mail", id="high", priority=5)
     queue.enqueue("mail", id="higher", priority=6)
     low, high, higher = map(why, ("low", "high", "higher"))
-    assert (low.state, low.title, low.kind) == ("waiting", "mail", "message")
+    assert (low.label, low.title, low.kind) == ("waiting", "mail", "message")
     assert (low.page, low.document, low.retry) == ("/messages/low", "/api/queue/message/low", None)
     assert low.answer.endswith("; 2 other messages of this or a higher priority wait, too.")
     assert high.answer.endswith("; 1 other message of this or a higher priority waits, too.")
@@ -46,12 +46,12 @@ def test_one_in_processing(queue: MessageQueue) -> None:
     assert "; its 1st delivery failed. Reason: the mail server is unavailable" in why("m").answer
     queue.dequeue(consumer_id="c2")
     found = why("m")
-    assert (found.state, found.tone) == ("in processing", "good")
+    assert (found.label, found.tone) == ("in processing", "good")
     assert found.answer.startswith("In processing by consumer c2 until ")
     assert found.answer.endswith("; delivery 2 of 3.")
     assert [one.event for one in found.timeline] == ["Delivered", "Requeued", "Delivered", "Added"]
     requeued = found.timeline[1]
-    assert (requeued.error, requeued.duration is not None) == ("the mail server is unavailable", True)
+    assert (requeued.error, requeued.duration_ms is not None) == ("the mail server is unavailable", True)
     assert found.timeline[2].detail == "to c1, attempt 1"
 
 
@@ -60,7 +60,7 @@ def test_one_of_a_paused_type(queue: MessageQueue) -> None:
     queue_admin().pause(["mail"], by="ada", reason="spilling")
     assert queue.dequeue() is None
     found = why("m")
-    assert found.state == "waiting"
+    assert found.label == "waiting"
     assert "; messages of its type are paused since " in found.answer
     assert found.answer.endswith(" by ada: spilling.")
 
@@ -77,13 +77,13 @@ def test_one_that_failed_and_is_replayed(queue: MessageQueue) -> None:
     queue.dequeue()
     eventually(lambda: len(sweeper().sweep().dead_lettered) == 1)
     found = why("m")
-    assert (found.state, found.tone) == ("failed", "bad")
+    assert (found.label, found.tone) == ("failed", "bad")
     assert ", after 1 attempt; no consumer gets it until it is replayed. Reason: " in found.answer
     assert (found.retry, found.retry_body) == ("/api/queue/replay", {"messageIds": ["m"]})
     queue_admin().replay(["m"])
     replayed = why("m")
     newest = replayed.timeline[0]
-    assert (replayed.state, newest.event, newest.detail, newest.error) == ("waiting", "Replayed", "Moved by hand", None)
+    assert (replayed.label, newest.event, newest.detail, newest.error) == ("waiting", "Replayed", "Moved by hand", None)
     assert "failed" not in replayed.answer
 
 

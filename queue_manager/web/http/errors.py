@@ -11,7 +11,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from queue_manager.web.http.responses import optional
+from queue_manager.core.json_types import optional
 
 STATUS_DESCRIPTIONS = {
     HTTPStatus.BAD_REQUEST: "The body is not JSON, or something is missing",

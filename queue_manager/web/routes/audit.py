@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from beat_schedule import systems
 from models import audit, database
-from models.audit import ActionName, AuditEntry, AuditQuery, Outcome, Via
+from models.audit import ActionName, AuditEntry, AuditQuery
 from models.database import server_now
 from queue_manager.core.clock import parse_utc
 from queue_manager.core.errors import PermanentError, Unavailable, reason
@@ -24,9 +25,9 @@ from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import EmptyIsNone, JsonBody, NoMembers
-from queue_manager.web.http.responses import Moment, NextCursor, ServerTime
+from queue_manager.web.http.responses import NextCursor, ServerTime
 from services.audit import recorded
-from services.undo import CannotUndo, UndoResult, undo
+from services.undo import CannotUndo, Undone, undo
 
 AUDIT_LIST = "audit"
 MAX_NAME_LENGTH = 256
@@ -37,27 +38,13 @@ router = APIRouter(responses=errors(503))
 commands = APIRouter(responses=errors(503))
 
 
-class AuditedChange(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class AuditedChange(AuditEntry):
     """An action of an operator or a program."""
 
-    id: str
-    at: Moment
-    who: str = Field(description="The name of a key, `loopback` without keys, or the user who ran the command.")
-    via: Via
-    address: str = Field(description="The IP address of the client, or the host on which the command ran.")
-    action: ActionName
-    system: str | None
-    ids: list[str] = Field(description="What it was done to: in a list the first 20, of one entry the first 1,000.")
-    total: int | None = Field(description="How many it was to be done to, if that is known.")
-    filter: dict[str, Any] | None = Field(description="How they were selected, unless by their ids.")
-    detail: str
-    count: int | None = Field(description="How many were changed, where that is counted.")
-    before: dict[str, Any] | None = Field(description="The values that an edit changed; long ones end with `…`.")
-    after: dict[str, Any] | None
-    outcome: Outcome = Field(description="`unknown` while it runs, and if its process or a server failed meanwhile.")
-    error: str | None
-    undo_until: Moment | None = Field(description="Until when what it deleted can be restored; null if it cannot.")
-    page: str | None = Field(description="The path of the page of its system, below which each id has its own.")
+    page: Annotated[
+        str | None, Field(description="The path of the page of its system, below which each id has its own.")
+    ]
 
 
 class AuditPage(BaseModel):
@@ -121,15 +108,6 @@ def _entry(id: str) -> AuditEntry:
     return found
 
 
-class Undone(BaseModel):
-    """What an undo has restored."""
-
-    message: str
-    restored: int
-    existing: int = Field(description="Records whose ids existed again; they were left as they are.")
-    is_complete: bool = Field(description="False if the time was not enough: repeat it then.")
-
-
 @commands.post("/audit/{id}/undo", responses=errors(404, 409))
 def undo_action(
     id: str,
@@ -151,13 +129,7 @@ def undo_action(
         except redis.RedisError as error:
             raise Unavailable(f"Redis does not answer ({reason(error)})") from error
         action.count = result.restored
-    return undone(result)
-
-
-def undone(result: UndoResult) -> Undone:
-    existing = f"; {result.existing} existed already" if result.existing else ""
-    left = "" if result.is_complete else "; there are more, so repeat it"
-    return Undone(message=f"{result.restored} restored{existing}{left}", **vars(result))
+    return result
 
 
 def one_change(entry: AuditEntry) -> AuditedChange:

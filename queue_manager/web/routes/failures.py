@@ -23,12 +23,13 @@ from models.audit import ActionName
 from models.database import server_now
 from queue_manager.core.clock import parse_utc
 from queue_manager.core.errors import Contended, PermanentError
+from queue_manager.core.json_types import Moment
 from queue_manager.core.log import get_logger
 from queue_manager.server_calls import mongodb
 from queue_manager.web.actor import CurrentActor
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import EmptyIsNone, JsonBody, Members
-from queue_manager.web.http.responses import Moment, ServerTime
+from queue_manager.web.http.responses import ServerTime
 from queue_manager.web.routes.systems.items import retry_some, system_with_items
 from queue_manager.web.routes.systems.queries import find_system
 from services.audit import recorded

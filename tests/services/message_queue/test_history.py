@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from services.message_queue.history import MessageEvent, parse_events
+from services.message_queue.history import HistoryEvent, parse_events
 from tests.services.message_queue.message_lab import Lab
 
 
-def history(lab: Lab, id: str) -> list[MessageEvent]:
+def history(lab: Lab, id: str) -> list[HistoryEvent]:
     message = lab.contents.find(id)
     assert message is not None
     return list(parse_events(message.packed_events))

@@ -10,9 +10,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from models.job import JobState
 from queue_manager.core.clock import parse_utc
 from queue_manager.core.errors import PermanentError
+from queue_manager.core.json_types import Moment, optional
+from queue_manager.core.pause import PauseState
 from queue_manager.web.http.errors import invalid
 from queue_manager.web.http.requests import PAUSE_REASON, Members
-from queue_manager.web.http.responses import Moment, NextCursor, PauseState, ServerTime, UndoId, optional
+from queue_manager.web.http.responses import NextCursor, ServerTime, UndoId
 from queue_manager.web.routes.latency import Latency
 from services.job_queues.fields import JOB_NAME, MAX_ARGUMENTS_BYTES, MAX_DELAY, MAX_PRIORITY
 

@@ -10,13 +10,13 @@ from typing import Annotated, Literal, get_args
 from fastapi import APIRouter, Depends, Query
 from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
 
+from queue_manager.core.json_types import Number
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import EmptyIsNone
-from queue_manager.web.http.responses import Number
 from queue_manager.web.routes.messages.requests import MAX_FILTER_BYTES, MAX_WHOLE, MomentOf
 from services.message_queue import Json, Message, MessageState, queue_admin
 from services.message_queue.activity import ActivityEntry, Anomaly, AnomalyType, QueueEventType, Severity
-from services.message_queue.history import EventKind, MessageEvent, parse_events
+from services.message_queue.history import EventKind, HistoryEvent, parse_events
 
 Action = Literal["enqueue", "dequeue", "touch", "ack", "nack", "requeue", "dlq", "move", "update", "delete", "clear"]
 ACTIONS: dict[EventKind | QueueEventType, Action] = {
@@ -301,7 +301,7 @@ def _history(message: Message) -> Iterator[Activity]:
         yield _activity(message, ACTIONS[event.event], event.at, event)
 
 
-def _activity(message: Message, action: Action, at: float, event: MessageEvent | None = None) -> Activity:
+def _activity(message: Message, action: Action, at: float, event: HistoryEvent | None = None) -> Activity:
     return Activity(
         log_id=f"{action}-{at:.3f}",
         message_id=message.id,

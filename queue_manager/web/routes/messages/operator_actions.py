@@ -47,7 +47,6 @@ from queue_manager.web.routes.messages.schemas import (
     TypesToPause,
     TypesToResume,
 )
-from queue_manager.web.routes.messages.stats import pauses_by_type
 from services.audit import Actor, recorded
 from services.message_queue import (
     Filter,
@@ -248,7 +247,7 @@ def _switched(
     with recorded(actor, action, **AUDITED_QUEUE, filter=selected):
         change(body.types)
     log.info("Types of messages switched by hand", action=action, types=selected["types"])
-    return MessagePauses(pauses=pauses_by_type())
+    return MessagePauses(pauses=queue_admin().pauses())
 
 
 @router.delete("/queue/clear")

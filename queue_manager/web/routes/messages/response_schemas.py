@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from queue_manager.web.http.responses import NextCursor, Number, PauseState, UndoId, optional
+from queue_manager.core.json_types import Number, optional
+from queue_manager.core.pause import PauseState
+from queue_manager.web.http.responses import NextCursor, UndoId
 from queue_manager.web.routes.messages.schemas import Payload
 from services.message_queue import MessageState
 from services.message_queue.admin import MessageOutcome
 from services.message_queue.browser import KeptState
-from services.message_queue.history import EventKind
+from services.message_queue.history import HistoryEvent
 
 Sentence = Annotated[str, Field(description="A sentence for people.")]
 IsComplete = Annotated[bool, Field(description="False if the time was not enough for all. Repeat it then.")]
@@ -54,17 +57,6 @@ class DeliveredMessage(BaseModel):
     undecodable: bool | None = optional("The entry is not a message; `payload` is its text.")
     stream_id: str = Field(alias="_stream_id")
     stream_name: str = Field(alias="_stream_name")
-
-
-class HistoryEvent(BaseModel):
-    """What happened to a message. Members that do not apply are left out."""
-
-    event: EventKind
-    at: Number
-    attempt: int | None = optional("Of a delivery, counted from 1.")
-    consumer_id: str | None = optional("To whom it was delivered, as the consumer named itself.")
-    touches: int | None = optional("How many touches in a row this event stands for; `at` is the last.")
-    reason: str | None = optional("Why it was requeued or dead-lettered; its first 200 bytes.")
 
 
 class MessageWithHistory(DeliveredMessage):
@@ -271,14 +263,14 @@ class MessageQueueStatus(LengthsByOlderNames):
     total_acknowledged: int = Field(description="Ever; `acknowledged` counts those that are kept.")
     overdue: int = Field(description="Messages in processing whose deadline has passed.")
     first_deadline_at: Number | None
-    pauses: dict[str, PauseState] = Field(description="By type: since when, by whom and why it is paused.")
+    pauses: Mapping[str, PauseState] = Field(description="By type: since when, by whom and why it is paused.")
     server_time: QueueServerTime
 
 
 class MessagePauses(BaseModel):
     """The types that are paused now."""
 
-    pauses: dict[str, PauseState] = Field(description="By type: since when, by whom and why.")
+    pauses: Mapping[str, PauseState] = Field(description="By type: since when, by whom and why.")
 
 
 class QueueMetrics(BaseModel):

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Query, Response
 from queue_manager.core.settings import settings
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import EmptyIsNone
-from queue_manager.web.http.responses import PauseState
 from queue_manager.web.routes.messages.requests import whole
 from queue_manager.web.routes.messages.response_schemas import (
     AcknowledgedLength,
@@ -62,7 +61,7 @@ def status(
 def _status() -> MessageQueueStatus:
     counts = queue_admin().counts()
     return MessageQueueStatus(
-        pauses=pauses_by_type(),
+        pauses=queue_admin().pauses(),
         main=counts.main,
         processing=counts.processing,
         dead=counts.dead,
@@ -75,11 +74,6 @@ def _status() -> MessageQueueStatus:
         server_time=counts.now,
         **dict(_by_older_names(counts)),
     )
-
-
-def pauses_by_type() -> dict[str, PauseState]:
-    """Return the types that are paused."""
-    return {type: PauseState.of(made) for type, made in queue_admin().pauses().items()}
 
 
 def _by_older_names(counts: QueueCounts) -> LengthsByOlderNames:

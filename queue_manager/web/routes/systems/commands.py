@@ -13,7 +13,6 @@ from queue_manager.system import System
 from queue_manager.web.actor import CurrentActor
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import JsonBody, NoMembers
-from queue_manager.web.http.responses import PauseState
 from queue_manager.web.routes.systems.queries import Named
 from queue_manager.web.routes.systems.schemas import NewPause, PausedSystem
 from services.audit import recorded
@@ -38,7 +37,7 @@ def pause(system: Named, body: Reason, actor: CurrentActor) -> PausedSystem:
     with recorded(actor, "pause", system=system.name, filter=selected, is_in_redis=True):
         made = pauses.pause(system.name, by=actor.who, reason=body.reason)
     log.info("A system was paused by hand", system=system.name, who=actor.who, reason=body.reason)
-    return PausedSystem(name=system.name, is_paused=True, pause=PauseState.of(made))
+    return PausedSystem(name=system.name, is_paused=True, pause=made)
 
 
 @router.post("/systems/{name}/resume")

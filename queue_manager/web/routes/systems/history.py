@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query
 from beat_schedule import systems
 from models import mark
 from models.database import server_now
-from models.mark import Mark
+from models.mark import ChartMark
 from queue_manager.core.log import get_logger
 from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.telemetry import counters
@@ -20,7 +20,7 @@ from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import JsonBody
 from queue_manager.web.routes.latency import latency_of, percentiles_of
 from queue_manager.web.routes.systems.queries import Named
-from queue_manager.web.routes.systems.schemas import ChartMark, NewMark, PercentileSeries, SystemHistory
+from queue_manager.web.routes.systems.schemas import NewMark, PercentileSeries, SystemHistory
 from services import history
 from services.audit import recorded
 from services.history import Range
@@ -51,7 +51,7 @@ def system_history(
         percentiles={measure: _series(found, measure) for measure in MEASURES},
         latency=latency_of(system, found.total),
         duration_names={**system.duration_names},
-        marks=[ChartMark(**vars(one)) for one in found.marks],
+        marks=found.marks,
     )
 
 
@@ -61,10 +61,10 @@ def add_mark(
 ) -> ChartMark:
     """Annotate the charts at the current time, for example for a deployment."""
     with recorded(actor, "mark", detail=body.text), mongodb():
-        made = Mark(kind="deployment", at=server_now(), text=body.text, by=actor.who)
+        made = ChartMark(kind="deployment", at=server_now(), text=body.text, by=actor.who)
         mark.add(made)
     log.info("A mark was made", text=made.text)
-    return ChartMark(**vars(made))
+    return made
 
 
 def _series(found: history.RangeHistory, measure: Measure) -> PercentileSeries:

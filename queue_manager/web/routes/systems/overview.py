@@ -7,7 +7,6 @@ why.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from beat_schedule import systems
@@ -19,11 +18,9 @@ from queue_manager.health.readings import InRedis
 from queue_manager.health_rules import Problem
 from queue_manager.system import System, SystemStats
 from queue_manager.web.auth.keys import now as own_now
-from queue_manager.web.http.responses import PauseState
 from queue_manager.web.routes.latency import Latency, latency_of
 from queue_manager.web.routes.systems.schemas import (
     Leader,
-    OnlineWorker,
     Overview,
     ScanRun,
     Servers,
@@ -53,7 +50,7 @@ async def read_overview() -> Overview:
         server_time=own_now() if mongo is None else mongo.now,
         servers=Servers(mongodb=_error(found.mongodb), redis=_error(found.redis)),
         leader=leader_of(found.leader),
-        workers=None if redis is None else [OnlineWorker(**asdict(one)) for one in redis.workers],
+        workers=None if redis is None else redis.workers,
         problems=problems_of_components(found),
         counted_to=MAX_COUNT,
         systems=[_system(system, found) for system in systems()],
@@ -86,7 +83,7 @@ def _system(system: System, found: Readings) -> SystemState:
         is_running=mongo is not None and system.scan_task in mongo.running,
         is_starting=is_on and redis is not None and found.is_starting(system),
         idle=found.idle(system),
-        pause=PauseState.of(pause) if (pause := found.pause_of(system)) else None,
+        pause=found.pause_of(system),
         problems=problems_of_system(system, found),
         numbers=numbers,
     )

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from models.mark import MAX_TEXT_LENGTH, MarkKind
+from models.mark import MAX_TEXT_LENGTH, ChartMark
+from queue_manager.core.json_types import Moment, Number, optional
+from queue_manager.core.pause import PauseState
 from queue_manager.explanation import Idle
 from queue_manager.health_rules import Problem
 from queue_manager.items import State
 from queue_manager.telemetry.latency import Measure
+from queue_manager.telemetry.worker_heartbeats import OnlineWorker
 from queue_manager.web.http.requests import PAUSE_REASON, Members
-from queue_manager.web.http.responses import Moment, NextCursor, Number, PauseState, ServerTime, optional
+from queue_manager.web.http.responses import NextCursor, ServerTime
 from queue_manager.web.routes.latency import Latency
 from queue_manager.web.workers import queues_of
 
@@ -41,17 +45,6 @@ class Leader(BaseModel):
     since: Moment
     lease_left_seconds: float = Field(description="Seconds until its lease ends unless it is renewed.")
     epoch: int = Field(description="How many times the lead was taken, this time included.")
-
-
-class OnlineWorker(BaseModel):
-    """A worker that is online."""
-
-    name: str = Field(description="Celery's node name.")
-    pid: int
-    seen_at: Moment = Field(description="Its last heartbeat.")
-    queues: list[str] | None = Field(description="The queues that it consumes; null if unknown.")
-    release: str | None = Field(description="Its release; null before 0.2.")
-    paused: str | None = Field(description="Why it takes no items; null if it does.")
 
 
 class ScanRun(BaseModel):
@@ -103,7 +96,7 @@ class Overview(BaseModel):
     server_time: ServerTime
     servers: Servers
     leader: Leader | None
-    workers: list[OnlineWorker] | None = Field(description="Null while Redis does not answer.")
+    workers: Sequence[OnlineWorker] | None = Field(description="Null while Redis does not answer.")
     problems: list[Problem] = Field(description="Problems of components; those of a system stand at the system.")
     counted_to: int = Field(description="A count that has reached this number stands for that many or more.")
     systems: list[SystemState]
@@ -112,7 +105,7 @@ class Overview(BaseModel):
         """Return what it says of these systems and their queues, and of the servers and processes."""
         queues = queues_of(names)
         workers = self.workers and [
-            one.model_copy(update={"queues": one.queues and [queue for queue in one.queues if queue in queues]})
+            replace(one, queues=one.queues and tuple(queue for queue in one.queues if queue in queues))
             for one in self.workers
         ]
         listed = [one for one in self.systems if one.name in names]
@@ -151,16 +144,6 @@ class PercentileSeries(BaseModel):
     p99_ms: list[float | None]
 
 
-class ChartMark(BaseModel):
-    """Something that happened and may explain a change."""
-
-    kind: MarkKind
-    at: Moment
-    until: Moment | None = Field(description="Its end, for what lasted.")
-    text: str
-    by: str | None = Field(description="Who made it; null for what Queue Manager noticed.")
-
-
 class SystemHistory(BaseModel):
     """What a system did in a range of time, in steps of equal length, the oldest first; the last one is incomplete."""
 
@@ -173,7 +156,7 @@ class SystemHistory(BaseModel):
     percentiles: dict[Measure, PercentileSeries]
     latency: Latency = Field(description="Of the whole range.")
     duration_names: dict[Measure, str] = Field(description="What people call the durations.")
-    marks: list[ChartMark]
+    marks: Sequence[ChartMark]
 
 
 class NewMark(Members):

@@ -1,0 +1,32 @@
+"""Types of values that the API returns as JSON: how they are written and described.
+
+A frozen dataclass with these types is a response by itself, also in a service or a model.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, PlainSerializer, WithJsonSchema
+
+from queue_manager.core.clock import to_iso
+
+Moment = Annotated[datetime, PlainSerializer(to_iso), WithJsonSchema({"type": "string", "format": "date-time"})]
+"""A time, written as `2026-01-31T09:30:00.000Z`."""
+Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
+"""A number that keeps its type: 30, not 30.0."""
+
+
+def optional(description: str) -> Any:
+    """Return a field that is left out of the response instead of being null."""
+    return Field(default=None, exclude_if=lambda value: value is None, description=description)
+
+
+def _without_defaults(schema: dict[str, Any]) -> None:
+    for member in schema["properties"].values():
+        member.pop("default", None)
+
+
+ALWAYS_PRESENT = ConfigDict(json_schema_serialization_defaults_required=True, json_schema_extra=_without_defaults)
+"""For `with_config`: members with a default are always in the response, unless they are `optional`."""
