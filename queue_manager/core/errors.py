@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +23,25 @@ class ConfigurationError(AppError):
 
 class PermanentError(AppError):
     """The operation will always fail, so it is not retried."""
+
+
+class InvalidField(AppError):
+    """A value is invalid; names the `field`, and the `problem`: what it must be."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field, self.problem = field, problem
+
+
+@contextmanager
+def within(prefix: str) -> Iterator[None]:
+    """Let an `InvalidField` name where the field is, such as `[3].`."""
+    try:
+        yield
+    except InvalidField as error:
+        error.field = f"{prefix}{error.field}"
+        error.args = (f"{error.field}: {error.problem}",)
+        raise
 
 
 class ScanFailed(AppError):

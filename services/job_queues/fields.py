@@ -17,7 +17,7 @@ from bson.errors import BSONError
 from models.database import Document, read_id
 from models.job import JOB_SORT_FIELDS, JobId, JobState, jobs
 from queue_manager.core.clock import EPOCH, to_iso, truncate
-from queue_manager.core.errors import AppError, PermanentError
+from queue_manager.core.errors import InvalidField, PermanentError
 
 JOB_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 JOB_NAME_RULE = "must be 1 to 128 letters, digits or any of _ . : -"
@@ -47,12 +47,8 @@ _sorted_json = json.JSONEncoder(sort_keys=True).encode  # `json.dumps` makes an 
 _compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-class InvalidJob(AppError):
-    """A job or an argument is invalid; names the `field` and what it must be."""
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
-        self.field, self.problem = field, problem
+class InvalidJob(InvalidField):
+    """A job or an argument is invalid."""
 
 
 # Validation

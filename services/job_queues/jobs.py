@@ -15,7 +15,7 @@ from models.database import Document, server_now
 from models.job import INACTIVE_STATES, WAITING_STATES, DuplicateJob, ExecutingJob, JobId, JobState
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from models.listing import Position
-from queue_manager.core.errors import AppError
+from queue_manager.core.errors import AppError, within
 from queue_manager.core.pause import PauseState
 from queue_manager.core.settings import settings
 from services.job_queues.fields import (
@@ -131,11 +131,9 @@ class Jobs:
         for number, arguments in enumerate(calls):
             if not isinstance(arguments, list | tuple):
                 raise InvalidJob(f"calls[{number}]", "must be a list or tuple of the arguments of one job")
-            try:
+            with within(f"calls[{number}]."):
                 self._registry.check_arguments(name, arguments)
                 new.append(new_job(name, arguments, due=due, priority=priority, repetition={}, now=now))
-            except InvalidJob as error:
-                raise InvalidJob(f"calls[{number}].{error.field}", error.problem) from None
         stored: list[Document | None] = []
         for begin in range(0, len(new), INSERT_BATCH_SIZE):
             some = new[begin : begin + INSERT_BATCH_SIZE]

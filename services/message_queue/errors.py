@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from queue_manager.core.errors import AppError, Unavailable
+from queue_manager.core.errors import AppError, InvalidField, Unavailable
 
 
-class InvalidMessage(AppError):
+class InvalidMessage(InvalidField):
     """A message or an argument is invalid; names the `field` and what it must be."""
 
     def __init__(self, field: str, requirement: str) -> None:
-        super().__init__(f"{field}: must be {requirement}")
-        self.field = field
+        super().__init__(field, f"must be {requirement}")
 
 
 class MessageTooLarge(InvalidMessage):

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from queue_manager.core.errors import within
 from services.message_queue.errors import InvalidMessage
 from services.message_queue.messages import FIELD_ALIASES, Json, NewMessage, QueueOptions, elements, members
 from services.message_queue.operations import MAX_ENQUEUED_BYTES, MAX_ENQUEUED_MESSAGES
@@ -66,9 +67,13 @@ def parse_lines(lines: Iterable[bytes], options: QueueOptions) -> Iterator[NewMe
         if is_first and line.lstrip().startswith(b"["):
             list_text = b"\n".join([line, *(following for _, following in numbered)])
             for index, element in enumerate(_elements(list_text)):
-                yield _parse(element.encode(), f"[{index}]", options)
+                with within(f"[{index}]: "):
+                    message = _parse(element.encode(), options)
+                yield message
         else:
-            yield _parse(line, f"line {number}", options)
+            with within(f"line {number}: "):
+                message = _parse(line, options)
+            yield message
         is_first = False
 
 
@@ -79,16 +84,7 @@ def _elements(list_text: bytes) -> list[Json]:
         raise InvalidMessage("body", f"a JSON list ({error})") from None
 
 
-def _parse(text: bytes, name: str, options: QueueOptions) -> NewMessage | None:
-    try:
-        return _parse_line(text, options)
-    except InvalidMessage as error:
-        error.field = f"{name}: {error.field}"
-        error.args = (f"{name}: {error}",)
-        raise
-
-
-def _parse_line(line: bytes, options: QueueOptions) -> NewMessage | None:
+def _parse(line: bytes, options: QueueOptions) -> NewMessage | None:
     try:
         given = members(line.decode())
     except (ValueError, RecursionError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -11,19 +12,39 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
-from queue_manager.core.errors import server_away
+from queue_manager.core.errors import InvalidField, reason, server_away
+from queue_manager.core.log import get_logger
 from queue_manager.server_calls import Unavailable
 from queue_manager.telemetry import error_reports
 from queue_manager.web.html_pages import render_page
 from queue_manager.web.http.errors import ApiError, invalid_because
 from queue_manager.web.http.requests import SAFE_METHODS, is_page_view
+from services.job_queues import DuplicateJob, UnknownJob, WrongState
+from services.message_queue import LockLost, MessageInProgress, MessageTooLarge, QueueFull, UnknownMessage
 
+ERRORS: dict[type[Exception], tuple[HTTPStatus, str]] = {
+    InvalidField: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid"),
+    MessageTooLarge: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too large"),
+    LockLost: (HTTPStatus.CONFLICT, "LOCK_LOST"),
+    MessageInProgress: (HTTPStatus.CONFLICT, "message held"),
+    UnknownMessage: (HTTPStatus.NOT_FOUND, "not found"),
+    QueueFull: (HTTPStatus.SERVICE_UNAVAILABLE, "queue full"),
+    UnknownJob: (HTTPStatus.NOT_FOUND, "not found"),
+    WrongState: (HTTPStatus.CONFLICT, "wrong state"),
+    DuplicateJob: (HTTPStatus.CONFLICT, "blocked"),
+}
+"""The errors of services as HTTP statuses, and in a word or two for programs."""
+RETRY_AFTER = 5  # seconds, for producers while the server of the queue is full
 METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 PROGRAM_PATHS = ("/api/", "/static/", "/socket.io", "/metrics", "/healthz", "/readyz", "/openapi.json")
+
+log = get_logger("QM/queue")
 
 
 def install(api: FastAPI) -> None:
     """Add the handlers."""
+    for kind, (status, word) in ERRORS.items():
+        api.add_exception_handler(kind, _handler(status, word))
 
     @api.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
@@ -54,6 +75,22 @@ def install(api: FastAPI) -> None:
         error_reports.report(error, where=f"{request.method} {_path_template(request)}")
         message = "Internal error; see the log of this process"
         return _response(request, ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", message))
+
+
+def _handler(status: HTTPStatus, word: str) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def service_error(_: Request, error: Exception) -> Response:
+        field = error.field if isinstance(error, InvalidField) else None
+        headers = {"retry-after": str(RETRY_AFTER)} if isinstance(error, QueueFull) else None
+        return ApiError(status, word, str(error), field=field, headers=headers).response()
+
+    return service_error
+
+
+async def queue_refused(request: Request, error: Exception) -> Response:
+    """Report that the queue's server is reachable and refuses: read-only, busy, a wrong password."""
+    log.error("The queue's server refused", path=request.url.path, error=reason(error))
+    message = f"The queue's server refused ({reason(error)})"
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", message).response()
 
 
 def error_handler(api: FastAPI, error: Exception) -> Any:

@@ -20,7 +20,6 @@ def install(api: FastAPI, feed: Feed[str]) -> None:
     """Add the routes. Raises `ConfigurationError`: a module of `JOBS_IMPORTS` cannot be imported."""
     registry.load()
     api.state.job_feed = feed
-    endpoints.install_error_responses(api)
     for router, role_of in (
         (events.router, viewer_of),
         (endpoints.queries, viewer_of),

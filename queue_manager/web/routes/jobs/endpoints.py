@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
@@ -70,13 +70,6 @@ from services.job_queues import (
 from services.job_queues.fields import MAX_JOB_SEARCH_LENGTH, STATE_ALIASES
 
 CLEAR_BATCH_SIZE = 1_000  # jobs that one transaction deletes, which takes less than the timeout of the server
-JOB_ERRORS: dict[type[Exception], tuple[HTTPStatus, str]] = {
-    InvalidJob: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid"),
-    UnknownJob: (HTTPStatus.NOT_FOUND, "not found"),
-    WrongState: (HTTPStatus.CONFLICT, "wrong state"),
-    DuplicateJob: (HTTPStatus.CONFLICT, "blocked"),
-}
-
 REFUSALS: dict[type[Exception], ChangeResult] = {
     InvalidJob: "NOT_FOUND",
     UnknownJob: "NOT_FOUND",
@@ -379,32 +372,10 @@ def _switch(
     actor: Actor, action: ActionName, names: list[str], change: Callable[[list[str]], None], reason: str | None = None
 ) -> list[str]:
     selected = {"names": ", ".join(names)} | ({"reason": reason} if reason else {})
-    with recorded(actor, action, system=system.name, filter=selected), mongodb(), _naming(name="names"):
-        change(names)
+    with recorded(actor, action, system=system.name, filter=selected), mongodb():
+        try:
+            change(names)
+        except InvalidJob as error:
+            raise InvalidJob("names", error.problem) from None
     log.info(f"Queues were {ACTION_TEXTS[action]} by hand", names=", ".join(names))
     return names
-
-
-# Errors
-
-
-def install_error_responses(api: FastAPI) -> None:
-    """Answer each error of jobs with its status."""
-    for kind in JOB_ERRORS:
-        api.add_exception_handler(kind, _answer)
-
-
-@contextmanager
-def _naming(**fields: str) -> Iterator[None]:
-    """Let an `InvalidJob` name a field as the client knows it."""
-    try:
-        yield
-    except InvalidJob as error:
-        if error.field not in fields:
-            raise
-        raise InvalidJob(fields[error.field], error.problem) from None
-
-
-async def _answer(_: Request, error: Exception) -> JSONResponse:
-    status, word = JOB_ERRORS[type(error)]
-    return ApiError(status, word, str(error), field=error.field if isinstance(error, InvalidJob) else None).response()

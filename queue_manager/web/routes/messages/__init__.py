@@ -6,13 +6,14 @@ client delays another client.
 
 from __future__ import annotations
 
+import redis
 from fastapi import FastAPI
 
 from queue_manager.web.auth import operator_of, viewer_of
+from queue_manager.web.http import exception_handlers
 from queue_manager.web.routes.messages import (
     activity,
     delivery,
-    error_responses,
     events,
     listing,
     operator_actions,
@@ -27,7 +28,7 @@ __all__ = ["Background", "install"]
 def install(api: FastAPI, background: Background) -> None:
     """Add the routes. Receiving a message needs an operator, because it has an effect although it is a GET."""
     api.state.background = background
-    error_responses.install(api)
+    api.add_exception_handler(redis.RedisError, exception_handlers.queue_refused)
     for part in (delivery, operator_actions):
         api.include_router(part.router, prefix="/api", dependencies=[operator_of(system.name)], tags=["queue"])
     for part in (stats, events, activity, listing):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
 
+from queue_manager.core.errors import within
 from queue_manager.core.settings import settings
 from queue_manager.web.http.direct import DirectRoute
 from queue_manager.web.http.errors import ApiError, errors, invalid
@@ -74,7 +74,7 @@ async def add_batch(body: Annotated[bytes, Depends(BatchBody(NewMessageBatch))])
 
 
 def _new_message(index: int, text: Json) -> NewMessage:
-    with _naming_element(index):
+    with within(f"[{index}]."):
         try:
             given = members(text)
         except ValueError:
@@ -88,19 +88,8 @@ async def _enqueue(messages: Sequence[NewMessage]) -> list[EnqueueResult]:
         return await queue.enqueue(messages)
     except InvalidMessage:
         for index, message in enumerate(messages):
-            with _naming_element(index):
+            with within(f"[{index}]."):
                 message.arguments(queue.options)
-        raise
-
-
-@contextmanager
-def _naming_element(index: int) -> Iterator[None]:
-    """Add the index in the list to the field of an `InvalidMessage`."""
-    try:
-        yield
-    except InvalidMessage as error:
-        error.field = f"[{index}].{error.field}"
-        error.args = (f"[{index}].{error}",)
         raise
 
 

@@ -98,7 +98,7 @@ def _checked_by(check: Callable[[Any, str], Any]) -> Callable[[Any], Any]:
         try:
             return check(value, "")
         except InvalidMessage as error:
-            raise ValueError(str(error).partition(": ")[2]) from None
+            raise ValueError(error.problem) from None
 
     return validate
 
