@@ -7,10 +7,8 @@ event is the whole overview, so that a client that reconnects has missed nothing
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -36,7 +34,6 @@ from queue_manager.web.live.event_feed import (
 )
 from queue_manager.web.routes.systems.overview import read_overview
 from queue_manager.web.routes.systems.schemas import History, Overview
-from queue_manager.web.workers import queues_of
 
 READ_INTERVAL = 1.0  # seconds
 MAX_SILENCE = 5.0  # seconds after which a state that did not change is sent again
@@ -87,17 +84,8 @@ async def overview_events(request: Request, principal: CurrentPrincipal) -> Even
     feed: Feed[int] = request.app.state.overview_feed
     if principal.systems is None:
         return await feed.serve(request)
-    return await feed.serve(request, shown=partial(_event_for, principal.systems))
-
-
-def _event_for(names: Collection[str], event: Event[int]) -> Event[int]:
-    if not event.name:
-        return event
-    state, queues = json.loads(event.text), queues_of(names)
-    state["systems"] = [one for one in state["systems"] if one["name"] in names]
-    for worker in state["workers"] or ():
-        worker["queues"] = worker["queues"] and [queue for queue in worker["queues"] if queue in queues]
-    return replace(event, text=json.dumps(state).encode())
+    source: OverviewStates = request.app.state.overview_feed.source
+    return await feed.serve(request, shown=partial(source.event_for, principal.systems))
 
 
 class OverviewStates(EventSource[int]):
@@ -140,6 +128,11 @@ class OverviewStates(EventSource[int]):
             else:
                 yield ReadBatch(self._position)
             await asyncio.sleep(READ_INTERVAL)
+
+    def event_for(self, names: Collection[str], event: Event[int]) -> Event[int]:
+        """Return the latest overview, of these systems only, instead of an event."""
+        assert self._state is not None  # there was an event
+        return self._event(self._state.of_systems(names))
 
     def _event(self, state: Overview) -> Event[int]:
         return Event(self._position, "", "overview", state.model_dump_json().encode())
