@@ -20,7 +20,7 @@ from models import index_builds, schema
 from models.database import require_replica_set, rights_to_migrate
 from queue_manager.cli.command_audit import audited
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.messages_render import console, printable
+from queue_manager.cli.messages_render import console, printable, table
 from queue_manager.core.redis_client import RedisError, outage
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.system import System
@@ -135,10 +135,7 @@ def _print_adoption(screen: Console, result: Adoption, registered: list[str]) ->
 
 
 def _table(result: Adoption) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("name", "stored as", "becomes"):
-        table.add_column(title, overflow="fold")
-    table.add_column("jobs", justify="right")
+    made = table(("name", "stored as", "becomes", "jobs"), numbers=["jobs"])
     for (name, stored, state), count in sorted(result.jobs.items()):
-        table.add_row(name, Text(printable(stored)), state.value, str(count))
-    return table
+        made.add_row(name, Text(printable(stored)), state.value, str(count))
+    return made

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from models import alert
 from models.alert import Key
@@ -14,7 +13,7 @@ from queue_manager.alerts import channels
 from queue_manager.alerts.notification import Alert, Notification
 from queue_manager.cli.command_audit import audited, user_name
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.messages_render import console, printable
+from queue_manager.cli.messages_render import console, printable, table
 from queue_manager.core.clock import minutes, to_iso
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import Rule
@@ -38,14 +37,12 @@ def list_alerts() -> None:
     if not sent and not silences:
         typer.echo("nothing was sent that still lasts, and nothing is silenced")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("system", "rule", "state", "text"):
-        table.add_column(title)
+    listed = table(("system", "rule", "state", "text"))
     for key, text in sorted(sent.items()):
-        table.add_row(*key, "sent", printable(text))
+        listed.add_row(*key, "sent", printable(text))
     for one in silences:
-        table.add_row(*one.key, f"silenced until {to_iso(one.until)}", printable(f"{one.reason} (by {one.by})"))
-    console().print(table)
+        listed.add_row(*one.key, f"silenced until {to_iso(one.until)}", printable(f"{one.reason} (by {one.by})"))
+    console().print(listed)
 
 
 @alerts_cli.command()

@@ -6,12 +6,10 @@ Guarantee: text of applications reaches a terminal without control characters or
 from __future__ import annotations
 
 import json
-import shlex
 from datetime import datetime
 from typing import Annotated
 
 import typer
-from pydantic import TypeAdapter
 from rich.text import Text
 
 from models import audit
@@ -20,7 +18,8 @@ from models.database import server_now
 from queue_manager.cli.command_audit import audited
 from queue_manager.cli.completion import complete_action, complete_system
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.messages_render import console, print_json, printable
+from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer, print_cursor
+from queue_manager.cli.messages_render import console, printable
 from queue_manager.core.clock import parse_utc, to_iso
 from queue_manager.core.errors import PermanentError
 from queue_manager.web.http.errors import ApiError
@@ -50,8 +49,8 @@ def list_entries(
     since: Annotated[str | None, typer.Option("--from", help="From this time on, such as 2026-01-31T09:30Z.")] = None,
     until: Annotated[str | None, typer.Option("--to", help="Up to this time.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=MAX_AUDIT_PAGE, help="Maximum number of entries.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="Cursor printed by the previous page.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON response of the HTTP API.")] = False,
+    cursor: CursorOption = None,
+    as_json: AnswerJsonOption = False,
 ) -> None:
     """Show who changed what, newest first. Times are UTC.
 
@@ -69,15 +68,14 @@ def list_entries(
         except ApiError as error:
             fail(f"--{error}", code=2)
     if as_json:
-        print_json(page.model_dump_json(indent=2))
+        print_answer(page)
         return
     screen = console()
     if not page.entries:
         screen.print("no actions")
     for line in (line for entry in page.entries for line in _lines(entry)):
         screen.print(Text(printable(line)), soft_wrap=True)
-    if page.cursor is not None:
-        screen.print(Text(f"there are more: --cursor {shlex.quote(page.cursor)}"), soft_wrap=True)
+    print_cursor(page.cursor)
 
 
 @audit_cli.command()
@@ -92,7 +90,7 @@ def show(
         found = audit.get(id)
     if found is None:
         fail(f"there is no entry {id} in the audit", code=1)
-    print_json(TypeAdapter(AuditedChange).dump_json(one_change(found), indent=2).decode())
+    print_answer(one_change(found))
 
 
 @audit_cli.command("undo")

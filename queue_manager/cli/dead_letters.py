@@ -16,13 +16,13 @@ from typing import Annotated
 import redis
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from queue_manager.broker import dead_letters
 from queue_manager.broker.dead_letters import DeadLetter
 from queue_manager.cli.command_audit import audited, echo_undo
+from queue_manager.cli.confirmation import YesOption, confirm
 from queue_manager.cli.errors import fail, with_outcome
-from queue_manager.cli.messages_render import console, print_json, printable
+from queue_manager.cli.messages_render import add_row, console, print_json, printable, table
 from queue_manager.core.clock import to_iso
 from queue_manager.core.redis_client import connect, outage
 from queue_manager.core.settings import redact_url, settings
@@ -63,15 +63,15 @@ def list_dead_letters(
 
 
 @dead_letters_cli.command()
-def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False) -> None:
+def clear(yes: YesOption = False) -> None:
     """Delete all dead letters, after confirmation.
 
     Example: `queue-manager dead-letters clear --yes`
     """
     with _redis() as client:
         count = dead_letters.count(client)
-        if count and not yes:
-            typer.confirm(f"Delete {count} dead letter{'s'[: count > 1]}?", abort=True)
+        if count:
+            confirm(f"Delete {count} dead letter{'s'[: count > 1]}?", yes=yes)
         with audited("clear", system=AUDITED_BROKER, is_in_redis=True) as action:
             action.count = dead_letters.clear(client, keep=action.keeper("dead-letter"))
         typer.echo(f"{action.count} deleted")
@@ -108,16 +108,10 @@ def replay(
 
 
 def _table(letters: Sequence[DeadLetter]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-    table.add_column("at", no_wrap=True)
-    table.add_column("id", no_wrap=True)
-    for title in ("queue", "reason"):
-        table.add_column(title, overflow="fold")
-    table.add_column("message", overflow="ellipsis", no_wrap=True, ratio=1, style="dim")
+    made = table(("at", "id", "queue", "reason"), whole=("at", "id"), rest="message")
     for letter in letters:
-        cells = (_at(letter), letter.id, letter.queue, letter.reason, letter.message[:MAX_SHOWN_LENGTH])
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    return table
+        add_row(made, (_at(letter), letter.id, letter.queue, letter.reason, letter.message[:MAX_SHOWN_LENGTH]))
+    return made
 
 
 def _at(letter: DeadLetter) -> str:

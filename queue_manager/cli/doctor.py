@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from queue_manager.cli.messages_render import console, print_json, printable
+from queue_manager.cli.lists import print_answer
+from queue_manager.cli.messages_render import console, printable
 from queue_manager.doctor import Report, examine
 from queue_manager.doctor.report import CheckResult, Status
 from queue_manager.explanation import many
@@ -31,7 +32,7 @@ def doctor(
     """
     report = examine()
     if as_json:
-        print_json(report.model_dump_json(indent=2))
+        print_answer(report)
     else:
         _print_report(console(), report)
     sys.exit(1 if report.count(Status.PROBLEM) else 0)

@@ -13,10 +13,11 @@ from rich.text import Text
 from beat_schedule import systems
 from queue_manager.cli.command_audit import audited
 from queue_manager.cli.completion import complete_system
-from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.messages_render import console, print_json, printable
+from queue_manager.cli.confirmation import YesOption, confirm
+from queue_manager.cli.errors import report_errors
+from queue_manager.cli.lists import AnswerJsonOption, print_answer
+from queue_manager.cli.messages_render import console, printable
 from queue_manager.core.clock import to_iso
-from queue_manager.web.http.errors import ApiError
 from services.failures import read_failures
 
 failures_cli = typer.Typer(
@@ -32,7 +33,7 @@ def list_groups(
         str | None, typer.Option(help="Only of this system, or `broker`.", autocompletion=complete_system)
     ] = None,
     search: Annotated[str | None, typer.Option(help="Only with this text in the name or the reason.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON response of the HTTP API.")] = False,
+    as_json: AnswerJsonOption = False,
 ) -> None:
     """Show the groups, those with the most failures first. Times are UTC."""
     if context.invoked_subcommand is not None:
@@ -42,7 +43,7 @@ def list_groups(
     with report_errors():
         found = grouped(read_failures(systems()), system=system, search=search)
     if as_json:
-        print_json(found.model_dump_json(indent=2))
+        print_answer(found)
         return
     screen = console()
     if not found.groups:
@@ -61,7 +62,7 @@ def list_groups(
 @failures_cli.command()
 def replay(
     group: Annotated[str, typer.Argument(help="The id of a group.", metavar="GROUP")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: YesOption = False,
 ) -> None:
     """Replay the dead letters, or retry the items or jobs, of a group, after confirmation.
 
@@ -74,13 +75,9 @@ def replay(
 
     require_tasks()  # they send the items
     with report_errors():
-        try:
-            found, is_complete = find_group(group)
-        except ApiError as error:
-            fail(str(error), code=1)
+        found, is_complete = find_group(group)
         ids = found.until(None)
-        if not yes:
-            typer.confirm(printable(f"Replay {len(ids):,} of {found.name}: {found.reason}?"), abort=True)
+        confirm(f"Replay {len(ids):,} of {found.name}: {found.reason}?", yes=yes)
         with audited(action_on(found), **audited_as(found, ids)) as action:
             action.count, is_in_time = replay(found, ids)
     typer.echo(f"{action.count} of {len(ids)} replayed")

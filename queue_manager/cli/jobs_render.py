@@ -16,7 +16,15 @@ from rich.text import Text
 
 from models.database import Document
 from models.job import WAITING_STATES, JobState
-from queue_manager.cli.messages_render import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, print_json, printable, span
+from queue_manager.cli.messages_render import (
+    MAX_ERROR_LENGTH,
+    MAX_PAYLOAD_LENGTH,
+    add_row,
+    print_json,
+    printable,
+    span,
+    table,
+)
 from queue_manager.core.pause import PauseState
 from services.job_queues import as_json
 
@@ -27,16 +35,16 @@ def print_document(content: Document) -> None:
 
 def table_of_jobs(jobs: Sequence[Document], now: datetime) -> Table:
     """Return a table of jobs, with times relative to `now`."""
-    table = _table("id", "name", "state", *(numbers := ("priority", "attempts", "due")), "last error", numbers=numbers)
-    table.add_column("arguments", overflow="ellipsis", no_wrap=True, ratio=1, style="dim")
+    titles = ("id", "name", "state", *(numbers := ("priority", "attempts", "due")), "last error")
+    made = table(titles, numbers=numbers, rest="arguments")
     for job in jobs:
         # Any field may be missing, or have any type: another program may have written it.
         known = [job.get(name, "") for name in ("_id", "name", "state", "priority", "attempts")]
         state, due_at = job.get("state"), job.get("due")
         due = _from(due_at, now) if state in WAITING_STATES and isinstance(due_at, datetime) else ""
         error = str(job.get("last_error", ""))[:MAX_ERROR_LENGTH] if state == JobState.FAILURE else ""
-        _add(table, *known, due, error, json_text(as_json(job).get("arguments"))[:MAX_PAYLOAD_LENGTH])
-    return table
+        add_row(made, (*known, due, error, json_text(as_json(job).get("arguments"))[:MAX_PAYLOAD_LENGTH]))
+    return made
 
 
 def print_job(console: Console, job: Document) -> None:
@@ -73,13 +81,14 @@ def print_status(console: Console, status: dict[str, Any], now: datetime) -> Non
         console.print("no queue")
         return
     states = tuple(state.value for state in JobState)
-    table = _table("name", *states, "running", "oldest due", "next due", numbers=states)
+    listed = table(("name", *states, "running", "oldest due", "next due"), numbers=states)
+    listed.expand = True
     for queue in status["queues"]:
         name = f"{queue['name']} (paused)" if queue["is_paused"] else queue["name"]
         counts = [str(queue["states"][state]) for state in states]
         due = [_from(queue[name], now) if queue[name] else "" for name in ("oldest_due", "next_due")]
-        _add(table, name, *counts, _running(queue["running"], now), *due)
-    console.print(table)
+        add_row(listed, (name, *counts, _running(queue["running"], now), *due))
+    console.print(listed)
     for queue in status["queues"]:
         if queue["is_paused"]:
             console.print(printable(f"Paused: {queue['name']} {PauseState(**queue['pause'])}"), soft_wrap=True)
@@ -91,18 +100,6 @@ def _running(running: Document | None, now: datetime) -> str:
     left = (running["claimed_until"] - now).total_seconds()
     where = f" on {running['worker']}" if "worker" in running else ""
     return f"{running['id']}{where}, lease {f'{left:.0f} s' if left > 0 else 'over'}"
-
-
-def _table(*titles: str, numbers: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-    for title in titles:
-        is_number = title in numbers
-        table.add_column(title, overflow="fold", justify="right" if is_number else "left", no_wrap=is_number)
-    return table
-
-
-def _add(table: Table, *cells: object) -> None:
-    table.add_row(*(Text(printable(str(cell))) for cell in cells))
 
 
 def _from(moment: datetime, now: datetime) -> str:

@@ -16,11 +16,10 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import typer
-from pydantic import BaseModel
-from rich.table import Table
+from pydantic import TypeAdapter
 from rich.text import Text
 
-from queue_manager.cli.messages_render import console, print_json, printable
+from queue_manager.cli.messages_render import add_row, console, print_json, printable, table
 from queue_manager.core.clock import to_iso
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
@@ -33,20 +32,18 @@ AnswerJsonOption = Annotated[bool, typer.Option("--json", help="Print the JSON r
 CursorOption = Annotated[str | None, typer.Option(help="Cursor printed by the previous page.")]
 
 
-def print_answer(answer: BaseModel) -> None:
+def print_answer(answer: object) -> None:
     """Print a response of the HTTP API as JSON."""
-    print_json(answer.model_dump_json(indent=2, by_alias=True))
+    print_json(TypeAdapter(type(answer)).dump_json(answer, indent=2, by_alias=True).decode())
 
 
 def print_table(rows: Sequence[object], columns: Sequence[str], *, nothing: str, cursor: str | None = None) -> None:
     """Print some fields of rows as a table, and how to print the next page."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, name in enumerate(columns):
-        table.add_column(name.replace("_", " "), overflow="fold", no_wrap=number == 0)
+    titles = [name.replace("_", " ") for name in columns]
+    made = table(titles, whole=titles[:1])
     for row in rows:
-        table.add_row(*(Text(printable(_text(getattr(row, name)))) for name in columns))
-    screen = console()
-    screen.print(table if rows else nothing)
+        add_row(made, (_text(getattr(row, name)) for name in columns))
+    console().print(made if rows else nothing)
     print_cursor(cursor)
 
 

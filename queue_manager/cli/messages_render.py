@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -46,17 +46,35 @@ def console() -> Console:
     return Console(width=None if has_width else DEFAULT_WIDTH, markup=False, emoji=False, highlight=False)
 
 
+def table(
+    titles: Sequence[str], *, numbers: Sequence[str] = (), whole: Sequence[str] = (), rest: str | None = None
+) -> Table:
+    """Return an empty table. `numbers` and `whole` are not wrapped; the last column, `rest`, fills the width."""
+    made = Table(box=None, pad_edge=False, header_style="bold", expand=rest is not None)
+    for title in titles:
+        if title in whole:
+            made.add_column(title, no_wrap=True)
+        else:
+            is_number = title in numbers
+            made.add_column(title, overflow="fold", justify="right" if is_number else "left", no_wrap=is_number)
+    if rest is not None:
+        made.add_column(rest, overflow="ellipsis", no_wrap=True, ratio=1, style="dim")
+    return made
+
+
+def add_row(table: Table, cells: Iterable[object]) -> None:
+    """Add a row of texts, with control characters escaped."""
+    table.add_row(*(Text(printable(str(cell))) for cell in cells))
+
+
 def table_of(state: MessageState, messages: Sequence[Message], now: float) -> Table:
     """Return a table of messages in `state`, with ages at `now`."""
     # The payload gets the remaining width, so that ids are not truncated and can be copied.
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-    for title in ("id", "type", "priority", "attempts", "age", *_titles(state)):
-        is_number = title in ("priority", "attempts", "age")
-        table.add_column(title, overflow="fold", justify="right" if is_number else "left", no_wrap=is_number)
-    table.add_column("payload", overflow="ellipsis", no_wrap=True, ratio=1, style="dim")
+    titles = ("id", "type", *(numbers := ("priority", "attempts", "age")), *_titles(state))
+    made = table(titles, numbers=numbers, rest="payload")
     for message in messages:
-        table.add_row(*(Text(printable(cell)) for cell in _row(state, message, now)))
-    return table
+        add_row(made, _row(state, message, now))
+    return made
 
 
 def _titles(state: MessageState) -> list[str]:

@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 from bson import json_util
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from beat_schedule import named, systems
@@ -24,7 +23,7 @@ from models.due_documents import MAX_COUNT, DueCollection
 from queue_manager import pauses
 from queue_manager.cli.command_audit import audited
 from queue_manager.cli.errors import report_errors
-from queue_manager.cli.messages_render import console, printable
+from queue_manager.cli.messages_render import console, printable, table
 from queue_manager.cli.pauses import PauseReason, checked_reason
 from queue_manager.cli.system_queries import SystemName, history, scans, schedule, status
 from queue_manager.core.clock import seconds, to_iso
@@ -54,14 +53,13 @@ def list_systems() -> None:
     """Show each system: whether its scans dispatch items, their period, the Celery queue of its items, its page."""
     with report_errors():
         paused = pauses.paused()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("name", "state", "period", "queue", "page"):
-        table.add_column(title, no_wrap=True)
+    titles = ("name", "state", "period", "queue", "page")
+    listed = table(titles, whole=titles)
     for system in systems():
         period = f"{system.period(settings()).total_seconds():g} s"
-        table.add_row(system.name, _state(system, paused), period, system.queue or "", system.page)
+        listed.add_row(system.name, _state(system, paused), period, system.queue or "", system.page)
     screen = console()
-    screen.print(table)
+    screen.print(listed)
     for name, made in paused.items():
         screen.print(printable(f"Paused: {name} {made}"), soft_wrap=True)
 

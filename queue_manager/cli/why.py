@@ -12,7 +12,8 @@ from rich.text import Text
 from beat_schedule import systems
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.messages_render import console, print_json, printable
+from queue_manager.cli.lists import AnswerJsonOption, print_answer
+from queue_manager.cli.messages_render import console, printable
 from queue_manager.explanation import Explanation, TimelineEvent
 from queue_manager.web.diagnosis import Diagnosis, diagnose
 
@@ -24,7 +25,7 @@ def why(
     system: Annotated[
         str | None, typer.Option(help="The only system to be searched.", metavar="NAME", autocompletion=complete_system)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON response of the HTTP API.")] = False,
+    as_json: AnswerJsonOption = False,
 ) -> None:
     """Say why an item, a message or a job is in its state, and what happened to it. Times are UTC.
 
@@ -38,7 +39,7 @@ def why(
     with report_errors():
         diagnosis = diagnose(id, among=None if system is None else [system])
     if as_json:
-        print_json(diagnosis.model_dump_json(indent=2))
+        print_answer(diagnosis)
     else:
         print_diagnosis(diagnosis, id)
     sys.exit(0 if diagnosis.found else 1)

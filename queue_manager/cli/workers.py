@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.text import Text
 
 from queue_manager.cli.errors import report_errors
-from queue_manager.cli.messages_render import console, print_json, printable
+from queue_manager.cli.lists import AnswerJsonOption, print_answer
+from queue_manager.cli.messages_render import console, printable
 from queue_manager.web.workers import OneWorker, Workers, WorkerTask, read_workers
 
 MEGABYTE = 1_000_000
 
 
-def workers(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON response of the HTTP API.")] = False,
-) -> None:
+def workers(as_json: AnswerJsonOption = False) -> None:
     """Show the workers that are online: queues, pool, what each process does and for how long, rate, memory, version.
 
     Names the queues that no worker consumes.
@@ -28,7 +25,7 @@ def workers(
     with report_errors():
         found = read_workers()
     if as_json:
-        print_json(found.model_dump_json(indent=2))
+        print_answer(found)
     else:
         _print(found)
 
