@@ -167,6 +167,13 @@ def span(time: timedelta) -> str:
     return " ".join(filter(None, parts)) or "less than a second"
 
 
+def rounded(time: timedelta | float, *, least: int = 2) -> str:
+    """Return a time, or a number of seconds, in the largest unit that it has `least` of, such as `3 min`."""
+    left = max(time.total_seconds() if isinstance(time, timedelta) else time, 0)
+    unit, size = next((one for one in _UNITS if left >= least * one[1]), _UNITS[-1])
+    return f"{left / size:.0f} {unit}"
+
+
 def many(count: int, thing: str) -> str:
     """Return `1 room`, `1,204 rooms`."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"

@@ -8,12 +8,13 @@ Guarantee: a scan reads it once. If Redis lost its data, no system is paused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from queue_manager.core.clock import truncate
 from queue_manager.core.pause import PauseState
+from queue_manager.core.redis_client import time_of
 from queue_manager.leases import redis_server
 
 PAUSES_KEY = "qm:pauses"
@@ -24,8 +25,7 @@ _decode = msgspec.json.Decoder(PauseState).decode
 def pause(system: str, *, by: str, reason: str | None = None) -> PauseState:
     """Dispatch no items of a system until it is resumed; items in flight complete. Raises `Unavailable`."""
     with redis_server() as client:
-        second, micros = client.time()
-        made = PauseState(at=datetime.fromtimestamp(second + micros // 1000 / 1000, UTC), by=by, reason=reason)
+        made = PauseState(at=truncate(time_of(client.time())), by=by, reason=reason)
         client.hset(PAUSES_KEY, system, msgspec.json.encode(made))
     return made
 

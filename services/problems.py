@@ -7,7 +7,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any
 
-from queue_manager.explanation import many
+from queue_manager.explanation import many, rounded
 
 MAX_IDS = 5
 
@@ -15,7 +15,7 @@ MAX_IDS = 5
 def stuck(thing: str, found: Sequence[str], *, late: timedelta) -> str:
     """Return what to say of items whose lease ended that long ago without a result."""
     return (
-        f"{many(len(found), f'stuck {thing}')}: due, but the worker's lease ended more than {span(late)} ago and no "
+        f"{many(len(found), f'stuck {thing}')}: due, but the worker's lease ended more than {rounded(late)} ago and no "
         f"worker has taken over ({ids(found, len(found))})"
     )
 
@@ -25,12 +25,3 @@ def ids(some: Iterable[Any], count: int) -> str:
     shown = [str(one) for one in islice(some, MAX_IDS)]
     more = count - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
-
-
-def span(time: timedelta) -> str:
-    """Return a time in the largest unit that it has two of."""
-    left = time.total_seconds()
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if left >= 2 * size:
-            return f"{left / size:.0f} {unit}"
-    return f"{left:.0f} s"

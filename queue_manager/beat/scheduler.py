@@ -26,7 +26,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from celery.beat import SchedulingError
@@ -46,6 +46,7 @@ from queue_manager.beat.entry import EntryMissing, StoredEntry
 from queue_manager.beat.leader_lock import LeaderLock
 from queue_manager.broker.options import timeouts
 from queue_manager.core.clock import ServerClock, seconds
+from queue_manager.core.redis_client import time_of
 from queue_manager.telemetry import tracing
 
 logger = get_logger(__name__)
@@ -169,8 +170,7 @@ class LeaderScheduler(RedBeatScheduler):
             self.setup_schedule()
 
     def _redis_time(self) -> datetime:
-        unix_seconds, microseconds = self._client.time()
-        return datetime.fromtimestamp(unix_seconds, UTC) + timedelta(microseconds=microseconds)
+        return time_of(self._client.time())
 
     def _stand_by(self, reason: str, error: Exception | None = None) -> None:
         self._lock.forget()

@@ -6,7 +6,6 @@ Guarantee: text of applications reaches a terminal without control characters or
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -17,11 +16,10 @@ from models.audit import AUDITED_ACTIONS, AuditQuery
 from models.database import server_now
 from queue_manager.cli.command_audit import audited
 from queue_manager.cli.completion import complete_action, complete_system
-from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.errors import fail, moment, report_errors
 from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer, print_cursor
 from queue_manager.cli.messages_render import console, printable
-from queue_manager.core.clock import parse_utc, to_iso
-from queue_manager.core.errors import PermanentError
+from queue_manager.core.clock import to_iso
 from queue_manager.web.http.errors import ApiError
 from queue_manager.web.routes.audit import MAX_AUDIT_PAGE, AuditedChange, audit_page, one_change
 from services.audit import changes_of
@@ -60,7 +58,7 @@ def list_entries(
         return
     if action is not None and action not in AUDITED_ACTIONS:
         fail(f"there is no action {action!r}; the actions are: {', '.join(AUDITED_ACTIONS)}", code=2)
-    times = {"since": _moment(since, "--from"), "until": _moment(until, "--to")}
+    times = {"since": moment(since, "--from"), "until": moment(until, "--to")}
     query = AuditQuery(who=who, action=action, system=system, id=id, **times)
     with report_errors():
         try:
@@ -110,13 +108,6 @@ def undo_action(
             result = undo(entry, now=server_now())
             action.count = result.restored
     typer.echo(result.message)
-
-
-def _moment(text: str | None, option: str) -> datetime | None:
-    try:
-        return parse_utc(text, field=option)
-    except PermanentError as error:
-        fail(str(error), code=2)
 
 
 def _lines(entry: AuditedChange) -> list[str]:

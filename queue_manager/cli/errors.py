@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import NoReturn
 
 import redis
@@ -12,7 +13,8 @@ import typer
 
 from models import database
 from queue_manager.cli.messages_render import printable
-from queue_manager.core.errors import AppError, ConfigurationError, reason
+from queue_manager.core.clock import parse_utc
+from queue_manager.core.errors import AppError, ConfigurationError, PermanentError, reason
 from queue_manager.web.http.errors import ApiError
 from services.job_queues import InvalidJob
 from services.message_queue import InvalidMessage
@@ -36,6 +38,14 @@ def report_errors() -> Iterator[None]:
         fail(with_outcome(reason(error), error), code=1)
     except database.Error as error:
         fail(with_outcome(database.describe(error), error), code=1)
+
+
+def moment(text: str | None, option: str) -> datetime | None:
+    """Return the time of an option; end the command with exit code 2 if it is invalid."""
+    try:
+        return parse_utc(text, field=option)
+    except PermanentError as error:
+        fail(str(error), code=2)
 
 
 def with_outcome(text: str, error: Exception) -> str:

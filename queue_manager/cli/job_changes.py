@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any, NoReturn
 
@@ -20,12 +20,11 @@ from models.job import JobState
 from queue_manager.cli.command_audit import audited, current_actor, echo_undo
 from queue_manager.cli.completion import complete_job_name, complete_job_state
 from queue_manager.cli.confirmation import YesOption, confirm_deletion
-from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.errors import fail, moment, report_errors
 from queue_manager.cli.jobs_render import print_document
 from queue_manager.cli.messages_render import printable
 from queue_manager.cli.pauses import PauseReason, checked_reason, switch
-from queue_manager.core.clock import parse_utc, to_iso
-from queue_manager.core.errors import PermanentError
+from queue_manager.core.clock import to_iso
 from queue_manager.core.pause import COMMAND_LINE
 from queue_manager.explanation import many
 from queue_manager.web.http.requests import validated
@@ -69,7 +68,7 @@ def run(
 
     Examples: `queue-manager jobs run send_invoice 42`, `queue-manager jobs run report '{"year": 2026}' --delay 60`
     """
-    due_at, wait, period = _moment(at), _delay(delay, "--delay"), _delay(every, "--every")
+    due_at, wait, period = moment(at, "--at"), _delay(delay, "--delay"), _delay(every, "--every")
     with report_errors(), audited("run", system=job_queues.system.name, detail=name) as action:
         job = job_queues.jobs.run(
             name,
@@ -133,7 +132,8 @@ def reschedule(
     """
     if at is None and delay is None and priority is None:
         fail("give --at, --delay or --priority", code=2)
-    change = partial(job_queues.jobs.reschedule, at=_moment(at), delay=_delay(delay, "--delay"), priority=priority)
+    due_at, wait = moment(at, "--at"), _delay(delay, "--delay")
+    change = partial(job_queues.jobs.reschedule, at=due_at, delay=wait, priority=priority)
     _each("reschedule", ids, change, lambda job: f"due {to_iso(job['due'])}, priority {job['priority']}")
 
 
@@ -197,13 +197,6 @@ def _value(text: str) -> Any:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)  # so that NaN is a text
-
-
-def _moment(text: str | None) -> datetime | None:
-    try:
-        return parse_utc(text, field="--at")
-    except PermanentError as error:
-        fail(str(error), code=2)
 
 
 def _delay(amount: float | None, option: str) -> timedelta | None:

@@ -22,10 +22,10 @@ from queue_manager.cli.messages_render import (
     add_row,
     print_json,
     printable,
-    span,
     table,
 )
 from queue_manager.core.pause import PauseState
+from queue_manager.explanation import rounded
 from services.job_queues import as_json
 
 
@@ -103,12 +103,11 @@ def _running(running: Document | None, now: datetime) -> str:
 
 
 def _from(moment: datetime, now: datetime) -> str:
-    left = (moment - now).total_seconds()
-    return f"in {span(left)}" if left > 0 else _ago(moment, now)
+    return f"in {rounded(moment - now, least=1)}" if moment > now else _ago(moment, now)
 
 
 def _ago(moment: datetime, now: datetime) -> str:
-    return f"{span((now - moment).total_seconds())} ago"
+    return f"{rounded(now - moment, least=1)} ago"
 
 
 def json_text(value: Any) -> str:

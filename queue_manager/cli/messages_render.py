@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from queue_manager.core.clock import truncate
+from queue_manager.explanation import rounded
 from services.message_queue import Message, MessageListing, MessageState, QueueCounts
 from services.message_queue.browser import MESSAGE_STATES
 from services.message_queue.history import parse_events
@@ -88,7 +89,7 @@ def _row(state: MessageState, message: Message, now: float) -> list[str]:
         "dead": [str(message.fields.get("last_error", ""))[:MAX_ERROR_LENGTH]],
         "acknowledged": [_field_text("acknowledged_at", message.fields.get("acknowledged_at", ""))],
     }.get(state, [])
-    age = span(now - message.fields["created_at"])
+    age = rounded(now - message.fields["created_at"], least=1)
     known = [message.id, message.type, str(message.priority), str(message.attempt), age]
     return [*known, *own, message.payload_json[:MAX_PAYLOAD_LENGTH]]
 
@@ -97,15 +98,7 @@ def _deadline(message: Message, now: float) -> str:
     if message.deadline_at is None:
         return ""
     left = message.deadline_at - now
-    return f"in {span(left)}" if left > 0 else f"{span(-left)} overdue"
-
-
-def span(seconds: float) -> str:
-    """Format a duration in its largest unit: `12 s`, `3 min`, `2 h`, `4 d`."""
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
+    return f"in {rounded(left, least=1)}" if left > 0 else f"{rounded(-left, least=1)} overdue"
 
 
 def counts_line(counts: QueueCounts) -> str:

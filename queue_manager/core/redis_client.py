@@ -7,6 +7,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from hashlib import sha1
 from threading import Lock
@@ -19,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AskError, ClusterDownError, MasterDownError, MovedError, NoScriptError, ReadOnlyError
 from redis.retry import Retry
 
+from queue_manager.core.clock import EPOCH
 from queue_manager.core.errors import reason
 from queue_manager.core.redis_url import is_encrypted, parse_redis_url
 from queue_manager.core.settings import settings
@@ -247,6 +249,12 @@ def make_async_client(url: str, **options: Any) -> redis.asyncio.Redis:
 def connect(url: str) -> redis.Redis:
     """Return a client that decodes its replies."""
     return make_client(url, decode_responses=True)
+
+
+def time_of(reply: Sequence[int]) -> datetime:
+    """Return the time of the server, by its reply to TIME."""
+    unix_seconds, micros = reply
+    return EPOCH + timedelta(seconds=unix_seconds, microseconds=micros)
 
 
 class PerProcess(Generic[T]):

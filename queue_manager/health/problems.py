@@ -8,12 +8,12 @@ from beat_schedule import systems, warnings
 from queue_manager import leases
 from queue_manager.core.clock import MAX_CLOCK_SKEW, seconds, to_iso
 from queue_manager.core.settings import settings
-from queue_manager.explanation import many
+from queue_manager.explanation import many, rounded
 from queue_manager.health.readings import InMongoDB, InRedis, Readings
 from queue_manager.health_rules import Problem, Rule
 from queue_manager.system import SCANS_QUEUE, System, item_queues
 from queue_manager.telemetry import worker_heartbeats
-from services.problems import MAX_IDS, ids, span
+from services.problems import MAX_IDS, ids
 
 
 def all_problems(readings: Readings) -> list[Problem]:
@@ -145,7 +145,7 @@ def _of_items(system: System, readings: Readings) -> Iterator[tuple[Rule, str]]:
         which = f" ({', '.join(stats.late[:MAX_IDS])})" if stats.late else ""
         yield (
             Rule.LAG,
-            f"The oldest due item has waited {span(lag)}, more than {span(limit)}{which}",
+            f"The oldest due item has waited {rounded(lag)}, more than {rounded(limit)}{which}",
         )
     yield from stats.problems.items()
 

@@ -27,7 +27,7 @@ from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import AppError, ConfigurationError, reason, typed_reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.pause import PauseState
-from queue_manager.core.redis_client import connect
+from queue_manager.core.redis_client import connect, time_of
 from queue_manager.core.server_check import require_broker
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.explanation import Idle
@@ -213,7 +213,7 @@ async def _bounded(
 def _redis() -> InRedis:
     with redis_server() as client:
         require_broker(settings().redis_url)
-        now, ahead = _timed(lambda: _time_of(client))
+        now, ahead = _timed(lambda: time_of(client.time()))
         return InRedis(
             now=now,
             clock_ahead=ahead,
@@ -236,11 +236,6 @@ def sources() -> dict[str, Source]:
 
 def _recent(client: redis.Redis) -> dict[str, Recent]:
     return count_history.from_each_server(client, sources(), count_history.recent)
-
-
-def _time_of(client: redis.Redis) -> datetime:
-    second, micros = client.time()
-    return datetime.fromtimestamp(second + micros / 1_000_000, UTC)
 
 
 def _count_dead_letters(client: redis.Redis) -> int:

@@ -33,7 +33,7 @@ from redis.client import Pipeline
 from queue_manager.core.clock import EPOCH, hours, milliseconds, minutes, seconds, unix_ms
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import PerProcess, Script, make_client
+from queue_manager.core.redis_client import PerProcess, Script, make_client, time_of
 from queue_manager.core.retry import doubling
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.leases.scripts import (
@@ -284,7 +284,7 @@ class Leases:
                     pipe.zmscore(key, list(some))
                 pipe.time()
                 waiting, running, cooling, done, time_ = pipe.execute()
-            now = _ms(time_)
+            now = unix_ms(time_of(time_))
             found += [
                 _status(*scores, now, self._lease_ms) for scores in zip(waiting, running, cooling, done, strict=True)
             ]
@@ -293,7 +293,7 @@ class Leases:
     def stats(self) -> Stats:
         """Count what is in flight and what is cooling."""
         with redis_server() as client, client.pipeline(transaction=False) as pipe:
-            now = _ms(client.time())
+            now = unix_ms(time_of(client.time()))
             pipe.zcard(self.keys[0])
             pipe.zcount(self.keys[1], f"({now}", "+inf")
             pipe.zcount(self.keys[2], f"({now}", "+inf")
@@ -303,7 +303,7 @@ class Leases:
     def ended(self, *, before: timedelta, limit: int) -> list[str]:
         """Return names whose lease ended without a result longer than `before` ago, oldest first."""
         with redis_server() as client:
-            until = _ms(client.time()) - milliseconds(before)
+            until = unix_ms(time_of(client.time())) - milliseconds(before)
             found = client.zrange(self.keys[1], "-inf", until, byscore=True, num=limit, offset=0)
         return [_text(one) for one in found]
 
@@ -315,7 +315,7 @@ class Leases:
         waiting, running, _, done, *_ = self.keys
         names: set[str] = set()
         with redis_server() as client:
-            now = _ms(client.time())
+            now = unix_ms(time_of(client.time()))
             for key in (running,) if state == "stuck" else (waiting, running, done):
                 for one, score in client.zscan_iter(key, count=MAX_ARGUMENTS):
                     if key == waiting or (score > now) == (state == "in-progress"):
@@ -327,14 +327,14 @@ class Leases:
     def cooling(self, *, limit: int) -> list[str]:
         """Return names that cool down, those that end soonest first."""
         with redis_server() as client:
-            now = _ms(client.time())
+            now = unix_ms(time_of(client.time()))
             found = client.zrange(self.keys[2], f"({now}", "+inf", byscore=True, num=limit, offset=0)
         return [_text(one) for one in found]
 
     def often_lost(self) -> Mapping[str, int]:
         """Return, by id, the losses in a row of items whose process was often lost in the last day."""
         with redis_server() as client:
-            now, losses = _ms(client.time()), client.hgetall(self.keys[5])
+            now, losses = unix_ms(time_of(client.time())), client.hgetall(self.keys[5])
         found = {}
         for one, value in losses.items():
             count, at = map(int, _text(value).split(":"))
@@ -382,11 +382,6 @@ def _moment(score: float) -> datetime:
 
 def _text(reply: Any) -> str:
     return str(reply.decode())
-
-
-def _ms(time_: Any) -> int:
-    second, micros = time_
-    return int(second) * 1000 + int(micros) // 1000
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from typing import Literal
 
 from redis.client import Pipeline
 
-from queue_manager.core.clock import EPOCH, milliseconds
+from queue_manager.core.clock import EPOCH, milliseconds, unix_ms
+from queue_manager.core.redis_client import time_of
 from queue_manager.leases import Leases
 
 LeaseStep = Literal["free", "ahead", "queued", "received", "started", "ended", "stuck", "cooling"]
@@ -40,8 +41,8 @@ def detail(leases: Leases, name: str) -> LeaseDetail:
         pipe.hget(losses_key, name)
         pipe.time()
 
-    waiting, running, cooling, done, started, rank, lost, (second, micros) = leases.read(commands)
-    now = second * 1000 + micros // 1000
+    waiting, running, cooling, done, started, rank, lost, time_ = leases.read(commands)
+    now = unix_ms(time_of(time_))
     step, score = _step(waiting, running, cooling, done, started, now, milliseconds(leases.lease))
     return LeaseDetail(
         step=step,

@@ -20,9 +20,9 @@ import msgspec
 import redis
 from pydantic import Field
 
-from queue_manager.core.clock import hours, milliseconds, seconds
+from queue_manager.core.clock import hours, milliseconds, seconds, unix_ms
 from queue_manager.core.json_types import Moment
-from queue_manager.core.redis_client import PerProcess, Script, make_client
+from queue_manager.core.redis_client import PerProcess, Script, make_client, time_of
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import worker_activity
 from queue_manager.telemetry.worker_activity import Activity
@@ -211,7 +211,7 @@ def _online(
     time_: tuple[int, int], found: Iterable[tuple[str, float]], details: Mapping[str, str]
 ) -> dict[str, OnlineWorker]:
     """Return the online workers by member, in the order of their names."""
-    since = time_[0] * 1000 + time_[1] // 1000 - milliseconds(OFFLINE_AFTER)
+    since = unix_ms(time_of(time_)) - milliseconds(OFFLINE_AFTER)
     workers = {member: _worker(member, ms, details.get(member)) for member, ms in found if ms > since}
     return dict(sorted(workers.items(), key=lambda one: (one[1].name, one[1].pid)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from pydantic import BaseModel, Field
 
@@ -11,6 +11,7 @@ from beat_schedule import systems
 from models.job import ExecutingJob
 from queue_manager.core.errors import Unavailable
 from queue_manager.core.json_types import Moment
+from queue_manager.core.redis_client import time_of
 from queue_manager.core.settings import settings
 from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.system import SCANS_QUEUE, SCHEDULE_PAGE, System, item_queues
@@ -118,7 +119,7 @@ def read_workers() -> Workers:
         Unavailable: Redis does not answer.
     """
     with redis_server() as client:
-        second, micros = client.time()
+        now = time_of(client.time())
         online = worker_heartbeats.active(client)
     shown = online[:MAX_WORKERS_SHOWN]
     executing = _executing_jobs(shown)
@@ -126,7 +127,7 @@ def read_workers() -> Workers:
         workers=[_worker(one, executing) for one in shown],
         count=len(online),
         queues_without_worker=list(_queues_without_worker(online)),
-        server_time=datetime.fromtimestamp(second + micros / 1_000_000, UTC),
+        server_time=now,
     )
 
 

@@ -10,7 +10,7 @@ from models import database, outbox
 from queue_manager import leases
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
-from queue_manager.explanation import many
+from queue_manager.explanation import many, rounded
 from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
 from services import problems
@@ -46,7 +46,7 @@ def stats(work: DocumentWork) -> SystemStats:
         if left:
             result.problems[Rule.FAILING_CALLS] = (
                 f"{many(left, 'call')} of `after`, each for a batch of {work.system.items_name}, without success for "
-                f"more than {problems.span(late)}; they are repeated"
+                f"more than {rounded(late)}; they are repeated"
             )
     thing = work.system.items_name.removesuffix("s")
     if stuck:

@@ -9,12 +9,12 @@ from models import database, foreign_job, job, job_queue
 from models.due_documents import MAX_COUNT
 from models.job import ExecutingJob
 from queue_manager.core.clock import minutes
-from queue_manager.explanation import many
+from queue_manager.explanation import many, rounded
 from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
 from services import problems
 from services.due_work import DueWork
-from services.problems import ids, span
+from services.problems import ids
 
 LONG_RUNNING_THRESHOLD = minutes(10)
 MAX_ENDED_LEASES = 1_000  # expired leases that are compared with due queues
@@ -75,7 +75,7 @@ def jobs_by_state() -> dict[str, int]:
 
 def _long_running(executing: list[ExecutingJob], now: datetime) -> list[str]:
     return [
-        f"{one.name}: the job {one.id} has been executing for {span(now - one.since)} on "
+        f"{one.name}: the job {one.id} has been executing for {rounded(now - one.since)} on "
         f"{one.worker or 'an unknown worker'}"
         for one in sorted(executing, key=lambda one: one.since)
         if now - one.since > LONG_RUNNING_THRESHOLD
@@ -93,7 +93,7 @@ def _add_job_problems(
     if lost:
         shown = ids((f"{one.name} {one.id}" for one in lost), len(lost))
         stats.problems[Rule.LOST_JOBS] = (
-            f"{many(len(lost), 'executing job')} whose lease ended more than {span(late)} ago: the worker is gone "
+            f"{many(len(lost), 'executing job')} whose lease ended more than {rounded(late)} ago: the worker is gone "
             f"and no dispatch has requeued it ({shown})"
         )
 

@@ -13,9 +13,8 @@ from typing import Any
 import redis
 
 from queue_manager.core.clock import minutes
-from queue_manager.explanation import many
+from queue_manager.explanation import many, rounded
 from services.message_queue.scripts import Scripts, streams, translate_errors
-from services.problems import span
 
 OWN_CONSUMER = "queue-manager"
 """The consumer of this queue in the group, see `shared.lua`."""
@@ -58,7 +57,7 @@ def _notes(client: redis.Redis, queue: str, levels: int) -> Iterator[str]:
     for name, idle in consumers.items():
         if name != OWN_CONSUMER:
             is_active = idle < ACTIVE_WITHIN
-            yield f"consumer {name} read {span(idle)} ago{': it may run until you stop it' if is_active else ''}"
+            yield f"consumer {name} read {rounded(idle)} ago{': it may run until you stop it' if is_active else ''}"
     if signed := sum(_signed(client, stream) for stream in lengths):
         yield (
             f"{many(signed, 'signed message')}, which would be dead-lettered, because only their producer knows the "

@@ -13,7 +13,7 @@ from models import item_events, site, subscription
 from models.database import collection, id_text, server_now
 from queue_manager import leases
 from queue_manager.core.clock import hours, minutes, seconds
-from queue_manager.explanation import DispatchState, Explanation, clock, ordinal, span, when
+from queue_manager.explanation import DispatchState, Explanation, clock, ordinal, rounded, span, when
 from queue_manager.web.diagnosis import diagnose
 from services import review_requests, stale_thumbnails
 from services.due_documents.explanation import explain
@@ -386,6 +386,22 @@ class TestWords:
     )
     def test_spans_have_two_units(self, time: float, text: str) -> None:
         assert span(seconds(time)) == text
+
+    @pytest.mark.parametrize(
+        ("time", "least", "text"),
+        [
+            (-1, 1, "0 s"),
+            (0.4, 2, "0 s"),
+            (90, 1, "2 min"),
+            (119, 2, "119 s"),
+            (120, 2, "2 min"),
+            (7_199, 2, "120 min"),
+            (86_400, 1, "1 d"),
+            (1e18, 1, "11574074074074 d"),
+        ],
+    )
+    def test_rounded_times_have_one_unit(self, time: float, least: int, text: str) -> None:
+        assert rounded(time, least=least) == text
 
     def test_ordinals(self) -> None:
         assert [ordinal(number) for number in (1, 2, 3, 4, 11, 21, 112)] == [

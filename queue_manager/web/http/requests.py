@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from http import HTTPStatus
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, NoReturn, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
+from queue_manager.core.clock import parse_utc
+from queue_manager.core.errors import PermanentError
 from queue_manager.core.pause import MAX_REASON_LENGTH
 from queue_manager.web.http.errors import ApiError, invalid, invalid_because
 
@@ -31,6 +34,17 @@ def prefers_page(headers: Headers) -> bool:
 def is_page_view(request: Request) -> bool:
     """Return True if a browser opens a page."""
     return request.method in SAFE_METHODS and prefers_page(request.headers)
+
+
+def _moment(value: Any) -> datetime | None:
+    try:
+        return parse_utc(value, field="")
+    except PermanentError:
+        raise ValueError("must be an ISO 8601 time with a zone, such as 2026-01-31T09:30:00Z") from None
+
+
+At = Annotated[datetime | None, BeforeValidator(_moment)]
+"""A time in a body."""
 
 
 # Query parameters

@@ -16,19 +16,18 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Field
 
 from beat_schedule import systems
 from models.audit import ActionName
 from models.database import server_now
-from queue_manager.core.clock import parse_utc
-from queue_manager.core.errors import Contended, PermanentError
+from queue_manager.core.errors import Contended
 from queue_manager.core.json_types import Moment
 from queue_manager.core.log import get_logger
 from queue_manager.server_calls import mongodb
 from queue_manager.web.actor import CurrentActor
 from queue_manager.web.http.errors import ApiError, errors
-from queue_manager.web.http.requests import EmptyIsNone, JsonBody, Members
+from queue_manager.web.http.requests import At, EmptyIsNone, JsonBody, Members
 from queue_manager.web.http.responses import ServerTime
 from queue_manager.web.routes.systems.items import retry_some, system_with_items
 from queue_manager.web.routes.systems.queries import find_system
@@ -99,7 +98,7 @@ class GroupedFailures(BaseModel):
 class ReplayUntil(Members):
     """Which failures of a group to replay."""
 
-    until: Annotated[datetime | None, BeforeValidator(lambda text: _moment(text))] = Field(
+    until: At = Field(
         default=None,
         description="Only what failed at this time or earlier, such as the `last_at` that was shown; all without it.",
     )
@@ -111,13 +110,6 @@ class ReplayedFailures(BaseModel):
     replayed: int
     of: int
     is_complete: bool = Field(description="False if there are more that could not be read, or the time was over.")
-
-
-def _moment(text: Any) -> datetime | None:
-    try:
-        return parse_utc(text, field="until")
-    except PermanentError:
-        raise ValueError("must be an ISO 8601 time with a zone, such as 2026-01-31T09:30:00Z") from None
 
 
 class FailureReader:

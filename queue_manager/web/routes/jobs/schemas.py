@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from models.job import JobState
-from queue_manager.core.clock import parse_utc
-from queue_manager.core.errors import PermanentError
 from queue_manager.core.json_types import Moment, optional
 from queue_manager.core.pause import PauseState
 from queue_manager.web.http.errors import invalid
-from queue_manager.web.http.requests import PAUSE_REASON, Members
+from queue_manager.web.http.requests import PAUSE_REASON, At, Members
 from queue_manager.web.http.responses import NextCursor, ServerTime, UndoId
 from queue_manager.web.routes.latency import Latency
 from services.job_queues.fields import JOB_NAME, MAX_ARGUMENTS_BYTES, MAX_DELAY, MAX_PRIORITY
@@ -26,13 +24,6 @@ ChangeResult = Literal["CHANGED", "NOT_FOUND", "WRONG_STATE", "BLOCKED", "CONTEN
 SortField = Literal["created", "due", "updated", "priority", "attempts"]
 
 
-def _moment(value: Any) -> datetime | None:
-    try:
-        return parse_utc(value, field="at")
-    except PermanentError:
-        raise ValueError("must be an ISO 8601 time with a zone, such as 2026-01-31T09:30:00Z") from None
-
-
 def _unicode(value: str) -> str:
     try:
         value.encode()
@@ -42,7 +33,6 @@ def _unicode(value: str) -> str:
 
 
 JobName = Annotated[str, Field(json_schema_extra={"pattern": f"^{JOB_NAME.pattern}$"})]
-At = Annotated[datetime | None, BeforeValidator(_moment)]
 JobPriority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="A higher one is run first.")]
 
 
