@@ -14,7 +14,7 @@ from threading import Event
 
 from rich.console import Console, RenderableType
 
-from queue_manager.core.threads import in_thread
+from queue_manager.core.background import in_thread
 
 WIDTH, HEIGHT = 100, 30
 MOMENTS = (*range(11), *range(14, 40, 4))  # seconds; most happens at the start

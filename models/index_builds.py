@@ -10,8 +10,8 @@ from threading import Event
 from pymongo.errors import PyMongoError
 
 from models.database import client, database
+from queue_manager.core.background import in_thread
 from queue_manager.core.log import get_logger
-from queue_manager.core.threads import in_thread
 
 REPORT_INTERVAL = 2.0  # seconds between two reports
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
 
-from queue_manager.core.threads import in_thread
+from queue_manager.core.background import in_thread
 
 PROBE = 0.01  # seconds of CPU time
 PROBE_EVERY = 0.1  # seconds

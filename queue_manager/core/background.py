@@ -1,10 +1,11 @@
-"""A task of the event loop that runs while a block runs."""
+"""A task of the event loop, or a thread, that works while a block runs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from threading import Event, Thread
 from typing import Any
 
 
@@ -18,3 +19,16 @@ async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+@contextmanager
+def in_thread(work: Callable[[Event], object], *, name: str) -> Iterator[None]:
+    """Run `work` in a thread while the block runs. Its event is set when the block ends, which then waits for it."""
+    is_over = Event()
+    thread = Thread(target=work, args=[is_over], name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

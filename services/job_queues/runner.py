@@ -23,12 +23,12 @@ from models.database import Document, Error, estimated_now
 from models.job import JobState, NameBusy
 from models.job_attempt import EndedAttempt, JobOutcome, TimeLimit
 from queue_manager.core import shutdown
+from queue_manager.core.background import in_thread
 from queue_manager.core.clock import unix_ms
 from queue_manager.core.errors import Contended, PermanentError, reason
 from queue_manager.core.functions import require_done
 from queue_manager.core.log import get_logger
 from queue_manager.core.memory import drop_tracebacks
-from queue_manager.core.threads import in_thread
 from queue_manager.telemetry import error_reports, latency
 from services.job_queues.dispatch import JOBS_INITIATOR
 from services.job_queues.job_run import JOB_RETRY_POLICY, JobRun, Stop, as_text

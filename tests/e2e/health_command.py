@@ -20,9 +20,9 @@ from models import scan_run
 from models.database import server_now
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.broker.backlog import Backlog
+from queue_manager.core.background import in_thread
 from queue_manager.core.clock import milliseconds, seconds
 from queue_manager.core.redis_client import connect
-from queue_manager.core.threads import in_thread
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
 from queue_manager.telemetry import worker_heartbeats

@@ -13,8 +13,8 @@ from pymongo.read_concern import ReadConcern
 
 from models import database
 from queue_manager.broker.keys import UNACKED
+from queue_manager.core.background import in_thread
 from queue_manager.core.clock import seconds
-from queue_manager.core.threads import in_thread
 from tests.e2e.replica_set import Member
 from tests.eventually import eventually
 from tests.faults import clocks, isolation

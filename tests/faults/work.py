@@ -22,9 +22,9 @@ from dev.processes import started_at
 from models import job, outbox
 from models.database import Document, client, collection
 from models.support_room import rooms
+from queue_manager.core.background import in_thread
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import Contended
-from queue_manager.core.threads import in_thread
 from services.job_queues.jobs import jobs
 from tests.e2e.watching import RoomWrite, room_writes
 from tests.faults import notes

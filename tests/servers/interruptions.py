@@ -16,7 +16,7 @@ from pymongo.errors import PyMongoError
 from redis.exceptions import RedisError
 
 from models.database import server_now
-from queue_manager.core.threads import in_thread
+from queue_manager.core.background import in_thread
 from tests.e2e.job_processes import job_lab, notes
 from tests.e2e.watching import is_open
 from tests.eventually import eventually

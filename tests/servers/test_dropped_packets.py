@@ -20,8 +20,8 @@ import pytest
 from beat_schedule import SYSTEMS
 from dev.servers import Mongo, Valkey
 from models import database, job, schema
+from queue_manager.core.background import in_thread
 from queue_manager.core.settings import settings
-from queue_manager.core.threads import in_thread
 from tests.e2e.celery_processes import LoggedProcess
 from tests.e2e.test_outage_logs import INTERNALS, repeated_lines
 from tests.e2e.watching import is_open, woken
