@@ -1,22 +1,35 @@
-"""What the MongoDB deployment allows: the actions of our user, and how durable a confirmed write is."""
+"""The MongoDB deployment: whether it takes a write, what our user may do, and how durable a confirmed write is.
+
+Collection `qm_readiness`, one document that is written repeatedly: {_id: "web", at}
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from models import job, job_queue, readiness, scan_run, schema, site
+from pymongo import WriteConcern
+
+from models import job, job_queue, scan_run, schema, site
 from models.database import Document, client, collection, database
 from queue_manager.core.settings import settings
 from queue_manager.system import System
 
+READINESS_COLLECTION = "qm_readiness"
+MAJORITY = WriteConcern("majority")
 READ = ("find", "listIndexes")
 OWN = (*READ, "insert", "update", "remove")
 """What our own collections need, by the names of MongoDB's privilege actions."""
 OWN_COLLECTIONS = {
-    *(readiness.READINESS_COLLECTION, scan_run.RUNS_COLLECTION, scan_run.MARKS_COLLECTION, site.RESETS_COLLECTION),
+    *(READINESS_COLLECTION, scan_run.RUNS_COLLECTION, scan_run.MARKS_COLLECTION, site.RESETS_COLLECTION),
     *(job.JOBS_COLLECTION, job_queue.QUEUES_COLLECTION, job_queue.LEADERS_COLLECTION),
 }
+
+
+def probe_write() -> None:
+    """Write a document with majority write concern. Raises the errors of the driver."""
+    durable = collection(READINESS_COLLECTION).with_options(write_concern=MAJORITY)
+    durable.update_one({"_id": "web"}, {"$currentDate": {"at": True}}, upsert=True)
 
 
 def missing_actions(systems: Iterable[System]) -> Iterator[tuple[str, list[str]]]:
@@ -26,9 +39,9 @@ def missing_actions(systems: Iterable[System]) -> Iterator[tuple[str, list[str]]
     """
     auth = client().admin.command("connectionStatus", showPrivileges=True)["authInfo"]
     if not auth["authenticatedUsers"]:
-        collection(readiness.READINESS_COLLECTION).find_one()  # refused if the server expects a login
+        collection(READINESS_COLLECTION).find_one()  # refused if the server expects a login
         return
-    names = {readiness.READINESS_COLLECTION, scan_run.MARKS_COLLECTION, *schema.shared_collections()}
+    names = {READINESS_COLLECTION, scan_run.MARKS_COLLECTION, *schema.shared_collections()}
     for name in sorted(names.union(*(system.collections() for system in systems))):
         allowed = _allowed(auth["authenticatedUserPrivileges"], name)
         if missing := [action for action in _needed(name) if action not in allowed and "anyAction" not in allowed]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure, WTimeoutError
 
 from beat_schedule import systems
-from models import database, deployment, readiness, schema
+from models import database, deployment, schema
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import reason
 from queue_manager.core.settings import settings
@@ -42,7 +42,7 @@ def write_concern() -> Iterator[Findings]:
     """Yield what keeps a confirmed write from being durable."""
     try:
         with database.within(WRITE_TIMEOUT):
-            readiness.write()
+            deployment.probe_write()
     except WRITE_TIMEOUTS:
         yield Finding(
             f"A majority of the members did not confirm a write within {WRITE_TIMEOUT.total_seconds():g} s",

@@ -23,7 +23,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from pymongo.errors import NotPrimaryError, OperationFailure, PyMongoError, WriteError, WTimeoutError
 
-from models import readiness
+from models import deployment
 from models.database import ping
 from queue_manager.core.call_thread import call_within
 from queue_manager.core.errors import reason
@@ -171,7 +171,7 @@ def needed_servers() -> list[Server]:
     mongo = Server(
         name="MongoDB",
         url=redact_url(chosen.mongo_db_url),
-        write=lambda: _in_time(readiness.write),
+        write=lambda: _in_time(deployment.probe_write),
         ping=lambda: _in_time(ping),
         problem=_problem_of_mongodb,
     )
