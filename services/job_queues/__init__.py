@@ -30,8 +30,7 @@ from services.job_queues.dispatch import JOBS_INITIATOR, dispatch, stats, system
 from services.job_queues.fields import InvalidJob, as_json, changeable
 from services.job_queues.job_run import JobCancelled, JobRun
 from services.job_queues.jobs import Jobs, StoredJobs, WrongState, jobs
-from services.job_queues.latency import counts_by_name
-from services.job_queues.queue_run import run_queue
+from services.job_queues.queue_run import counts_by_name, run_queue
 from services.job_queues.registry import Registry, UnknownJob, job, registry
 from services.job_queues.runner import RunReport
 from services.job_queues.stats import executing_by_task, jobs_by_state

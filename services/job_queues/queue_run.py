@@ -1,4 +1,4 @@
-"""One run of a queue, by the task of a worker."""
+"""One run of a queue, by the task of a worker; and what is counted of the runs, by the name of the jobs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from models import job
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue
+from queue_manager.core.redis_client import PerProcess, connect
 from queue_manager.core.settings import settings
-from queue_manager.telemetry import counters
+from queue_manager.telemetry import count_history, counters
+from queue_manager.telemetry.counters import Totals
 from services.job_queues.dispatch import JOBS_INITIATOR, system
 from services.job_queues.registry import registry
 from services.job_queues.runner import Runner, RunReport
 
 RUN_BUDGET = seconds(30)  # maximum duration of a run, so that other queues get their turn
+MAX_MEASURED_NAMES = 200
 
+_redis = PerProcess(lambda: connect(settings().redis_url))
 _running: set[str] = set()
 _running_lock = Lock()
 
@@ -61,6 +65,13 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
     if remaining > timedelta(0):
         raise NotYetDue(remaining)
     raise ContinueLater
+
+
+def counts_by_name() -> dict[str, Totals]:
+    """Return what was counted of each name in the last 24 hours, of the first 200 names. Raises the drivers' errors."""
+    names = job.names()[:MAX_MEASURED_NAMES]
+    counts = count_history.last_hours(_redis(), [f"{JOBS_INITIATOR}/{name}" for name in names])
+    return dict(zip(names, counts, strict=True))
 
 
 @contextmanager
