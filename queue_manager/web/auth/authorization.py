@@ -1,4 +1,4 @@
-"""Authorization: the role that each route requires, which sites may send a request, and the access log of actions.
+"""Authorization: the role that each route requires, who sends a request from which site, the access log of actions.
 
     api.include_router(listing.router, prefix="/api", dependencies=[viewer])
 
@@ -26,6 +26,7 @@ from queue_manager.web.auth.authentication import authenticator_of, sent_key
 from queue_manager.web.auth.principal import Principal
 from queue_manager.web.http.errors import ApiError
 from queue_manager.web.http.requests import SAFE_METHODS, is_page_view, refuse_unknown_parameters
+from services.audit import Actor
 
 IN_PATH = "{name}"
 """The system that the path of a route names."""
@@ -113,6 +114,16 @@ def _principal(request: Request) -> Principal:
 
 CurrentPrincipal = Annotated[Principal, Depends(_principal)]
 """The principal that sends the request; for routes that require `viewer` or `operator`."""
+
+
+def _actor(request: Request, principal: CurrentPrincipal) -> Actor:
+    is_page = principal.by == "session" or is_from_own_page(request.headers)
+    address = request.client.host if request.client else "unknown"
+    return Actor(who=principal.name, via="page" if is_page else "api", address=address)
+
+
+CurrentActor = Annotated[Actor, Depends(_actor)]
+"""Who sends the request, and from which address, for the audit."""
 
 
 def required_roles(api: FastAPI) -> Iterator[tuple[RouteContext, RequiredRole]]:

@@ -18,8 +18,7 @@ from models.database import server_now
 from queue_manager.core.clock import parse_utc
 from queue_manager.core.errors import PermanentError, Unavailable, reason
 from queue_manager.server_calls import mongodb
-from queue_manager.web.actor import CurrentActor
-from queue_manager.web.auth import CurrentPrincipal, require_system
+from queue_manager.web.auth import CurrentActor, CurrentPrincipal, require_system
 from queue_manager.web.diagnosis import MAX_SEARCH_ID_LENGTH
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor

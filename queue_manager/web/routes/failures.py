@@ -25,7 +25,7 @@ from queue_manager.core.errors import Contended
 from queue_manager.core.json_types import Moment
 from queue_manager.core.log import get_logger
 from queue_manager.server_calls import mongodb
-from queue_manager.web.actor import CurrentActor
+from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import At, EmptyIsNone, JsonBody, Members
 from queue_manager.web.http.responses import ServerTime

@@ -23,7 +23,7 @@ from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import Contended
 from queue_manager.core.log import get_logger
 from queue_manager.server_calls import mongodb, redis_server
-from queue_manager.web.actor import CurrentActor
+from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors, invalid

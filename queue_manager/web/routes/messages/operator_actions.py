@@ -14,7 +14,7 @@ from models.audit import ActionName
 from queue_manager.core.clock import to_iso
 from queue_manager.core.log import get_logger
 from queue_manager.explanation import many
-from queue_manager.web.actor import CurrentActor
+from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http.errors import errors, invalid
 from queue_manager.web.http.requests import EmptyIsNone, JsonBody
 from queue_manager.web.routes.messages.background import Background

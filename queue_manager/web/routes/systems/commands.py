@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends
 from queue_manager import pauses
 from queue_manager.core.log import get_logger
 from queue_manager.system import System
-from queue_manager.web.actor import CurrentActor
+from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import JsonBody, NoMembers
 from queue_manager.web.routes.systems.queries import Named

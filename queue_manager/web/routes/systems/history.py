@@ -15,7 +15,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.telemetry import counters
 from queue_manager.telemetry.latency import MEASURES, Measure
-from queue_manager.web.actor import CurrentActor
+from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import JsonBody
 from queue_manager.web.routes.latency import latency_of, percentiles_of

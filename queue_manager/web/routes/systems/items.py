@@ -25,7 +25,7 @@ from queue_manager.core.settings import settings
 from queue_manager.items import DueItem, Item, Listed, State
 from queue_manager.server_calls import Unavailable, broker, mongodb
 from queue_manager.system import System
-from queue_manager.web.actor import CurrentActor
+from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http import cursors
 from queue_manager.web.http.cursors import Cursor
 from queue_manager.web.http.errors import ApiError, errors, invalid
