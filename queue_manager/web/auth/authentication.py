@@ -1,15 +1,16 @@
-"""Authentication: finds the principal that sends a request, by its API key or by the session cookie of a log-in.
+"""Authentication: finds the principal that sends a request, and notices when a client that is connected loses access.
 
-The cookie holds the name of a key and an expiry, signed with a secret derived from that key. Guarantee: a session ends
-with its key or when it is revoked (see `revocation`). Every process that has the key accepts the cookie; no further
-secret is configured.
+A principal is found by its API key or by the session cookie of a log-in. The cookie holds the name of a key and an
+expiry, signed with a secret derived from that key. Guarantee: a session ends with its key or when it is revoked (see
+`revocation`). Every process that has the key accepts the cookie; no further secret is configured.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -18,7 +19,7 @@ from http import HTTPStatus
 
 import jwt
 from starlette.datastructures import Headers
-from starlette.requests import HTTPConnection, cookie_parser
+from starlette.requests import HTTPConnection, Request, cookie_parser
 from starlette.responses import Response
 
 from queue_manager.core.clock import hours
@@ -33,6 +34,7 @@ API_KEY_HEADER = "x-api-key"
 LOGIN_HINT = "Send a key as X-API-KEY or as Authorization: Bearer, or log in at /login"
 SESSION_COOKIE = "qm_session"
 SESSION_LIFETIME = hours(12)
+ACCESS_CHECK_INTERVAL = 0.5  # seconds; with a second for a changed key file, a client is disconnected within 2 s
 _REQUIRED_CLAIMS = ["name", "role", "exp"]
 _SECRET_PURPOSE = b"queue-manager session"
 
@@ -130,6 +132,29 @@ def authenticator_of(connection: HTTPConnection) -> Authenticator:
     """Return the authenticator of the application that serves a request."""
     authenticator: Authenticator = connection.app.state.authenticator
     return authenticator
+
+
+def access_check(request: Request) -> Callable[[], bool]:
+    """Return a function that returns True once the sender of `request` has lost access."""
+    authenticator, principal = authenticator_of(request), request.state.principal
+    return lambda: not authenticator.is_valid(principal)
+
+
+async def until_lost(is_over: Callable[[], bool]) -> None:
+    """Wait until a function that `access_check` has returned returns True."""
+    while not is_over():
+        await asyncio.sleep(ACCESS_CHECK_INTERVAL)
+
+
+@asynccontextmanager
+async def ending(end: Callable[[], None], *, when: Callable[[], bool]) -> AsyncIterator[None]:
+    """Call `end` once `when` returns True within the block."""
+    task = asyncio.create_task(until_lost(when))
+    task.add_done_callback(lambda done: None if done.cancelled() else end())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 def unauthorized(message: str) -> ApiError:

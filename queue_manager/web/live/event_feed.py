@@ -25,8 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
-from queue_manager.web.auth import disconnection
-from queue_manager.web.auth.disconnection import ending
+from queue_manager.web.auth.authentication import access_check, ending
 
 MAX_BUFFER_SIZE = 4 * 1024 * 1024  # bytes of events that wait for one listener
 MAX_CHUNK_SIZE = 64 * 1024  # bytes after which no more events are sent in the same write
@@ -227,7 +226,7 @@ class Feed(Generic[PositionT]):
         """
         with self.subscribe():  # so that the reader runs
             start = await self.source.start(last, self._reader_position)
-        return EventStream(self._blocks(start, disconnection.is_over(request), shown))
+        return EventStream(self._blocks(start, access_check(request), shown))
 
     async def _blocks(
         self,

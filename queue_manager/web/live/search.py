@@ -25,7 +25,7 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field
 from sse_starlette import ServerSentEvent
 
-from queue_manager.web.auth import disconnection
+from queue_manager.web.auth.authentication import access_check
 from queue_manager.web.http.exception_handlers import error_handler
 from queue_manager.web.live.event_feed import EventStream
 
@@ -74,7 +74,7 @@ async def search(
 async def _events(
     request: Request, read: ReadSlice, first: SearchSlice, limit: int, total: int
 ) -> AsyncIterator[bytes]:
-    is_over = disconnection.is_over(request)
+    is_over = access_check(request)
     now, searched, found, size = first, 0, 0, 0
     while not is_over():
         searched += now.searched

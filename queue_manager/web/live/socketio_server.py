@@ -23,9 +23,8 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings
 from queue_manager.web.auth import tokens
-from queue_manager.web.auth.authentication import LOGIN_HINT, Authenticator, unauthorized
+from queue_manager.web.auth.authentication import ACCESS_CHECK_INTERVAL, LOGIN_HINT, Authenticator, unauthorized
 from queue_manager.web.auth.authorization import is_from_own_page, require_system
-from queue_manager.web.auth.disconnection import ACCESS_CHECK_INTERVAL
 from queue_manager.web.auth.tokens import ANY, Access, TokenRefused, is_account
 from queue_manager.web.http.errors import ApiError
 from queue_manager.web.live.redis_channel import RedisChannel

@@ -13,7 +13,7 @@ from typing import TypedDict
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 
-from queue_manager.web.auth import disconnection
+from queue_manager.web.auth.authentication import access_check, until_lost
 from queue_manager.web.routes.messages.background import Background
 from services.message_queue import Message, async_message_queue, message_queue
 from services.message_queue.errors import SearchIncomplete
@@ -52,7 +52,7 @@ async def receive_message(options: ReceiveOptions, *, timeout: float, request: R
 async def _wait_for_message(options: ReceiveOptions, timeout: float, request: Request) -> Message | None:
     background: Background = request.app.state.background
     disconnected = asyncio.create_task(_disconnected(request))
-    access_lost = asyncio.create_task(disconnection.over(disconnection.is_over(request)))
+    access_lost = asyncio.create_task(until_lost(access_check(request)))
     try:
         return await _Wait(options, {disconnected, access_lost, background.end}).message(timeout)
     finally:
