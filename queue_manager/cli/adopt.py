@@ -18,7 +18,7 @@ from rich.text import Text
 from beat_schedule import systems, warnings
 from models import index_builds, schema
 from models.database import require_replica_set, rights_to_migrate
-from queue_manager.cli.command_audit import audited
+from queue_manager.cli.changes import audited
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, printable, table
 from queue_manager.core.redis_client import RedisError, outage

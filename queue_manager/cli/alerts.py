@@ -11,7 +11,7 @@ from models.alert import Key
 from models.database import server_now
 from queue_manager.alerts import channels
 from queue_manager.alerts.notification import Alert, Notification
-from queue_manager.cli.command_audit import audited, user_name
+from queue_manager.cli.changes import audited, user_name
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, printable, table
 from queue_manager.core.clock import minutes, to_iso

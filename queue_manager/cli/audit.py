@@ -14,7 +14,7 @@ from rich.text import Text
 from models import audit
 from models.audit import AUDITED_ACTIONS, AuditQuery
 from models.database import server_now
-from queue_manager.cli.command_audit import audited
+from queue_manager.cli.changes import audited
 from queue_manager.cli.completion import complete_action, complete_system
 from queue_manager.cli.errors import fail, moment, report_errors
 from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer, print_cursor

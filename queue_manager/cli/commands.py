@@ -21,7 +21,7 @@ from models.mark import ChartMark
 from queue_manager.cli.adopt import adopt_cli
 from queue_manager.cli.alerts import alerts_cli
 from queue_manager.cli.audit import audit_cli
-from queue_manager.cli.command_audit import audited, user_name
+from queue_manager.cli.changes import audited, user_name
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.dead_letters import dead_letters_cli
 from queue_manager.cli.doctor import doctor

@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from beat_schedule import systems
-from queue_manager.cli.command_audit import audited
+from queue_manager.cli.changes import audited
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.confirmation import YesOption, confirm
 from queue_manager.cli.errors import report_errors

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from queue_manager.cli.command_audit import current_actor
+from queue_manager.cli.changes import YesOption, confirm, current_actor
 from queue_manager.cli.completion import complete_system_with_items
-from queue_manager.cli.confirmation import YesOption, confirm
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import (
     AnswerJsonOption,

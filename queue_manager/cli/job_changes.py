@@ -17,13 +17,20 @@ import typer
 from models.audit import ActionName
 from models.database import Document, id_text
 from models.job import JobState
-from queue_manager.cli.command_audit import audited, current_actor, echo_undo
+from queue_manager.cli.changes import (
+    PauseReason,
+    YesOption,
+    audited,
+    checked_reason,
+    confirm_deletion,
+    current_actor,
+    echo_undo,
+    switch,
+)
 from queue_manager.cli.completion import complete_job_name, complete_job_state
-from queue_manager.cli.confirmation import YesOption, confirm_deletion
 from queue_manager.cli.errors import fail, moment, report_errors
 from queue_manager.cli.jobs_render import print_document
 from queue_manager.cli.messages_render import printable
-from queue_manager.cli.pauses import PauseReason, checked_reason, switch
 from queue_manager.core.clock import to_iso
 from queue_manager.core.pause import COMMAND_LINE
 from queue_manager.explanation import many

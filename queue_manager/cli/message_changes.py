@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from models.audit import ActionName
-from queue_manager.cli.command_audit import audited, current_actor, echo_undo
-from queue_manager.cli.confirmation import YesOption, confirm, confirm_deletion
+from queue_manager.cli.changes import YesOption, audited, confirm, confirm_deletion, current_actor, echo_undo
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.message_filters import filtered
 from queue_manager.cli.messages_render import print_json, printable

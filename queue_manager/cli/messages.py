@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from queue_manager.cli.command_audit import audited
+from queue_manager.cli.changes import PauseReason, audited, checked_reason, switch
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import (
     AnswerJsonOption,
@@ -33,7 +33,6 @@ from queue_manager.cli.messages_render import (
     printable,
     table_of,
 )
-from queue_manager.cli.pauses import PauseReason, checked_reason, switch
 from queue_manager.core.clock import minutes
 from queue_manager.core.pause import COMMAND_LINE
 from services import message_queue

@@ -21,10 +21,9 @@ from beat_schedule import named, systems
 from models import database
 from models.due_documents import MAX_COUNT, DueCollection
 from queue_manager import pauses
-from queue_manager.cli.command_audit import audited
+from queue_manager.cli.changes import PauseReason, audited, checked_reason
 from queue_manager.cli.errors import report_errors
 from queue_manager.cli.messages_render import console, printable, table
-from queue_manager.cli.pauses import PauseReason, checked_reason
 from queue_manager.cli.system_queries import SystemName, history, scans, schedule, status
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import ConfigurationError

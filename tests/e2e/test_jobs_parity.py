@@ -15,8 +15,8 @@ from models import job as model
 from models.audit import AuditQuery
 from models.database import Document, server_now
 from models.job import JobState
+from queue_manager.cli.changes import TYPED_FROM
 from queue_manager.cli.completion import complete_job_name, complete_job_state
-from queue_manager.cli.confirmation import TYPED_FROM
 from queue_manager.core.clock import hours, to_iso
 from services.job_queues import jobs
 from tests.any_jobs import INVOICE, REPORT

@@ -11,7 +11,7 @@ import pytest
 
 from models import audit
 from models.audit import AuditQuery
-from queue_manager.cli.confirmation import TYPED_FROM
+from queue_manager.cli.changes import TYPED_FROM
 from services.message_queue import Json, MessageQueue, MessageState, NewMessage, message_queue, queue_admin
 from tests.e2e.commands import invoke
 from tests.real_servers import Servers

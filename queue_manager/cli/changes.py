@@ -1,0 +1,110 @@
+"""Shared by the commands that change something: confirmation, their entry in the audit, pausing with a reason.
+
+Commands are recorded under the user of the operating system.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from models.archive import UNDO_TIME
+from models.audit import ActionName
+from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.messages_render import printable
+from queue_manager.core import log
+from queue_manager.core.pause import MAX_REASON_LENGTH
+from queue_manager.core.settings import settings
+from services.audit import Actor, AuditedAction, recorded
+
+TYPED_FROM = 1_000  # entries; who deletes more has to type their name
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+PauseReason = Annotated[str | None, typer.Option("--reason", help="Reason, shown to other operators.", metavar="TEXT")]
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask for confirmation unless it was given; exit code 1 without it."""
+    if not yes:
+        typer.confirm(printable(question), abort=True)
+
+
+def confirm_deletion(question: str, *, count: int, name: str, yes: bool) -> None:
+    """Ask for confirmation of a deletion; of more than 1,000 entries, their name must be typed."""
+    if yes or count <= TYPED_FROM:
+        confirm(question, yes=yes)
+    elif typer.prompt(printable(f"{question} Type {name} to confirm")).strip() != name:
+        fail(f"nothing was deleted, because the name that was typed is not {name}", code=1)
+
+
+@contextmanager
+def audited(action: ActionName, **known: Any) -> Iterator[AuditedAction]:
+    """Record what a command does in the block; see `services.audit.recorded`."""
+    with recorded(current_actor(), action, **known) as done:
+        yield done
+
+
+def echo_undo(undo: str | None) -> None:
+    """Print how to undo a deletion, if that is possible."""
+    if undo is not None:
+        minutes = UNDO_TIME.total_seconds() / 60
+        typer.echo(f"To undo it within {minutes:.0f} minutes: queue-manager audit undo {undo}")
+
+
+def current_actor() -> Actor:
+    """Return who runs the command, for the audit, whose errors are one line on stderr."""
+    if not logging.getLogger().handlers:
+        log.configure(level="WARNING", form=settings().qm_log_format)
+    return Actor(who=user_name(), via="cli", address=socket.gethostname())
+
+
+def user_name() -> str:
+    """Return the name of the user who runs the command; `uid 1000` in a container whose user has none."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return f"uid {os.getuid()}"
+
+
+def checked_reason(reason: str | None) -> str | None:
+    """Return a reason; end the command with exit code 2 if it is too long, or no text."""
+    if reason is not None and len(reason) > MAX_REASON_LENGTH:
+        fail(f"the reason must have at most {MAX_REASON_LENGTH} characters", code=2)
+    if reason is not None and not _is_text(reason):
+        fail("the reason must be valid UTF-8", code=2)
+    return reason or None
+
+
+def switch(
+    action: ActionName,
+    kind: str,
+    names: Sequence[str],
+    change: Callable[[Sequence[str]], None],
+    what: str,
+    *,
+    reason: str | None = None,
+    **audit: Any,
+) -> None:
+    """Pause or resume what has these names, with an entry in the audit, and print a line for each.
+
+    Args:
+        kind: what the names are of, in the audit.
+        audit: the system, and what else `services.audit.recorded` takes.
+    """
+    selected = {kind: ", ".join(names)} | ({"reason": reason} if reason else {})
+    with report_errors(), audited(action, filter=selected, **audit):
+        change(names)
+    for name in names:
+        typer.echo(f"{printable(name)}  {what}")
+
+
+def _is_text(value: str) -> bool:
+    """Return False if a value has unpaired surrogates, which stand for bytes that are not UTF-8."""
+    return value.encode("utf-8", "replace").decode() == value
