@@ -1,15 +1,29 @@
-"""What is sent, and its form in JSON, in Slack and in a mail."""
+"""A notification: its form in JSON, in Slack and in a mail, and its way to the channels that the settings name.
+
+Guarantee: each channel, a webhook and mail, is waited for at most `CHANNEL_TIMEOUT`, and one that fails does not keep
+the notification from the other. No log line has the URL's path, its query or a password.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import smtplib
+import ssl
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from email.message import EmailMessage
+from http.client import HTTPException
 from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
 
-from queue_manager.core.settings import settings
+from queue_manager.core.errors import reason
+from queue_manager.core.settings import Settings, settings
 from queue_manager.explanation import many
 from queue_manager.health_rules import Problem
+
+CHANNEL_TIMEOUT = 10.0  # seconds
+OWN_MAIL_SERVER = "smtp://127.0.0.1:25"
 
 Status = Literal["problem", "recovered"]
 
@@ -69,3 +83,65 @@ class Notification:
 def _escaped(text: str) -> str:
     """Return the text without what Slack would read as markup, such as `<!channel>`."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+# The channels
+
+
+def has_channels(chosen: Settings) -> bool:
+    return chosen.qm_alert_webhook_url is not None or bool(chosen.qm_alert_mail_to)
+
+
+def send_to_channels(notification: Notification) -> dict[str, str | None]:
+    """Send to every channel; return the errors by channel, `None` for one that took the notification."""
+    return {channel: _error_of(act, notification) for channel, act in _channels(settings())}
+
+
+def _channels(chosen: Settings) -> Iterator[tuple[str, Callable[[Notification], None]]]:
+    if chosen.qm_alert_webhook_url is not None:
+        yield "webhook", _post
+    if chosen.qm_alert_mail_to:
+        yield "mail", _mail
+
+
+def _error_of(act: Callable[[Notification], None], notification: Notification) -> str | None:
+    try:
+        act(notification)
+    except (OSError, HTTPException, smtplib.SMTPException) as error:
+        return reason(error)
+    return None
+
+
+def _post(notification: Notification) -> None:
+    chosen = settings()
+    assert chosen.qm_alert_webhook_url is not None
+    body = notification.as_slack() if chosen.qm_alert_webhook_form == "slack" else notification.as_json()
+    request = Request(
+        chosen.qm_alert_webhook_url.get_secret_value(),
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json", "User-Agent": "queue-manager"},
+    )
+    with urlopen(request, timeout=CHANNEL_TIMEOUT):  # raises for a status of 400 or more
+        pass
+
+
+def _mail(notification: Notification) -> None:
+    chosen = settings()
+    server_url = chosen.qm_alert_smtp_url
+    url = urlsplit(OWN_MAIL_SERVER if server_url is None else server_url.get_secret_value())
+    with _connected(url.scheme, url.hostname or "localhost", url.port) as server:
+        if url.username:
+            server.login(unquote(url.username), unquote(url.password or ""))
+        server.send_message(notification.as_mail(chosen.qm_alert_mail_from, chosen.qm_alert_mail_to))
+
+
+def _connected(scheme: str, host: str, port: int | None) -> smtplib.SMTP:
+    """Connect, encrypted if the server can do that."""
+    if scheme == "smtps":
+        return smtplib.SMTP_SSL(host, port or 465, timeout=CHANNEL_TIMEOUT, context=ssl.create_default_context())
+    server = smtplib.SMTP(host, port or 25, timeout=CHANNEL_TIMEOUT)
+    server.ehlo()
+    if server.has_extn("starttls"):
+        server.starttls(context=ssl.create_default_context())
+        server.ehlo()
+    return server

@@ -10,8 +10,7 @@ from datetime import timedelta
 
 from anyio import to_thread
 
-from queue_manager.alerts import channels
-from queue_manager.alerts.notification import Notification
+from queue_manager.alerts.notification import Notification, has_channels, send_to_channels
 from queue_manager.alerts.watch import Watch
 from queue_manager.core.background import in_background
 from queue_manager.core.clock import seconds
@@ -27,7 +26,7 @@ log = get_logger("QM/alerts")
 @asynccontextmanager
 async def alerting(chosen: Settings, interval: timedelta = ROUND_INTERVAL) -> AsyncIterator[None]:
     """Look for problems within the block, if a channel is configured."""
-    if not channels.are_configured(chosen):
+    if not has_channels(chosen):
         yield
         return
     watch = Watch(
@@ -41,7 +40,7 @@ async def alerting(chosen: Settings, interval: timedelta = ROUND_INTERVAL) -> As
 
 def _send(notification: Notification) -> bool:
     """Return whether a channel took the notification."""
-    errors = channels.send(notification)
+    errors = send_to_channels(notification)
     for channel, error in errors.items():
         if error is None:
             log.info("An alert was sent", channel=channel, title=notification.title)

@@ -9,8 +9,7 @@ import typer
 from models import alert
 from models.alert import Key
 from models.database import server_now
-from queue_manager.alerts import channels
-from queue_manager.alerts.notification import Alert, Notification
+from queue_manager.alerts.notification import Alert, Notification, has_channels, send_to_channels
 from queue_manager.cli.changes import audited, user_name
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, printable, table
@@ -48,10 +47,10 @@ def list_alerts() -> None:
 @alerts_cli.command()
 def test() -> None:
     """Send a test message to every configured channel. Exit code 1 if one rejects it."""
-    if not channels.are_configured(settings()):
+    if not has_channels(settings()):
         fail("no channel is configured: set QM_ALERT_WEBHOOK_URL or QM_ALERT_MAIL_TO", code=2)
     example = Alert("settings", "test", "This is a test of the alerts", "Nothing needs to be done.")
-    errors = channels.send(Notification("problem", [example]))
+    errors = send_to_channels(Notification("problem", [example]))
     if failed := [f"{channel}: {error}" for channel, error in errors.items() if error is not None]:
         fail("\n".join(failed), code=1)
     typer.echo("sent")
