@@ -10,7 +10,7 @@ Stock kombu 5.7 closes its channels when it loses the connection. A closing chan
 asks `None` for a host name, so the worker exits with an AttributeError. Here it raises a connection error, after which
 Celery reconnects.
 
-An idle worker waits until the server notifies it of a change of a list (`empty_queues.py`).
+An idle worker waits until the server notifies it of a change of a list (`queue_lists.py`).
 
 Queues of one priority are served fairly; `queue_order_strategy` has no effect. Needs Redis 7.0 or Valkey 7.2.
 """
@@ -33,11 +33,10 @@ from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError,
 
 from queue_manager.broker import scripts
 from queue_manager.broker.dead_letters import FAILED_ONCE
-from queue_manager.broker.empty_queues import EmptyQueues
 from queue_manager.broker.envelope import BrokerMessage, NotAMessage, read, write
 from queue_manager.broker.errors import ConnectionLost, refusals_as_connection_errors
 from queue_manager.broker.options import options_beyond_url
-from queue_manager.broker.priority_lists import PriorityList, PriorityLists
+from queue_manager.broker.queue_lists import EmptyQueues, PriorityList, PriorityLists
 from queue_manager.broker.unacked import UnackedMessages
 from queue_manager.core import redis_client
 from queue_manager.core.errors import ConfigurationError, reason

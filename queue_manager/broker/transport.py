@@ -22,8 +22,8 @@ from kombu.asynchronous import set_event_loop
 from kombu.transport import redis as stock
 
 from queue_manager.broker.channel import Channel
-from queue_manager.broker.empty_queues import FALLBACK_POLL_INTERVAL
 from queue_manager.broker.errors import refusals_as_connection_errors
+from queue_manager.broker.queue_lists import FALLBACK_POLL_INTERVAL
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 

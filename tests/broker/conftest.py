@@ -10,7 +10,7 @@ from kombu import Connection
 from redis import Redis
 
 from dev.servers import Valkey
-from queue_manager.broker import empty_queues
+from queue_manager.broker import queue_lists
 from tests.broker.taking import connected
 
 
@@ -37,4 +37,4 @@ def connection(server: Valkey, client: Redis) -> Iterator[Connection]:
 @pytest.fixture
 def unpolled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels learn of a message from the server alone."""
-    monkeypatch.setattr(empty_queues, "POLL_INTERVAL", inf)
+    monkeypatch.setattr(queue_lists, "POLL_INTERVAL", inf)

@@ -25,7 +25,7 @@ from queue_manager.broker import dead_letters, transport
 from queue_manager.broker.channel import Channel
 from queue_manager.broker.errors import BrokerRefuses, ConnectionLost
 from queue_manager.broker.options import register_transport
-from queue_manager.broker.priority_lists import PriorityList
+from queue_manager.broker.queue_lists import PriorityList
 from queue_manager.core.errors import ConfigurationError
 from tests.broker.failing_disk import cannot_save
 from tests.broker.taking import Taker, connected, envelope, held, send, waiting

@@ -1,27 +1,67 @@
-"""The queues that a worker need not request: the server notifies it when one of their lists changes.
+"""The lists of a channel's queues, and the queues that a worker need not request because their lists are empty.
 
-This is what Redis has for caches in clients (`CLIENT TRACKING`): it notifies a connection when a key changes that the
-connection has read, once. `scripts.TAKE_MESSAGES` reads the lists that it leaves empty.
+The server notifies the worker when one of these lists changes. This is what Redis has for caches in clients (`CLIENT
+TRACKING`): it notifies a connection when a key changes that the connection has read, once.
+`scripts.TAKE_MESSAGES` reads the lists that it leaves empty.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import dumps
 from redis.exceptions import ResponseError
 
 from queue_manager.broker.errors import refusals_as_connection_errors
-from queue_manager.broker.priority_lists import PriorityLists
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import REDIS_OUTAGES
+
+if TYPE_CHECKING:
+    from queue_manager.broker.channel import Channel
 
 POLL_INTERVAL = 5.0  # seconds between two requests of all queues, which notice a server that became a replica
 FALLBACK_POLL_INTERVAL = 1.0  # seconds, if the server sends no notifications
 
 log = get_logger("QM/transport")
+
+
+class PriorityList(NamedTuple):
+    """A list that has the messages of one queue and priority."""
+
+    name: str
+    queue: str
+    priority: int
+    ending: str
+    """What follows a message in its entry among the unacknowledged ones."""
+
+
+class PriorityLists:
+    """The lists of a channel. Their names are made once: a worker of all systems has 70 of them."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._of_queue: dict[str, list[PriorityList]] = {}
+        self._queues: dict[str, str] = {}
+
+    def of(self, queues: Collection[str]) -> list[PriorityList]:
+        """Return the lists of queues, by priority and then in the order of the queues."""
+        for queue in queues:
+            if queue not in self._of_queue:
+                self._of_queue[queue] = self._made(queue)
+        return [one for same in zip(*map(self._of_queue.__getitem__, queues), strict=True) for one in same]
+
+    def queue_of(self, name: str) -> str | None:
+        """Return the queue of a list that was used."""
+        return self._queues.get(name)
+
+    def _made(self, queue: str) -> list[PriorityList]:
+        channel, ending = self._channel, f', "", {dumps(queue)}]'
+        names = [(channel._q_for_pri(queue, step), channel.priority(step)) for step in channel.priority_steps]
+        self._queues.update((name, queue) for name, _ in names)
+        return [PriorityList(name, queue, priority, ending) for name, priority in names]
 
 
 class EmptyQueues:
