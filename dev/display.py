@@ -16,9 +16,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from dev import run_status
-from dev.log_files import LogFiles
-from dev.log_lines import READY, warning_in
-from dev.log_stream import LogStream, ProcessOutput
+from dev.output import READY, LogFiles, LogStream, ProcessOutput, warning_in
 from dev.processes import describe
 from dev.run_status import STOP_HINT, STOPPING, Entry, ProcessStatus, RunStatus, State
 

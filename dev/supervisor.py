@@ -16,7 +16,7 @@ from threading import Event, Lock, Thread
 from typing import Self
 
 from dev.children import Child, spawn
-from dev.log_stream import ProcessOutput
+from dev.output import ProcessOutput
 from dev.procfile import Process
 from queue_manager.core.child_processes import HEALTHY_AFTER, RESTART
 from queue_manager.core.retry import RetryPolicy

@@ -21,7 +21,7 @@ from dev import environment, lock, procfile
 from dev.children import kill_all
 from dev.display import AllLogs, Display, RunLog, Screen, say
 from dev.embedded_server import EmbeddedServer
-from dev.log_files import LogFiles
+from dev.output import LogFiles
 from dev.ports import LOOPBACK, free_port, is_answering
 from dev.processes import describe
 from dev.procfile import Process

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dev.display import Display
-from dev.log_files import LogFiles
-from dev.log_lines import warning_in
+from dev.output import LogFiles, warning_in
 from dev.run_status import MAX_KEPT, MAX_START, Entry, ProcessStatus, RunStatus, State, lines
 from queue_manager.core.clock import seconds
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dev import procfile
-from dev.log_stream import LONGEST_LINE, LogStream
+from dev.output import LONGEST_LINE, LogStream
 from dev.procfile import Process, ProcfileError
 from dev.supervisor import Supervisor
 from queue_manager.core.clock import seconds
