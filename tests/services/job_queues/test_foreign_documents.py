@@ -19,14 +19,8 @@ from services.job_queues import WrongState
 from tests.foreign_jobs import STATES, TEXT_ID, add_foreign_jobs, foreign_jobs
 from tests.job_lab import Lab, end_job
 from tests.models.test_due_at_scale import profile
-from tests.real_servers import Servers
 
 NAME = "mail"
-
-
-@pytest.fixture
-def lab(clean: Servers) -> Lab:
-    return Lab()
 
 
 def test_queue_runs_through_its_jobs_and_leaves_the_others_alone(lab: Lab) -> None:

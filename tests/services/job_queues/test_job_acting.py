@@ -22,15 +22,9 @@ from services.job_queues import DuplicateJob, InvalidJob, UnknownJob, WrongState
 from services.job_queues.runner import READ_TTL
 from tests.eventually import eventually
 from tests.job_lab import LEASE, Lab
-from tests.real_servers import Servers
 from tests.rooms import T0
 
 NOBODY = "0" * 24
-
-
-@pytest.fixture
-def lab(clean: Servers) -> Lab:
-    return Lab()
 
 
 def failed(lab: Lab, *arguments: Any, error: type[Exception] = ValueError, **options: Any) -> str:

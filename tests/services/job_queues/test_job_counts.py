@@ -23,15 +23,9 @@ from queue_manager.core.errors import Contended
 from services.job_queues import UnknownJob, WrongState
 from tests.foreign_jobs import add_foreign_jobs
 from tests.job_lab import Lab, count_jobs
-from tests.real_servers import Servers
 
 THREADS, OPERATIONS = 6, 120
 Between = Callable[[Callable[[], object]], None]
-
-
-@pytest.fixture
-def lab(clean: Servers) -> Lab:
-    return Lab()
 
 
 @pytest.fixture

@@ -15,15 +15,9 @@ from queue_manager.core.clock import minutes, seconds
 from services.job_queues.runner import READ_TTL
 from tests.eventually import eventually
 from tests.job_lab import LEASE, PERIOD, Lab, lost_lease
-from tests.real_servers import Servers
 from tests.rooms import T0
 
 A_MOMENT = seconds(0.001)
-
-
-@pytest.fixture
-def lab(clean: Servers) -> Lab:
-    return Lab()
 
 
 # Dispatch

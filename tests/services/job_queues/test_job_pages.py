@@ -14,15 +14,9 @@ from queue_manager.core.clock import seconds
 from services.job_queues import InvalidJob
 from services.job_queues.fields import MAX_SEARCH_TEXT_LENGTH, search_text
 from tests.job_lab import Lab
-from tests.real_servers import Servers
 from tests.rooms import T0
 
 WORDS = ["alpha", "Beta", "GAMMA", "d.e", "1.5"]
-
-
-@pytest.fixture
-def lab(clean: Servers) -> Lab:
-    return Lab()
 
 
 def fill(count: int, seed: int = 1) -> list[dict[str, Any]]:

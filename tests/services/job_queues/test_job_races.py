@@ -17,16 +17,10 @@ from models.job import JobState, NameBusy
 from models.job_attempt import JobOutcome
 from queue_manager.core.clock import seconds
 from tests.job_lab import LEASE, Lab, lost_lease, successes
-from tests.real_servers import Servers
 
 ROUNDS = 150
 DONE = JobOutcome(state=JobState.SUCCESS)
 FAILED = JobOutcome(state=JobState.FAILURE, backoff=seconds(0), error="lost")
-
-
-@pytest.fixture
-def lab(clean: Servers) -> Lab:
-    return Lab()
 
 
 @pytest.fixture

@@ -13,13 +13,7 @@ from queue_manager.core.errors import PermanentError
 from services.job_queues import InvalidJob, JobRun
 from services.job_queues.repetition import next_due
 from tests.job_lab import Lab, lost_lease
-from tests.real_servers import Servers
 from tests.rooms import T0
-
-
-@pytest.fixture
-def lab(clean: Servers) -> Lab:
-    return Lab()
 
 
 def only(lab: Lab) -> dict[str, Any]:

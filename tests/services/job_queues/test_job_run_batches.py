@@ -20,15 +20,9 @@ from services.job_queues import WrongState, runner
 from services.job_queues.runner import BATCH_TIME, MAX_JOBS_PER_BATCH
 from tests.eventually import eventually
 from tests.job_lab import LEASE, Lab, lost_lease, successes
-from tests.real_servers import Servers
 from tests.rooms import T0
 
 SUCCESS = JobOutcome(state=JobState.SUCCESS)
-
-
-@pytest.fixture
-def lab(clean: Servers) -> Lab:
-    return Lab()
 
 
 @pytest.fixture

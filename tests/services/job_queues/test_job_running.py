@@ -35,11 +35,6 @@ from tests.real_servers import Servers
 from tests.rooms import T0
 
 
-@pytest.fixture
-def lab(clean: Servers) -> Lab:
-    return Lab()
-
-
 def fails_with(error: BaseException) -> Callable[..., None]:
     def fail(*_: Any, run: Any) -> None:
         raise error

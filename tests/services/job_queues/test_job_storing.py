@@ -24,15 +24,9 @@ from queue_manager.core.settings import settings
 from services.job_queues import InvalidJob, Registry, UnknownJob
 from services.job_queues.fields import job_key, search_text
 from tests.job_lab import Lab
-from tests.real_servers import Servers
 from tests.rooms import T0
 
 THREADS = 16
-
-
-@pytest.fixture
-def lab(clean: Servers) -> Lab:
-    return Lab()
 
 
 def nested(depth: int) -> list[Any]:
