@@ -13,14 +13,9 @@ from queue_manager.telemetry import counters, latency
 from services import history
 from tests.eventually import eventually
 from tests.real_servers import Servers
-from tests.web.web_process import Web, say, shared_web
+from tests.web.web_process import Web, say
 
 NAME = "support-snooze"
-
-
-@pytest.fixture(scope="session")
-def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
-    return shared_web(tmp_path_factory)
 
 
 def get(process: Web, path: str) -> Any:

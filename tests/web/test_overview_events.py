@@ -25,17 +25,12 @@ from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.web.credentials import EYE, HAND, OPERATOR, VIEWER, cookie, rewrite
 from tests.web.queue_client import Stream
-from tests.web.web_process import Web, forked_web, shared_web
+from tests.web.web_process import Web, forked_web
 
 pytestmark = pytest.mark.processes
 
 PATH = "/api/overview/events"
 LOOK = "scan_marks"  # each look asks once which scans run
-
-
-@pytest.fixture(scope="session")
-def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
-    return shared_web(tmp_path_factory)
 
 
 class States(Stream):

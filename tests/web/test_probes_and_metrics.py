@@ -57,11 +57,6 @@ def lonely(tmp_path: Path) -> Iterator[Lonely]:
     mongo.kill()
 
 
-@pytest.fixture(scope="session")
-def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
-    return shared_web(tmp_path_factory)
-
-
 def scrape(process: Web) -> dict[str, float]:
     """Return the samples by name and label values, in the labels' order: `name{support-snooze}`."""
     answer = process.get("/metrics")

@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
 from tests.real_servers import Servers
-from tests.web.queue_client import Queue, empty_queue
+from tests.web.queue_client import Queue
 from tests.web.web_process import COMMAND, ROOT, SECRET, Web, forked_web, shared_web
 
 ROUTES = [
@@ -41,11 +41,6 @@ ROUTES = [
     ("GET", "/health"),
     ("GET", "/queue/events"),
 ]
-
-
-@pytest.fixture
-def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
-    return empty_queue(servers, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,6 @@ from tests.real_servers import Servers
 from tests.web.queue_client import Queue, empty_queue
 
 
-@pytest.fixture
-def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
-    return empty_queue(servers, tmp_path_factory)
-
-
 def test_a_taken_message_says_who_holds_it_and_where_it_is(queue: Queue) -> None:
     id = queue.add("mail", {"a": 1}, priority=3)
     answer = queue.get("/queue/message?consumerId=worker-1&ackTimeout=12")

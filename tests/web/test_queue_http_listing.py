@@ -8,13 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from queue_manager.web.http import cursors
-from tests.real_servers import Servers
-from tests.web.queue_client import Queue, empty_queue
-
-
-@pytest.fixture
-def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
-    return empty_queue(servers, tmp_path_factory)
+from tests.web.queue_client import Queue
 
 
 def test_a_page_has_messages_newest_first_and_says_where_it_is(queue: Queue) -> None:

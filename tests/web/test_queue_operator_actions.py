@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.real_servers import Servers
-from tests.web.queue_client import Queue, empty_queue
-
-
-@pytest.fixture
-def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
-    return empty_queue(servers, tmp_path_factory)
+from tests.web.queue_client import Queue
 
 
 def test_a_waiting_message_changes_and_its_new_payload_is_kept_byte_for_byte(queue: Queue) -> None:

@@ -21,15 +21,10 @@ from services.message_queue.scripts import source
 from tests.eventually import eventually
 from tests.pace import promptly
 from tests.real_servers import Servers
-from tests.web.queue_client import NAME, Queue, Stream, empty_queue, environment
+from tests.web.queue_client import NAME, Queue, Stream, environment
 from tests.web.web_process import Answer, forked_web
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
-    return empty_queue(servers, tmp_path_factory)
 
 
 LOOKS = 2

@@ -10,15 +10,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
-from tests.real_servers import Servers
-from tests.web.queue_client import Queue, empty_queue
+from tests.web.queue_client import Queue
 
 KIB = 1024
-
-
-@pytest.fixture
-def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
-    return empty_queue(servers, tmp_path_factory)
 
 
 def payload_of(answer: str) -> str:

@@ -14,13 +14,8 @@ from dev.servers import Valkey
 from tests.eventually import eventually
 from tests.pace import paced, promptly
 from tests.real_servers import Servers
-from tests.web.queue_client import NAME, Queue, Stream, empty_queue, environment
+from tests.web.queue_client import NAME, Queue, Stream, environment
 from tests.web.web_process import forked_web
-
-
-@pytest.fixture
-def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
-    return empty_queue(servers, tmp_path_factory)
 
 
 def test_overdue_messages_come_back_at_their_deadline(queue: Queue, figure: Callable[[str], None]) -> None:

@@ -31,17 +31,12 @@ from tests.eventually import eventually
 from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.rooms import make_room, make_work, scan
-from tests.web.web_process import Web, forked_web, shared_web
+from tests.web.web_process import Web, forked_web
 
 SCAN, QUEUE = "tasks.support_snooze.scan_expired_snoozes", "support-snooze"
 RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 0, "duration_ms": 40}
 NAMES = [system.name for system in SYSTEMS]
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture(scope="session")
-def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
-    return shared_web(tmp_path_factory)
 
 
 def get(process: Web, path: str) -> Any:

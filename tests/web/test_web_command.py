@@ -22,14 +22,9 @@ from queue_manager.web.routes.pages import STATIC
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.web.listener import Listener
-from tests.web.web_process import COMMAND, PAGES, ROOT, SECRET, SNOOZE, Web, shared_web, token, web
+from tests.web.web_process import COMMAND, PAGES, ROOT, SECRET, SNOOZE, Web, token, web
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="session")
-def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
-    return shared_web(tmp_path_factory)
 
 
 def start(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
