@@ -22,7 +22,6 @@ from tasks import app, item
 from tasks.item import MAX_FREE_REPEATS, WAIT_IN_PLACE
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 from tests.pace import paced
-from tests.real_servers import Servers
 from tests.room_lease import lease
 from tests.rooms import T0, get_room, make_room
 from tests.tasks.hand_worker import run, take, waiting_messages
@@ -32,11 +31,6 @@ QUEUE = "support-snooze"
 
 def test_the_application_has_the_time_zone_of_its_configuration() -> None:
     assert app.uses_utc_timezone() == Celery.uses_utc_timezone(app)
-
-
-@pytest.fixture
-def broker(clean: Servers) -> str:
-    return clean.valkey.url
 
 
 @pytest.fixture

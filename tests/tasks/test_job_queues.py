@@ -27,11 +27,6 @@ NAME = "tasks.job_queues.dispatch_due_jobs"
 
 
 @pytest.fixture
-def broker(clean: Servers) -> str:
-    return clean.valkey.url
-
-
-@pytest.fixture
 def lab(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     """The installation's own jobs, with the laboratory's functions."""
     lab = Lab(server_now)

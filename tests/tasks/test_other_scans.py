@@ -21,16 +21,10 @@ from tasks import item
 from tasks.review_requests import create_review_request, scan_eligible_agencies
 from tasks.stale_thumbnails import THUMBNAILS_QUEUE as SITES
 from tasks.stale_thumbnails import log_resets, reset_stale_thumbnail, scan_stale_thumbnails
-from tests.real_servers import Servers
 from tests.rooms import T0
 from tests.tasks.hand_worker import run, take, waiting_messages
 
 REVIEWS = "review-request-pulse"
-
-
-@pytest.fixture
-def broker(clean: Servers) -> str:
-    return clean.valkey.url
 
 
 def make_agency() -> ObjectId:

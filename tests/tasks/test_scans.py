@@ -26,18 +26,12 @@ from services.due_documents.work import DocumentWork
 from services.due_work import DueBatch
 from tasks import scan as scan_module
 from tasks.support_snooze import scan_expired_snoozes
-from tests.real_servers import Servers
 from tests.room_lease import lease
 from tests.rooms import get_room, make_room
 from tests.tasks.hand_worker import run, take, waiting_messages
 
 QUEUE = "support-snooze"
 SCAN = "tasks.support_snooze.scan_expired_snoozes"
-
-
-@pytest.fixture
-def broker(clean: Servers) -> str:
-    return clean.valkey.url
 
 
 @pytest.fixture
