@@ -15,6 +15,11 @@ from tests.eventually import eventually
 ROOT = Path(__file__).parents[2]
 
 
+def lines(diary: Path) -> list[str]:
+    """Return the lines that tasks have written to a file."""
+    return diary.read_text().splitlines() if diary.exists() else []
+
+
 class CeleryProcess:
     """Runs `celery -A <app> <arguments>`; ends it, with all its children, when the block ends."""
 

@@ -15,7 +15,7 @@ from redis import Redis
 
 from dev.servers import Valkey
 from queue_manager.core.clock import seconds
-from tests.broker.celery_process import CeleryProcess
+from tests.broker.celery_process import CeleryProcess, lines
 from tests.broker.guard_app import TRANSPORT_OPTIONS, client_app
 from tests.broker.taking import body, held
 from tests.eventually import eventually
@@ -49,10 +49,6 @@ def worker(server: Valkey, log: Path, *options: str, **environment: str) -> Cele
         broker_url=server.url,
         **environment,
     )
-
-
-def lines(diary: Path) -> list[str]:
-    return diary.read_text().splitlines() if diary.exists() else []
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])

@@ -13,7 +13,7 @@ from celery.canvas import Signature, StampingVisitor
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
 from dev.servers import Valkey
-from tests.broker.celery_process import CeleryProcess
+from tests.broker.celery_process import CeleryProcess, lines
 from tests.broker.results_app import call, results_app
 from tests.eventually import eventually
 
@@ -34,10 +34,6 @@ def worker(server: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     options = ("--queues=q,other", "--hostname=one@test", "--concurrency=2", "--loglevel=info")
     with CeleryProcess("worker", *options, log=log, broker_url=server.url, app="tests.broker.results_app") as worker:
         yield worker.says(" ready.", within=60)
-
-
-def lines(diary: Path) -> list[str]:
-    return diary.read_text().splitlines() if diary.exists() else []
 
 
 def numbers(app: Celery, *pairs: tuple[int, int]) -> Signature:

@@ -13,7 +13,7 @@ from celery import Celery, chain, group, states, uuid
 from redis import Redis
 
 from dev.servers import Valkey
-from tests.broker.celery_process import CeleryProcess
+from tests.broker.celery_process import CeleryProcess, lines
 from tests.broker.results_app import call, disconnect, results_app
 from tests.broker.taking import held
 from tests.eventually import eventually
@@ -64,10 +64,6 @@ def start(server: Valkey, client: Redis, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.fixture
 def diary(tmp_path: Path) -> Path:
     return tmp_path / "diary"
-
-
-def lines(diary: Path) -> list[str]:
-    return diary.read_text().splitlines() if diary.exists() else []
 
 
 def begin(app: Celery, diary: Path, seconds: float) -> Any:

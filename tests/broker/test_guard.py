@@ -15,7 +15,7 @@ from dev.servers import Valkey
 from queue_manager.broker.errors import ConnectionLost
 from queue_manager.broker.options import register_transport
 from queue_manager.core.errors import ConfigurationError
-from tests.broker.celery_process import CeleryProcess
+from tests.broker.celery_process import CeleryProcess, lines
 from tests.broker.guard_app import client_app
 from tests.eventually import eventually
 
@@ -26,10 +26,6 @@ pytestmark = pytest.mark.crash
 def server(tmp_path: Path) -> Iterator[Valkey]:
     with Valkey(tmp_path / "redis") as running:
         yield running
-
-
-def lines(diary: Path) -> list[str]:
-    return diary.read_text().splitlines() if diary.exists() else []
 
 
 class Held:
