@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
+import sys
 from collections.abc import Sequence
 
 from typer.testing import CliRunner
 
 from queue_manager.cli.commands import cli
 from tests.e2e.celery_processes import ROOT
+
+COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 
 
 def environment(**env: str) -> dict[str, str]:

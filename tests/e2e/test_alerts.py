@@ -17,9 +17,8 @@ from dev.ports import LOOPBACK
 from tests.deployment.programs import replaced
 from tests.documented import DOCS, block, options
 from tests.e2e.celery_processes import ROOT
-from tests.e2e.commands import environment
+from tests.e2e.commands import COMMAND, environment
 from tests.e2e.receivers import receiving_mails, receiving_posts
-from tests.e2e.test_start_checks import COMMAND
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.web.web_process import web

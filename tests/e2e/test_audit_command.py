@@ -18,8 +18,7 @@ from queue_manager.core.clock import hours
 from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
 from tests.e2e.celery_processes import ROOT
-from tests.e2e.commands import environment
-from tests.e2e.test_start_checks import COMMAND
+from tests.e2e.commands import COMMAND, environment
 from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.web.web_process import web

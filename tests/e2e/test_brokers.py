@@ -14,11 +14,11 @@ from models.database import collection, server_now
 from queue_manager.core.clock import seconds
 from tests.e2e.brokers import PASSWORD, QUOTED_PASSWORD, RabbitMQ, Sentinel
 from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
-from tests.e2e.commands import environment
+from tests.e2e.commands import COMMAND, environment
 from tests.e2e.job_processes import ENV as JOBS
 from tests.e2e.job_processes import job_lab, notes
 from tests.e2e.test_shown_settings import celery
-from tests.e2e.test_start_checks import COMMAND, ended
+from tests.e2e.test_start_checks import ended
 from tests.e2e.watching import is_open, woken
 from tests.eventually import eventually
 from tests.real_servers import Servers

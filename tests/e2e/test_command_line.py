@@ -32,6 +32,7 @@ from queue_manager.core.clock import seconds
 from queue_manager.health_rules import Rule
 from queue_manager.telemetry import worker_heartbeats
 from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
+from tests.e2e.commands import COMMAND
 from tests.e2e.watching import is_open
 from tests.eventually import eventually
 from tests.pace import promptly
@@ -40,8 +41,6 @@ from tests.rooms import get_room, make_room
 from tests.tasks.hand_worker import waiting_messages
 
 pytestmark = pytest.mark.processes
-
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 
 
 def queue_manager(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,11 @@ from queue_manager.broker import dead_letters
 from queue_manager.core.redis_client import connect
 from queue_manager.web.routes.metrics import SystemsCollector
 from tests.documented import DOCS, block
-from tests.e2e.commands import environment, said_on_a_terminal
+from tests.e2e.commands import COMMAND, environment, said_on_a_terminal
 from tests.real_servers import Servers
 
 pytestmark = pytest.mark.processes
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 HOSTILE = "\x1b[31mred\x1b[0m [bold]x[/] ü"
 
 

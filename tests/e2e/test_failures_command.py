@@ -12,8 +12,7 @@ import pytest
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from tests.e2e.celery_processes import ROOT
-from tests.e2e.commands import environment
-from tests.e2e.test_start_checks import COMMAND
+from tests.e2e.commands import COMMAND, environment
 from tests.real_servers import Servers
 from tests.rooms import make_room, make_work, scan
 from tests.tasks.hand_worker import waiting_messages

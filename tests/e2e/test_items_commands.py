@@ -18,8 +18,7 @@ from models.database import collection, server_now
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.settings import settings
 from tests.e2e.celery_processes import ROOT
-from tests.e2e.commands import environment, invoke, said_on_a_terminal
-from tests.e2e.test_start_checks import COMMAND
+from tests.e2e.commands import COMMAND, environment, invoke, said_on_a_terminal
 from tests.e2e.test_systems_commands import EXPIRE, declare
 from tests.real_servers import Servers
 from tests.rooms import make_room, make_work, scan

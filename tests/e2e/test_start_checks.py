@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from pymongo import MongoClient
 from dev.ports import LOOPBACK
 from dev.servers import DATABASE, REPLICA_SET, Valkey
 from tests.e2e.celery_processes import CeleryProcess
-from tests.e2e.commands import environment
+from tests.e2e.commands import COMMAND, environment
 from tests.eventually import eventually
 from tests.guarded_mongo import GuardedMongo
 from tests.real_servers import Servers
@@ -24,7 +23,6 @@ from tests.real_servers import Servers
 pytestmark = pytest.mark.processes
 
 UNKNOWN = "mongodb+srv://app:s3cret@no-such-name.example.invalid/product"
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 
 
 class MongoWithUsers(GuardedMongo):

@@ -14,7 +14,7 @@ import pytest
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
 from tests.e2e.celery_processes import QUICK_START, CeleryProcess
-from tests.e2e.commands import environment
+from tests.e2e.commands import COMMAND, environment
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.web.web_process import Web, web
@@ -22,7 +22,6 @@ from tests.web.web_process import Web, web
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 EXAMPLE = Path(__file__).parent / "billing_trials.py"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +13,11 @@ import pytest
 from dev.ports import free_port
 from dev.servers import Valkey
 from models.database import collection
-from tests.e2e.commands import environment
+from tests.e2e.commands import COMMAND, environment
 from tests.real_servers import Servers
 
 pytestmark = pytest.mark.processes
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 UNKNOWN = "; the outcome is unknown\n"
 CHANGING = (
     "systems pause support-snooze",

@@ -18,14 +18,13 @@ from models.database import collection, id_text, server_now
 from queue_manager.core.clock import hours, seconds
 from tests.documented import DOCS, block
 from tests.e2e.celery_processes import QUICK_START, ROOT, CeleryProcess
-from tests.e2e.commands import environment
+from tests.e2e.commands import COMMAND, environment
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.web.web_process import web
 
 pytestmark = pytest.mark.crash
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 TUTORIAL = DOCS / "tutorial.md"
 ITEMS = "/api/systems/trial-end/items"
 INDEX = "qm_due_trial_ends_at_"

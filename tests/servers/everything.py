@@ -15,11 +15,10 @@ from dev.ports import LOOPBACK, free_port
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
 from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
-from tests.e2e.commands import environment
+from tests.e2e.commands import COMMAND, environment
 from tests.e2e.job_processes import ENV as JOBS
 from tests.e2e.job_processes import job_lab, notes
 from tests.e2e.test_shown_settings import celery, with_settings
-from tests.e2e.test_start_checks import COMMAND
 from tests.e2e.watching import is_open
 from tests.eventually import eventually
 from tests.rooms import get_room, make_room

@@ -14,8 +14,8 @@ from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import settings
 from services import message_queue
 from tests.e2e.celery_processes import ROOT, CeleryProcess, LoggedProcess
-from tests.e2e.commands import environment
-from tests.e2e.test_start_checks import COMMAND, ended
+from tests.e2e.commands import COMMAND, environment
+from tests.e2e.test_start_checks import ended
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.servers.everything import Processes, processes
