@@ -164,3 +164,9 @@ def successes(id: str) -> int:
     """Count the attempts that the history calls a success."""
     history = (job.jobs().find_one(ObjectId(id)) or {})["history"]
     return sum(entry["state"] == "success" for entry in history)
+
+
+def only(lab: Lab) -> dict[str, Any]:
+    """Return the only job there is."""
+    [found] = lab.jobs.list()
+    return found

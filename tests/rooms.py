@@ -42,6 +42,11 @@ def get_room(room_id: ObjectId) -> dict[str, Any]:
     return room
 
 
+def is_awake(id: Any) -> bool:
+    room = get_room(id)
+    return room["status"] == "open" and "snooze_time" not in room and room["snooze_queue_in_progress"] is False
+
+
 def resnooze(room_id: ObjectId, until: datetime) -> None:
     """Do what the product does when an agent snoozes a room: our fields are not its business."""
     support_room.rooms().update_one({"_id": room_id}, {"$set": {"snooze_time.time": until, "status": "snoozed"}})

@@ -26,7 +26,7 @@ from services.stale_thumbnails import StaleThumbnails, stale_sites, stale_thumbn
 from tests.models.test_due_at_scale import profile
 from tests.odd_ids import ODD_IDS
 from tests.predecessors.node_process import NodeProcess, node
-from tests.rooms import T0, AgingClock, RecordedEvents, execute, get_room, make_room, scan
+from tests.rooms import T0, AgingClock, RecordedEvents, execute, get_room, is_awake, make_room, scan
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -62,11 +62,6 @@ def wake_all(work: DocumentWork, *, is_batch: bool = True) -> list[Any]:
     """Scan, execute what was dispatched, and return the results."""
     items = scan(work)
     return work.execute_batch(items) if is_batch else [execute(work, item) for item in items]
-
-
-def is_awake(id: Any) -> bool:
-    room = get_room(id)
-    return room["status"] == "open" and "snooze_time" not in room and room["snooze_queue_in_progress"] is False
 
 
 def reset_all(service: StaleThumbnails, sites: site.Sites) -> list[Any]:

@@ -24,6 +24,7 @@ from tests.rooms import (
     RecordedEvents,
     execute,
     get_room,
+    is_awake,
     lease_state,
     make_room,
     scan,
@@ -36,11 +37,6 @@ OVER = T0 - minutes(5)
 
 def make_rooms() -> list[Any]:
     return [make_room(OVER, _id=id) for id in [ObjectId(), *ODD_IDS]]
-
-
-def is_awake(id: Any) -> bool:
-    room = get_room(id)
-    return room["status"] == "open" and "snooze_time" not in room and room["snooze_queue_in_progress"] is False
 
 
 @pytest.mark.parametrize("together", [True, False])

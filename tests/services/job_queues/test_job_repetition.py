@@ -12,13 +12,8 @@ from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import PermanentError
 from services.job_queues import InvalidJob, JobRun
 from services.job_queues.repetition import next_due
-from tests.job_lab import Lab, lost_lease
+from tests.job_lab import Lab, lost_lease, only
 from tests.rooms import T0
-
-
-def only(lab: Lab) -> dict[str, Any]:
-    [found] = lab.jobs.list()
-    return found
 
 
 def test_it_runs_once_for_each_due_time(lab: Lab) -> None:

@@ -30,7 +30,7 @@ from services import job_queues
 from services.job_queues import JobCancelled, JobRun, queue_run
 from services.job_queues.runner import READ_TTL
 from tests.eventually import eventually
-from tests.job_lab import LEASE, Lab, lost_lease, successes
+from tests.job_lab import LEASE, Lab, lost_lease, only, successes
 from tests.real_servers import Servers
 from tests.rooms import T0
 
@@ -40,12 +40,6 @@ def fails_with(error: BaseException) -> Callable[..., None]:
         raise error
 
     return fail
-
-
-def only(lab: Lab) -> dict[str, Any]:
-    """Return the only job there is."""
-    [found] = lab.jobs.list()
-    return found
 
 
 # Order
