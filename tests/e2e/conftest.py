@@ -1,15 +1,30 @@
-"""Deployments in which nothing is wrong."""
+"""Deployments in which nothing is wrong, and the empty servers of one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+import redis
 
 from queue_manager.core.clock import hours
 from queue_manager.telemetry import worker_heartbeats
+from services.message_queue import MessageQueue, message_queue
 from tests.e2e.health_command import lead, repeated, run_scans, show_worker
 from tests.real_servers import Servers
+
+
+@pytest.fixture
+def client(clean: Servers) -> Iterator[redis.Redis]:
+    """A client of the Redis, which is empty."""
+    with redis.Redis.from_url(clean.valkey.url, decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def queue(clean: Servers) -> MessageQueue:
+    """The message queue, which is empty."""
+    return message_queue()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from models.database import Document, collection, server_now
 from models.job import JobState
 from queue_manager.core.clock import minutes, seconds, to_iso
 from services.job_queues import jobs
-from tests.any_jobs import IMPORT, INVOICE, MODULE, REPORT
+from tests.any_jobs import IMPORT, INVOICE, MODULE, REPORT, made
 from tests.e2e.commands import environment, said_on_a_terminal
 from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
 from tests.real_servers import Servers
@@ -47,12 +47,6 @@ def printed(*arguments: str) -> Any:
     result = run(*arguments)
     assert (result.returncode, result.stderr) == (0, "")
     return json.loads(result.stdout)
-
-
-def made(name: str = INVOICE, *arguments: Any, **options: Any) -> Document:
-    job = jobs.run(name, *arguments, **options)
-    assert job is not None
-    return job
 
 
 def begin(job: Document) -> None:

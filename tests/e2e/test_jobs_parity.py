@@ -6,20 +6,19 @@ import csv
 import json
 import subprocess
 from datetime import datetime
-from typing import Any
 
 import pytest
 
 from models import audit
 from models import job as model
 from models.audit import AuditQuery
-from models.database import Document, server_now
+from models.database import server_now
 from models.job import JobState
 from queue_manager.cli.changes import TYPED_FROM
 from queue_manager.cli.completion import complete_job_name, complete_job_state
 from queue_manager.core.clock import hours, to_iso
 from services.job_queues import jobs
-from tests.any_jobs import INVOICE, REPORT
+from tests.any_jobs import INVOICE, REPORT, made
 from tests.e2e.commands import invoke
 from tests.real_servers import Servers
 
@@ -28,12 +27,6 @@ GONE = "0" * 24
 
 def run(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
     return invoke("jobs", *arguments, answer=answer)
-
-
-def made(name: str = INVOICE, *arguments: Any, **options: Any) -> Document:
-    job = jobs.run(name, *arguments, **options)
-    assert job is not None
-    return job
 
 
 def ids_of(*arguments: str) -> list[str]:

@@ -12,16 +12,10 @@ import pytest
 from models import audit
 from models.audit import AuditQuery
 from queue_manager.cli.changes import TYPED_FROM
-from services.message_queue import Json, MessageQueue, MessageState, NewMessage, message_queue, queue_admin
+from services.message_queue import Json, MessageQueue, MessageState, NewMessage, queue_admin
 from tests.e2e.commands import invoke
-from tests.real_servers import Servers
 
 NASTY = '{ "n":1.50, "big":12345678901234567890.10 }'
-
-
-@pytest.fixture
-def queue(clean: Servers) -> MessageQueue:
-    return message_queue()
 
 
 def run(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:

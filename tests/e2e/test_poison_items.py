@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from tests.e2e.celery_processes import CeleryProcess, worker
 from tests.e2e.watching import is_open
 from tests.eventually import eventually
 from tests.pace import promptly
-from tests.real_servers import Servers
 from tests.room_lease import lease
 from tests.rooms import make_room
 
@@ -31,12 +29,6 @@ pytestmark = pytest.mark.crash
 STARTED = "qm:lease:support-snooze:started"
 NEIGHBOURS = 200
 LEASE = 60.0  # seconds
-
-
-@pytest.fixture
-def client(clean: Servers) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(clean.valkey.url, decode_responses=True) as client:
-        yield client
 
 
 def make_rooms() -> tuple[ObjectId, list[ObjectId]]:

@@ -13,18 +13,13 @@ from redis import Redis
 from dev.ports import free_port
 from queue_manager.cli.messages_render import indent_json, printable
 from queue_manager.core.clock import seconds
-from services.message_queue import Json, MessageQueue, NewMessage, message_queue, queue_admin
+from services.message_queue import Json, MessageQueue, NewMessage, queue_admin
 from tests.e2e.commands import environment, said_on_a_terminal
 from tests.eventually import eventually
 from tests.real_servers import Servers
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "queue"]
 NASTY = Json('{ "n":1.50, "big":12345678901234567890.10, "x":"[red]\\u001b[31m \x9b31m \x7f \u202e", "e":[] }')
-
-
-@pytest.fixture
-def queue(clean: Servers) -> MessageQueue:
-    return message_queue()
 
 
 @pytest.fixture

@@ -36,12 +36,6 @@ OLD_TAG = "0123456789abcdef0123456789abcdef-7-0001@0"
 
 
 @pytest.fixture
-def client(clean: Servers) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(clean.valkey.url, decode_responses=True) as client:
-        yield client
-
-
-@pytest.fixture
 def shop(clean: Servers) -> Iterator[Celery]:
     with Celery("shop", broker=clean.valkey.url, set_as_current=False) as shop:
         yield shop

@@ -36,11 +36,6 @@ BUSY_ALLOWANCE = 20  # seconds, besides one lease and one period: for a busy mac
 UNSNOOZE = "tasks.support_snooze.unsnooze_room"
 
 
-@pytest.fixture
-def client(clean: Servers) -> redis.Redis:
-    return redis.Redis.from_url(clean.valkey.url, decode_responses=True)
-
-
 def claim(id: Any, due_at: datetime, **fields: Any) -> dict[str, Any]:
     until = server_now() + OLD_LEASE
     return {
