@@ -7,7 +7,6 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from pymongo import MongoClient
 from redis import Redis
 
 from dev.ports import free_port
-from dev.servers import Mongo, Valkey
 from models.database import server_now
 from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key
 from queue_manager.core.clock import seconds
@@ -33,28 +31,16 @@ from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.tasks.hand_worker import run as try_run
 from tests.tasks.hand_worker import take
-from tests.web.web_process import Web, forked_web, shared_web
+from tests.web.web_process import Lonely, Web, forked_web, lonely_web, shared_web
 
 SCAN, QUEUE = "tasks.support_snooze.scan_expired_snoozes", "support-snooze"
 RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 1, "duration_ms": 40}
 
 
-@dataclass(frozen=True)
-class Lonely:
-    """A web process whose servers are not there yet."""
-
-    process: Web
-    mongo: Mongo
-    valkey: Valkey
-
-
 @pytest.fixture
 def lonely(tmp_path: Path) -> Iterator[Lonely]:
-    mongo, valkey = Mongo(tmp_path / "mongo"), Valkey(tmp_path / "valkey")
-    with forked_web(tmp_path, MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url) as process:
-        yield Lonely(process, mongo, valkey)
-    valkey.kill()
-    mongo.kill()
+    with lonely_web(tmp_path) as lonely:
+        yield lonely
 
 
 def scrape(process: Web) -> dict[str, float]:

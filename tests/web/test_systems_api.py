@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 
 from beat_schedule import SYSTEMS
-from dev.servers import Mongo, Valkey
 from models import scan_run
 from models.database import server_now
 from queue_manager import pauses
@@ -31,7 +29,7 @@ from tests.eventually import eventually
 from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.rooms import make_room, make_work, scan
-from tests.web.web_process import Web, forked_web
+from tests.web.web_process import Lonely, Web, lonely_web
 
 SCAN, QUEUE = "tasks.support_snooze.scan_expired_snoozes", "support-snooze"
 RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 0, "duration_ms": 40}
@@ -233,20 +231,10 @@ def next_run(process: Web) -> Any:
 # Servers that are unavailable
 
 
-@dataclass(frozen=True)
-class Lonely:
-    process: Web
-    mongo: Mongo
-    valkey: Valkey
-
-
 @pytest.fixture
 def lonely(tmp_path: Path) -> Iterator[Lonely]:
-    mongo, valkey = Mongo(tmp_path / "mongo"), Valkey(tmp_path / "valkey")
-    with forked_web(tmp_path, MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, QM_MESSAGE_QUEUE="true") as process:
-        yield Lonely(process, mongo, valkey)
-    valkey.kill()
-    mongo.kill()
+    with lonely_web(tmp_path, QM_MESSAGE_QUEUE="true") as lonely:
+        yield lonely
 
 
 @pytest.mark.processes

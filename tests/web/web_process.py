@@ -20,6 +20,7 @@ import pytest
 
 from dev.children import Child, spawn
 from dev.ports import free_port, is_answering
+from dev.servers import Mongo, Valkey
 from tests.eventually import eventually
 from tests.web.forked import Forked, fork
 
@@ -126,6 +127,25 @@ def forked_web(directory: Path, *arguments: str, **env: str) -> Iterator[Web]:
             ["web", *_on(port), *arguments], env=_environment(env), cwd=directory, log=directory / "web.log"
         ),
     )
+
+
+@dataclass(frozen=True)
+class Lonely:
+    """A web process whose servers are not there yet."""
+
+    process: Web
+    mongo: Mongo
+    valkey: Valkey
+
+
+@contextmanager
+def lonely_web(directory: Path, **env: str) -> Iterator[Lonely]:
+    """Start a web process; its servers are killed at the end if they were started."""
+    mongo, valkey = Mongo(directory / "mongo"), Valkey(directory / "valkey")
+    with forked_web(directory, MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, **env) as process:
+        yield Lonely(process, mongo, valkey)
+    valkey.kill()
+    mongo.kill()
 
 
 def _on(port: int) -> list[str]:
