@@ -11,9 +11,8 @@ import typer
 from rich.text import Text
 
 from beat_schedule import systems
-from queue_manager.cli.changes import audited
+from queue_manager.cli.changes import YesOption, audited, confirm
 from queue_manager.cli.completion import complete_system
-from queue_manager.cli.confirmation import YesOption, confirm
 from queue_manager.cli.errors import report_errors
 from queue_manager.cli.lists import AnswerJsonOption, print_answer
 from queue_manager.cli.messages_render import console, printable
