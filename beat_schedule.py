@@ -57,7 +57,7 @@ def named(name: str, systems: Iterable[System]) -> System:
 
 
 def warnings() -> list[str]:
-    """Return what an operator should know of the environment: misspelt names, nothing switched on."""
+    """Return warnings about the settings: misspelt names, or no system switched on."""
     chosen = settings()
     if any(system.is_switched_on(chosen) for system in systems()):
         return chosen.warnings()

@@ -58,7 +58,7 @@ def run(bench: Bench) -> Result:
 def lease_in_batches() -> Won:
     work, won = _work(), []
     for batch in work.take_due(Backlog):
-        work.sent(batch)
+        work.mark_dispatched(batch)
         won += [(item.args[0], item.token) for item in batch.items]
     return won
 

@@ -23,21 +23,22 @@ Position = tuple[Any, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class DueItem:
-    """One item to be sent: the id of its task, the arguments, the name of its lease, its time if that is to come."""
+    """One item to be sent: the arguments of its task, the name of its lease, its time if that is to come."""
 
     token: str
+    """The id of its Celery task."""
     args: tuple[Any, ...]
     lease: str = ""
     eta: datetime | None = None
 
 
 class Verdict(Enum):
-    """What a batch may return for an item instead of an outcome."""
+    """Why a batch did not execute an item."""
 
     ALONE = "alone"
-    """A previous process did not survive this item: it is executed alone."""
+    """A previous process did not survive this item: its own task executes it alone."""
     UNREACHED = "unreached"
-    """The time of the batch was over before: another batch executes it."""
+    """The time of the batch was over before this item's turn: another batch executes it."""
 
 
 @dataclass(frozen=True, kw_only=True)

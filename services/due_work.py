@@ -145,8 +145,10 @@ class DueWork(ItemWork, ABC):
             self.leases.free_lost(backlog.waiting)
             now = self.clock()
             due, coming = split(chain(first, found), lambda one: one.due_at <= now)
-            yield from self._dispatch(due, backlog, goes_on, budget=self._slots())
-            yield from self._dispatch(coming, backlog, goes_on, budget=min(self.limits.ahead, self._slots()))
+            yield from self._dispatch(due, backlog, goes_on, budget=self._remaining_dispatches())
+            yield from self._dispatch(
+                coming, backlog, goes_on, budget=min(self.limits.ahead, self._remaining_dispatches())
+            )
 
     def _until(self, now: datetime) -> datetime:
         """Return until when a scan takes what falls due."""
@@ -167,8 +169,8 @@ class DueWork(ItemWork, ABC):
             backlog.add(len(batch.items))
             yield batch
 
-    def _slots(self) -> int:
-        """Return how many more items the rate allows before the next scan."""
+    def _remaining_dispatches(self) -> int:
+        """Return how many more items `max_rate` allows before the next scan."""
         if self.max_rate is None:
             return sys.maxsize
         now = self.clock()
@@ -207,17 +209,17 @@ class DueWork(ItemWork, ABC):
         found = len(ours) + len(some) - len(fit)  # what is in flight was found before
         return DueBatch(found=found, items=items, other_counts=other_counts, lease_ends_ms=taken.ends_ms)
 
-    def sent(self, batch: DueBatch) -> None:
-        """Say that the items of a batch were sent."""
+    def mark_dispatched(self, batch: DueBatch) -> None:
+        """Record that the items of a batch were sent: their leases last until workers receive them."""
         now = self.clock()
         self.leases.dispatched([item.lease for item in batch.items if item.eta is None], ends_ms=batch.lease_ends_ms)
         self.record_dispatched(batch.items)
         if ahead := [item for item in batch.items if item.eta is not None]:
             longest = max(item.eta for item in ahead if item.eta is not None)
-            self.sent_ahead(ahead, wait=max(longest - now, seconds(0)))
+            self.mark_dispatched_ahead(ahead, wait=max(longest - now, seconds(0)))
 
-    def sent_ahead(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
-        """Say that items were sent, to be executed within `wait`: then they wait for a worker, as long as it takes."""
+    def mark_dispatched_ahead(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
+        """Record that items were sent with an ETA in `wait`: from then on they wait for a worker, for any time."""
         self.postpone(items, wait=wait)
 
     def token(self, due: Due, *, batch: str, number: int) -> str:

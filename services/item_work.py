@@ -48,8 +48,8 @@ class ItemWork:
         """Return when an item fell due, in Unix ms; `None` if its arguments do not contain that."""
         return leases.due_ms(item.lease)
 
-    def sent_manually(self, items: Sequence[DueItem]) -> None:
-        """Say that items taken manually were sent: they wait for a worker, as long as it takes."""
+    def mark_dispatched_manually(self, items: Sequence[DueItem]) -> None:
+        """Record that items taken manually were sent: they wait for a worker, as long as it takes."""
         self.postpone(items, wait=seconds(0))
         self.record_dispatched(items, is_manual=True)
 

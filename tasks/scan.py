@@ -201,4 +201,4 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
             work.release(batch.items)
         return
     report.enqueued += len(batch.items)
-    work.sent(batch)
+    work.mark_dispatched(batch)

@@ -98,7 +98,7 @@ class Lab:
         items, noted = [], dict[str, int]()
         work = self.dispatching(epoch, lease=lease)
         for batch in work.take_due(lambda: Backlog(messages)):
-            work.sent(batch)
+            work.mark_dispatched(batch)
             items += batch.items
             noted.update(batch.other_counts)
         return items, noted

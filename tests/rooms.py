@@ -105,7 +105,7 @@ def scan(work: DueWork, waiting: int = 0) -> list[DueItem]:
     """Do what a scan does while `waiting` messages wait in the broker; return what it sent."""
     items: list[DueItem] = []
     for batch in work.take_due(lambda: Backlog(waiting)):
-        work.sent(batch)
+        work.mark_dispatched(batch)
         items += batch.items
     return items
 

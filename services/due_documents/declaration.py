@@ -141,7 +141,7 @@ class Functions:
 
 @dataclass(frozen=True, kw_only=True)
 class Reasons:
-    """What the result of an item says that had nothing to do."""
+    """The `reason` in the results of items that were skipped."""
 
     not_found: str = "Not found"
     not_due: str = "Not due yet"
@@ -269,9 +269,9 @@ class DueDocuments(System):
     # What a subclass may choose
 
     until: ClassVar[str] = "Due"
-    """What is said before a date to come."""
+    """The text before a due time in the future, such as `Snoozed until`."""
     later: ClassVar[str] = "not due"
-    """The state of a document whose date is to come, in words."""
+    """The state of a document whose due time is in the future, in words."""
 
     def malformed(self, document: Document) -> str | None:
         """Return what is wrong with the date of a document that can never fall due, or `None`."""

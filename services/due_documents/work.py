@@ -322,7 +322,7 @@ class Outbox(DueWork):
     """Batches whose call of `after` is left: it failed, or its process died. One that used its attempts comes again."""
 
     grace: timedelta
-    """How long the process that wrote has for the call."""
+    """The time after a write in which only the process that wrote calls `after`."""
 
     @property
     def system_name(self) -> str:

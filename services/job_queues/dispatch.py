@@ -151,7 +151,7 @@ class Dispatch(DueWork):
             self.leases.end_early(due)
         return super()._take(some, is_manual=is_manual)
 
-    def sent_ahead(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
+    def mark_dispatched_ahead(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
         """Hold queues for one lease after their time: `end_early` knows them by the end of their lease."""
         self.leases.renew([item.lease for item in items], wait=wait)
 

@@ -157,7 +157,7 @@ def stats() -> SystemStats:
 
 
 def fold_counts() -> None:
-    """Add what the scripts counted to the totals and the minutes."""
+    """Add up the counts in the event stream, into the totals and those of each minute, and trim the stream."""
     for _ in range(MAX_FOLDS):
         if not _scripts().run("fold_counts", FOLDED_ENTRIES, HISTORY_RETENTION_SECONDS):
             break

@@ -69,7 +69,7 @@ class Dispatch(DispatchRules):
 
     @step
     def mark_sent(self, item: Item) -> Steps[Item]:
-        # DueWork.sent: from now on the lease has no end while the message waits.
+        # DueWork.mark_dispatched: from now on the lease has no end while the message waits.
         for due in item.scanned("sent"):
             lease, left = self.lease(item, due), item._replace(scan=None)
             yield "the scan marks the item as sent", self.with_lease(left, due, lease.dispatched())

@@ -238,7 +238,7 @@ class TestTimeline:
 
     def test_what_an_operator_sent_is_said(self, work: DocumentWork) -> None:
         room = make_room(server_now() - minutes(5))
-        work.sent_manually(work.take_manually([work.due_of(get_room(room))]))
+        work.mark_dispatched_manually(work.take_manually([work.due_of(get_room(room))]))
         eventually(lambda: collection("qm_item_events").count_documents({}) == 1)
         assert why(room, work, server_now()).timeline[0].event == "Dispatched by an operator"
 

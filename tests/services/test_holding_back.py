@@ -71,7 +71,7 @@ def add(count: int, due_at: datetime = T0 - minutes(1)) -> None:
 def scan(work: DocumentWork) -> list[DueBatch]:
     batches = []
     for batch in work.take_due(Backlog):
-        work.sent(batch)
+        work.mark_dispatched(batch)
         batches.append(batch)
     return batches
 

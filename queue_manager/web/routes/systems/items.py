@@ -236,7 +236,7 @@ def _release(system: System, taken: Sequence[DueItem]) -> None:
 
 def _hold(system: System, taken: Sequence[DueItem]) -> None:
     try:
-        _task(system).work().sent_manually(taken)
+        _task(system).work().mark_dispatched_manually(taken)
     except Unavailable as error:
         log.warning("Items that were sent are held for one lease only", items=len(taken), error=reason(error))
 
