@@ -10,6 +10,7 @@ import atexit
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from math import nan
 from typing import Any
 from uuid import UUID
@@ -54,9 +55,11 @@ CONNECT_TIMEOUT = 2.0  # seconds; a member that starts accepts connections and d
 # Seconds between two checks of a member. Operations leave one that was silent for this long and the limit above.
 HEARTBEAT = 3.0
 MAX_INDEX_BUILD = hours(24)  # of all indexes of a system
+MAX_REBUILDS = 5  # of an index that other processes migrate at the same time
 _AUTHENTICATION_FAILED = (13, 18)
 _NOT_AUTHORIZED = 13
-_INDEX_DIFFERS = (85, 86)
+_INDEX_NOT_FOUND = 27
+_INDEX_DIFFERS = (85, 86, 276)  # the last: another process has dropped it while it was built
 _ID_JSON = json_util.JSONOptions(json_mode=json_util.JSONMode.CANONICAL, tz_aware=True, tzinfo=UTC)
 # A date in the year 300,000, or a text that is not UTF-8, must not make a whole batch unreadable.
 _CODEC: CodecOptions[Document] = CodecOptions(
@@ -347,7 +350,7 @@ def drop_indexes(obsolete: Mapping[str, Sequence[str]]) -> None:
     """Drop the indexes of earlier releases that still exist, by collection."""
     for name, indexes in obsolete.items():
         for index in {*collection(name).index_information()} & {*indexes}:
-            collection(name).drop_index(index)
+            _drop(name, index)
 
 
 def _create(name: str, indexes: Sequence[IndexModel]) -> list[str]:
@@ -360,13 +363,22 @@ def _create(name: str, indexes: Sequence[IndexModel]) -> list[str]:
 
 
 def _create_or_rebuild(name: str, index: IndexModel) -> str:
-    try:
-        (created,) = collection(name).create_indexes([index])
-    except OperationFailure as error:
-        if error.code not in _INDEX_DIFFERS:
-            raise
-        if index.document["name"] not in collection(name).index_information():
-            raise  # the same index under another name, maybe of another program
-        collection(name).drop_index(index.document["name"])
-        (created,) = collection(name).create_indexes([index])
+    for attempt in count(1):  # another process may drop it, or create its own, meanwhile
+        try:
+            (created,) = collection(name).create_indexes([index])
+            break
+        except OperationFailure as error:
+            # After the last: the same index exists under another name, maybe of another program.
+            if error.code not in _INDEX_DIFFERS or attempt == MAX_REBUILDS:
+                raise
+            if error.code != _INDEX_DIFFERS[-1]:
+                _drop(name, index.document["name"])
     return created
+
+
+def _drop(name: str, index: str) -> None:
+    try:
+        collection(name).drop_index(index)
+    except OperationFailure as error:
+        if error.code != _INDEX_NOT_FOUND:  # another process has dropped it
+            raise

@@ -60,6 +60,7 @@ class ItemTask(BatchedTask):
     queue_name: str
     retry_policy: RetryPolicy
     is_long: bool
+    is_counted: bool
     has_worker_limit = False  # `--time-limit` of this worker
     max_retries = None  # `retry_policy` decides
     throws = (PermanentError,)  # logged in one line, by `on_failure`, without a traceback
@@ -165,7 +166,8 @@ class ItemTask(BatchedTask):
         self.count_successes(1, **(self.request.get("durations") or {}))
 
     def count_successes(self, count: int, **durations: int) -> None:
-        counters.items(self.queue_name, {"done": count, **durations})
+        if self.is_counted:
+            counters.items(self.queue_name, {"done": count, **durations})
 
     def on_retry(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         counters.items(self.queue_name, {"retried": 1})
@@ -289,7 +291,13 @@ def _text_of(error: Exception) -> str:
 
 
 def item_task(
-    *, queue: str, work: Callable[[], ItemWork], retry: RetryPolicy, is_long: bool = False, name: str | None = None
+    *,
+    queue: str,
+    work: Callable[[], ItemWork],
+    retry: RetryPolicy,
+    is_long: bool = False,
+    is_counted: bool = True,
+    name: str | None = None,
 ) -> Callable[[Callable[..., Any]], ItemTask]:
     """Make an item task of a function.
 
@@ -298,9 +306,16 @@ def item_task(
         work: opens the system that the item belongs to.
         retry: how often it is tried, and the waits between.
         is_long: it may run for hours under leases of its own: no time limit, and losses are counted by its system.
+        is_counted: its successes are those of an item of the system.
     """
     return app.task(
-        base=ItemTask, queue_name=queue, work=staticmethod(work), retry_policy=retry, is_long=is_long, name=name
+        base=ItemTask,
+        queue_name=queue,
+        work=staticmethod(work),
+        retry_policy=retry,
+        is_long=is_long,
+        is_counted=is_counted,
+        name=name,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,9 +20,10 @@ from queue_manager.batching.publish import UNCERTAIN, publish
 from queue_manager.beat import scan_ticks
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import Pace, seconds
-from queue_manager.core.errors import ErrorText, ScanFailed, reason
+from queue_manager.core.errors import ConfigurationError, ErrorText, ScanFailed, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
+from queue_manager.items import DueItem
 from queue_manager.system import SCANS_QUEUE
 from queue_manager.telemetry import counters, error_reports, tracing
 from services import history
@@ -191,6 +192,7 @@ def describe(error: Exception) -> ErrorText:
 
 def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) -> None:
     try:
+        _require_same_lease(task, work, batch.items)
         with app.producer_pool.acquire(block=True, timeout=10) as producer:
             publish(task, batch.items, producer)
     except Exception as error:
@@ -202,3 +204,14 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
         return
     report.enqueued += len(batch.items)
     work.mark_dispatched(batch)
+
+
+def _require_same_lease(task: ItemTask, work: DueWork, items: Sequence[DueItem]) -> None:
+    """Raise ConfigurationError if workers would end other leases than those that the scan has taken."""
+    for item in items[:1]:
+        read = task.read_item(work, item.token, item.args, {})
+        if read is not None and read.lease != item.lease:
+            raise ConfigurationError(
+                f"{task.name}{item.args} names the lease {read.lease!r}, and `Due` named {item.lease!r}: give `Due` "
+                "no `args`, or override `lease_of`"
+            )

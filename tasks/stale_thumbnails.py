@@ -48,6 +48,6 @@ def reset_stale_thumbnail(collection: str, site_id: str, started_at: str) -> dic
     return thumbnails().reset(collection, site_id, started_at, token=current_token())
 
 
-@item_task(queue=THUMBNAILS_QUEUE, work=thumbnails, retry=ONCE)
+@item_task(queue=THUMBNAILS_QUEUE, work=thumbnails, retry=ONCE, is_counted=False)
 def log_resets(run: str, expected: int, until: str) -> dict[str, Any]:
     return thumbnails().log_resets(run, expected, until)

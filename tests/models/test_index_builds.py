@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pymongo import IndexModel
@@ -51,3 +52,14 @@ def test_without_a_build_nothing_is_reported(clean: Servers) -> None:
         collection("built").find_one()
 
     assert reports == []
+
+
+def test_processes_that_rebuild_a_changed_index_at_once_all_succeed(clean: Servers) -> None:
+    collection("built").insert_many({"value": value} for value in range(100))
+    create_indexes({"built": [IndexModel([("value", 1)], name="by_value")]})
+    changed = {"built": [IndexModel([("value", -1)], name="by_value")]}
+    with ThreadPoolExecutor(4) as threads:
+        created = list(threads.map(lambda _: create_indexes(changed), range(4)))
+    assert created == [["built.by_value"]] * 4
+    assert collection("built").index_information()["by_value"]["key"] == [("value", -1)]
+    collection("built").drop()

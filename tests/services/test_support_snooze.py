@@ -650,6 +650,7 @@ def test_health_counts_every_state(snooze: DocumentWork, clock: AgingClock) -> N
         "in_progress": 1,
         "stuck": 1,
         "cooling_off": 1,
+        "pending_calls": 0,
         "lag_seconds": 660.0,
     }
     assert support_room.malformed().count == 1

@@ -6,18 +6,19 @@ import pytest
 import redis
 
 from dev.servers import Valkey
-from models.database import server_now
-from queue_manager.core.clock import seconds
+from models.database import collection, server_now
+from queue_manager.core.clock import hours, seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import count_history, counters
 from services import job_queues
 from services.job_queues import queue_run
 from tasks.job_queues import JOBS_QUEUE, dispatch_due_jobs
+from tasks.stale_thumbnails import THUMBNAILS_QUEUE, log_resets, scan_stale_thumbnails
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 from tests.job_lab import Lab
 from tests.real_servers import Servers
 from tests.rooms import make_room
-from tests.tasks.hand_worker import run, take
+from tests.tasks.hand_worker import run, take, waiting_messages
 
 
 def counted(servers: Servers, name: str) -> dict[str, int]:
@@ -36,6 +37,18 @@ def test_items_are_counted_by_how_they_end(clean: Servers, monkeypatch: pytest.M
     unsnooze_room.apply_async(["no id"])
     run(take(clean.valkey.url, "support-snooze"))
     assert counted(clean, "support-snooze") == {"done": 2, "failed": 1, "retried": 0}
+
+
+def test_only_resets_of_sites_are_counted(clean: Servers) -> None:
+    started = {"thumbnail_build_in_progress": True, "thumbnail_process_started_at": server_now() - hours(5)}
+    collection("agency_websites").insert_many({"name": name, **started} for name in "ab")
+    scan_stale_thumbnails()
+    executed = []
+    while waiting_messages(clean.valkey.url, THUMBNAILS_QUEUE):
+        executed.append(message := take(clean.valkey.url, THUMBNAILS_QUEUE))
+        run(message)
+    assert log_resets.name in {message.task for message in executed}
+    assert counted(clean, THUMBNAILS_QUEUE) == {"done": 2, "failed": 0, "retried": 0}
 
 
 def test_jobs_are_counted_and_not_the_runs_through_their_queue(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import ScanFailed, Unavailable
 from queue_manager.core.settings import settings
+from queue_manager.leases import Leases
 from queue_manager.web.routes.systems.items import retry_some
 from services import support_snooze
 from services.due_documents.work import DocumentWork
@@ -58,6 +60,17 @@ def test_scan_sends_one_message_a_room(broker: str) -> None:
     assert [message.args[1] for message in messages] == [to_iso(get_room(room)["snooze_time"]["time"]) for room in due]
     assert all(message.expires is None and message.eta is None for message in messages)
     assert (run["found"], run["claimed"], run["enqueued"], run["errors"]) == (3, 3, 3, 0)
+
+
+def test_items_whose_arguments_name_another_lease_are_not_sent(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = make_room(server_now() - minutes(1))
+    due_of = DocumentWork.due_of
+    wrong = {"args": (str(room), to_iso(server_now()))}
+    monkeypatch.setattr(DocumentWork, "due_of", lambda work, document: replace(due_of(work, document), **wrong))
+    with pytest.raises(ScanFailed, match="give `Due` no `args`, or override `lease_of`"):
+        scan_expired_snoozes()
+    assert waiting_messages(broker, QUEUE) == []
+    assert Leases(QUEUE).stats().in_progress == 0
 
 
 def test_room_due_soon_is_sent_with_its_exact_time(broker: str) -> None:
@@ -198,7 +211,7 @@ def test_rooms_that_were_sent_are_not_released_when_that_cannot_be_recorded(
     def fails(*_: object) -> None:
         raise Unavailable("Redis does not answer")
 
-    monkeypatch.setattr(DocumentWork, "sent", fails)
+    monkeypatch.setattr(DocumentWork, "mark_dispatched", fails)
     with pytest.raises(ScanFailed, match="Unavailable: Redis does not answer"):
         scan_expired_snoozes()
 
