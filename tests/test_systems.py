@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.core import GaugeMetricFamily
 
 from beat_schedule import SYSTEMS
 from queue_manager.core.errors import ConfigurationError
@@ -16,6 +17,7 @@ from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import Settings
 from queue_manager.system import System, SystemStats, declared, require_distinct
 from queue_manager.web.routes.metrics import _numbers as numbers_of
+from queue_manager.web.routes.metrics import distinct
 from services.job_queues import InvalidJob, job
 from tasks.registration import require_tasks
 
@@ -54,6 +56,12 @@ def test_stats_that_are_no_numbers_are_left_out_of_the_metrics(stats: Callable[[
     ):
         system.read_stats()
     assert numbers_of(system) == {}
+
+
+def test_statistic_with_the_name_of_another_metric_is_left_out() -> None:
+    ours, theirs = GaugeMetricFamily("queue_manager_up", "Ours."), GaugeMetricFamily("queue_manager_up", "Theirs.")
+    other = GaugeMetricFamily("queue_manager_due", "Another.")
+    assert list(distinct([ours, theirs, other])) == [ours, other]
 
 
 def test_stats_that_fail_are_left_out_of_the_metrics() -> None:

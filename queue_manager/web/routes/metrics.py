@@ -6,7 +6,7 @@ reports it. Totals cover all processes, since Redis last lost its data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from anyio import from_thread
 from fastapi import APIRouter, Request, Response
@@ -97,6 +97,9 @@ class SystemsCollector(Collector):
         self._problems = problems
 
     def collect(self) -> Iterator[Metric]:
+        return distinct(self._metrics())
+
+    def _metrics(self) -> Iterator[Metric]:
         text = "The release of this web process; always 1."
         yield InfoMetricFamily("queue_manager_build", text, value={"version": worker_heartbeats.OWN_RELEASE})
         yield _problem_gauge(self._problems)
@@ -104,16 +107,28 @@ class SystemsCollector(Collector):
         parts = {"redis": _from_redis, "mongodb": _from_mongodb}
         if not _is_broker_at_redis_url():
             parts["broker"] = _from_broker
+        found: list[Metric] = []
         for server, read in parts.items():
             try:
-                found = list(read())
+                found += list(read())
             except Unavailable as error:
                 log.warning(f"Left out of the metrics: {server}", error=reason(error))
                 up.add_metric([server], 0)
             else:
                 up.add_metric([server], 1)
-                yield from found
         yield up
+        yield from found
+
+
+def distinct(metrics: Iterable[Metric]) -> Iterator[Metric]:
+    """Yield the first metric of each name: a statistic of a user's system may have the name of one of ours."""
+    names: set[str] = set()
+    for metric in metrics:
+        if metric.name in names:
+            log.warning(f"Left out of the metrics: a second {metric.name}; rename the statistic")
+        else:
+            names.add(metric.name)
+            yield metric
 
 
 def _is_broker_at_redis_url() -> bool:
@@ -226,9 +241,9 @@ def _from_mongodb() -> Iterator[Metric]:
         if system.is_on(settings()):
             for name, number in _numbers(system).items():
                 found.setdefault(name, _statistic(name)).add_metric([system.name], number)
-    yield from found.values()
     if settings().runs_jobs:
         yield _jobs()
+    yield from found.values()
 
 
 def _statistic(name: str) -> GaugeMetricFamily | CounterMetricFamily:
