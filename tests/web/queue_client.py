@@ -160,3 +160,14 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def size_of_response(client: socket.socket) -> int:
+    """Read the rest of a response in chunks; return its bytes. The connection stays open, for another request."""
+    client.settimeout(40)
+    size, end = 0, b""
+    while end != b"0\r\n\r\n":
+        some = client.recv(1 << 20)
+        assert some, "the connection was closed in the middle"
+        size, end = size + len(some), (end + some)[-5:]
+    return size
