@@ -56,10 +56,12 @@ class OtherPrograms:
         return healed
 
     def _obsolete_streams(self) -> list[str]:
-        """Return the streams of priorities that there are no more, if any has messages."""
-        obsolete = streams(self._scripts.queue, MAX_LEVELS)[self._options.levels :]
+        """Return the streams of priorities that there are no more and that have messages."""
+        obsolete, client = streams(self._scripts.queue, MAX_LEVELS)[self._options.levels :], self._scripts.client
         with translate_errors():
-            return obsolete if obsolete and self._scripts.client.exists(*obsolete) else []
+            if not obsolete or not client.exists(*obsolete):
+                return []
+            return [stream for stream in obsolete if client.xlen(stream)]
 
     def adopt(self, *, budget: timedelta = ADOPT_BUDGET) -> bool:
         """Create the records of messages that were added since the last call; return True if there are any.
