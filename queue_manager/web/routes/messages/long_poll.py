@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from queue_manager.web.auth.authentication import access_check, until_lost
 from queue_manager.web.routes.messages.background import Background
 from services.message_queue import Message, async_message_queue, message_queue
 from services.message_queue.errors import SearchIncomplete
+
+T = TypeVar("T")
 
 SEARCH_THREADS = CapacityLimiter(8)
 CONNECTION_CHECK_DELAY = 0.05  # seconds that a request for a message takes before its connection is watched
@@ -32,21 +36,39 @@ class ReceiveOptions(TypedDict):
 
 async def receive_message(options: ReceiveOptions, *, timeout: float, request: Request) -> Message | None:
     """Return the next message, or `None`: after `timeout` seconds, or if the client disconnects or loses access."""
-    taking = asyncio.create_task(async_message_queue().take(**options))
-    watching: asyncio.Task[None] | None = None
     try:
-        await asyncio.wait({taking}, timeout=CONNECTION_CHECK_DELAY)
-        if not taking.done():
-            watching = asyncio.create_task(_disconnected(request))
-            await asyncio.wait({taking, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not taking.done():
-            return None
-        message = await taking
+        message = await _while_connected(request, async_message_queue().take(**options))
+    except ClientDisconnect:
+        return None
+    return await _wait_for_message(options, timeout, request) if message is None and timeout else message
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, which is canceled if the client disconnects first. Raises ClientDisconnect."""
+    task, is_over = asyncio.current_task(), False
+    watching: asyncio.Task[None] | None = None
+
+    def watch() -> None:
+        nonlocal watching
+        watching = asyncio.create_task(_disconnected(request))
+        watching.add_done_callback(end)
+
+    def end(watched: asyncio.Task[None]) -> None:
+        if task is not None and not is_over and not watched.cancelled():
+            task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(CONNECTION_CHECK_DELAY, watch)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if task is None or watching is None or not watching.done() or task.uncancel():
+            raise
+        raise ClientDisconnect from None
     finally:
-        taking.cancel()
+        is_over = True
+        timer.cancel()
         if watching is not None:
             watching.cancel()
-    return await _wait_for_message(options, timeout, request) if message is None and timeout else message
 
 
 async def _wait_for_message(options: ReceiveOptions, timeout: float, request: Request) -> Message | None:
