@@ -59,7 +59,8 @@ MAX_REBUILDS = 5  # of an index that other processes migrate at the same time
 _AUTHENTICATION_FAILED = (13, 18)
 _NOT_AUTHORIZED = 13
 _INDEX_NOT_FOUND = 27
-_INDEX_DIFFERS = (85, 86, 276)  # the last: another process has dropped it while it was built
+_BUILD_ABORTED = 276  # another process has dropped the index while it was built
+_INDEX_DIFFERS = (85, 86, _BUILD_ABORTED)
 _ID_JSON = json_util.JSONOptions(json_mode=json_util.JSONMode.CANONICAL, tz_aware=True, tzinfo=UTC)
 # A date in the year 300,000, or a text that is not UTF-8, must not make a whole batch unreadable.
 _CODEC: CodecOptions[Document] = CodecOptions(
@@ -371,7 +372,7 @@ def _create_or_rebuild(name: str, index: IndexModel) -> str:
             # After the last: the same index exists under another name, maybe of another program.
             if error.code not in _INDEX_DIFFERS or attempt == MAX_REBUILDS:
                 raise
-            if error.code != _INDEX_DIFFERS[-1]:
+            if error.code != _BUILD_ABORTED:
                 _drop(name, index.document["name"])
     return created
 

@@ -101,7 +101,8 @@ def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
         def hook_failed(self, what: str, error: Exception) -> None:
             errors.append(error)
 
-    known = {one.name: getattr(work_of(system), one.name) for one in fields(DocumentWork)}
+    usual = work_of(system)
+    known = {one.name: getattr(usual, one.name) for one in fields(usual)}
     work = Work(**{**known, "clock": lambda: now, "leases": NoLeases(system.name)})
     items = [
         DueItem(token=f"test-{number}", args=due.args, lease=due.lease) for number, due in enumerate(work.find_due(now))

@@ -110,10 +110,9 @@ class DueWork(ItemWork, ABC):
 
     # Dispatch
 
-    @property
-    def is_held_back(self) -> bool:
-        """Whether the system is paused or in a dry run: a scan changes nothing then."""
-        return self.system_name in pauses.paused() or self.system_name in settings().qm_dry_run
+    def prepare(self) -> Iterator[DueBatch]:
+        """Change documents before a scan looks for what is due, unless the system is paused or in a dry run."""
+        yield from ()
 
     def take_due(self, measure: Callable[[], Backlog]) -> Iterator[DueBatch]:
         """Take what is due and nobody holds, then a bounded number of what falls due before the next scan.
@@ -133,6 +132,7 @@ class DueWork(ItemWork, ABC):
                 backlog.add(len(some))  # the scan ends in time, as it would
                 yield DueBatch(found=len(some), items=[], other_counts={"dry_run": len(some)})
             return
+        yield from self.prepare()
         found = self.find_due(self._until(self.clock()))
         first = list(islice(found, 1))
         if not first and not self.leases.are_waiting():

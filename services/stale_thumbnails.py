@@ -21,7 +21,6 @@ from uuid import uuid4
 from models import database, site
 from models.listing import Position, within_part
 from models.site import Sites
-from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import hours, milliseconds, minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
@@ -56,13 +55,11 @@ class StaleSites(DueWork):
     threshold: timedelta
     has_timelines: bool = True
 
-    def take_due(self, measure: Callable[[], Backlog]) -> Iterator[DueBatch]:
-        if not self.is_held_back:
-            now = self.clock()
-            self.sites.forget_resets()
-            if stamped := self.sites.stamp(now, latest=now + self.threshold):
-                yield DueBatch(found=0, items=[], other_counts={"stamped": stamped})
-        yield from super().take_due(measure)
+    def prepare(self) -> Iterator[DueBatch]:
+        now = self.clock()
+        self.sites.forget_resets()
+        if stamped := self.sites.stamp(now, latest=now + self.threshold):
+            yield DueBatch(found=0, items=[], other_counts={"stamped": stamped})
 
     def find_due(self, until: datetime) -> Iterator[Due]:
         for one in self.sites.stale(until - self.threshold):

@@ -220,7 +220,7 @@ def test_queue_without_other_programs_does_not_search_for_their_messages(server:
     relay.enqueue("mail", id="held", priority=1)
     relay.take()
     with Lab(server.url, levels=10, is_shared=False) as lab:
-        assert lab.heal() == 1  # what is held gets a deadline, as after a delivery of ours that failed half way
+        assert lab.heal() == 1  # the held message gets a deadline, as after an interrupted delivery of our own
         assert lab.contents.find("waiting") is None
         assert lab.queue.dequeue(type="mail") is None
         assert lab.take().id == "waiting"  # a message of any type is still delivered
