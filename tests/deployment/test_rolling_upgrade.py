@@ -1,4 +1,4 @@
-"""Processes of the previous release and of this one together, on the same data: all work is done once."""
+"""Processes of an earlier release and of this one together, on the same data: all work is done once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from bson import ObjectId
 
-from benchmarks.release import MISSING, checked_out
+from benchmarks.release import LATEST, MISSING, VERSION, checked_out
 from models import database
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
@@ -28,7 +28,7 @@ from tests.rooms import make_room
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 JOB_NAMES = [f"rolling-{number}" for number in range(3)]
-# Modules that users wrote for the previous release import `job` from there.
+# Modules that users wrote for release 0.1 import `job` from there.
 JOBS = textwrap.dedent("""
     from models.database import collection
     from services.job_queues import job
@@ -47,9 +47,9 @@ ENV = {
 }
 
 
-@pytest.fixture(scope="session")
-def previous(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    with checked_out() as source:
+@pytest.fixture(scope="session", params=[LATEST, VERSION])
+def previous(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with checked_out(request.param) as source:
         if source is None:
             pytest.skip(MISSING)
         wheel = build(source, tmp_path_factory.mktemp("previous-dist"), "--wheel")
