@@ -102,15 +102,15 @@ class Operations:
         ends = time.monotonic() + SEARCH_BUDGET
         while True:
             tokens = (token_hex(16) for _ in range(limit))
-            rows, next_sweep_ms, is_incomplete = yield script, (*arguments, *tokens)
+            next_sweep_ms, is_incomplete, *parts = yield script, (*arguments, *tokens)
             self._request_sweep(next_sweep_ms)
-            received = [Message.read(*row) for row in rows]
+            received = [Message.read(*parts[first : first + 3]) for first in range(0, len(parts), 3)]
             for message in received:
                 if not message.is_decodable:  # to the dead letters as it is, unless another consumer has locked it
                     yield "nack", (message.id, message.lock_token or "", "1", UNDECODABLE_REASON, 0)
             if messages := [message for message in received if message.is_decodable]:
                 return messages
-            if not rows and not is_incomplete:
+            if not received and not is_incomplete:
                 return []
             if is_incomplete and time.monotonic() >= ends:
                 raise SearchIncomplete
@@ -126,7 +126,7 @@ class Operations:
         while len(answers) < len(arguments):
             some = arguments[len(answers) : len(answers) + MAX_RECEIVED_MESSAGES]
             acknowledged = yield "ack", (self._is_token_required, *(text for pair in some for text in pair))
-            answers += [answer == b"OK" for answer in acknowledged]
+            answers += [answer == "1" for answer in acknowledged.decode()]
         return answers
 
     def nack(self, id: str, lock_token: str | None, reason: str | None) -> Operation[bool]:

@@ -3,12 +3,62 @@
 --
 -- KEYS[1]  queue name
 -- ARGV     whether a token is required ('1' or '0'), then id and lock token ('' for none) of each message
--- Returns  for each message of the slice, which begins with the first, 'OK', or 'LOCK_LOST' if the caller does not hold
---          the lock; nothing is written for it then. The caller must call again for the others.
+-- Returns  a text: for each message of the slice, which begins with the first, 1, or 0 if the caller does not hold the lock;
+--          nothing is written for it then. The caller must call again for the others.
 --
 -- Atomic, so that exactly one of a late ack and a requeue succeeds. allow-oom, so that a full server can be drained.
 
 local is_token_required = ARGV[1] == '1'
+local OUTCOME = '"attempt_count":1,"acknowledged_at":' .. NOW_TEXT .. '}'
+
+-- Returns the entry of the history for that of a first delivery.
+local function history_entry(data)
+  return string.sub(data, 1, -2) .. ',' .. OUTCOME
+end
+
+-- Returns the record of the history for that of a first delivery, of which it keeps the members from `kept_at` on.
+local function history_record(sid, created_at, stored, kept_at)
+  return OWN_RECORD .. '"stream":"' .. ACKNOWLEDGED .. '","sid":"' .. sid .. '","created_at":' .. created_at .. ','
+    .. string.sub(stored, kept_at, -3) .. 'acknowledged ' .. NOW_MS_TEXT .. ' \\n","acknowledged_at":' .. NOW_TEXT
+    .. ',"added":' .. #OUTCOME .. '}'
+end
+
+-- One message, whose record is as a first delivery has written it, without the tables that several need. The oldest entry
+-- of the history is forgotten for it.
+local free = #ARGV == 3 and MAX_ACKNOWLEDGED - redis.call('XLEN', ACKNOWLEDGED) or -1
+local oldest = free == 0 and redis.call('XRANGE', ACKNOWLEDGED, '-', '+', 'COUNT', '1')[1]
+local oldest_id = oldest and string.match(data_of(oldest[2]) or '', '^{"id":"([%w_.:@-]+)"')
+if oldest_id or free > 0 then
+  local id, token = ARGV[2], ARGV[3]
+  local stored, oldest_record = unpack(redis.call('HMGET', RECORDS, id, oldest_id or id))
+  local stream, sid, created_at, started_at, held_by, kept_at = string.match(stored or '', FIRST_DELIVERY)
+  if stream and (held_by == token or token == '' and not is_token_required) then
+    if redis.call('XACK', stream, GROUP, sid) ~= 1 then
+      return '0'
+    end
+    local entry = redis.call('XRANGE', stream, sid, sid)[1]
+    local data = entry and data_of(entry[2])
+    redis.call('ZREM', DEADLINES, id)
+    redis.call('SREM', PENDING, id)
+    if not data then
+      redis.call('HDEL', RECORDS, id) -- deleted by another consumer
+      return '0'
+    end
+    redis.call('XDEL', stream, sid)
+    if oldest_id and oldest_record and is_encoded_at(oldest_record, ACKNOWLEDGED, oldest[1]) then
+      redis.call('HDEL', RECORDS, oldest_id)
+    end
+    sid = redis.call('XADD', ACKNOWLEDGED, 'MAXLEN', '=', MAX_ACKNOWLEDGED, '*', 'data', history_entry(data))
+    redis.call('HSET', RECORDS, id, history_record(sid, created_at, stored, kept_at))
+    redis.call('INCRBY', TOTAL_ACKNOWLEDGED, '1')
+    announce_with('acknowledge', '{"count":1,"ids":["' .. id .. '"]}',
+      'due_to_done', created_at, 'run', started_at, 'done', '1')
+    return '1'
+  end
+end
+
+-- ---- Several messages
+
 local ids, answers = {}, {}
 for i = 2, #ARGV, 2 do
   ids[#ids + 1] = ARGV[i]
@@ -39,29 +89,26 @@ if first then
     end
     handled = handled + 1
     datas[i] = release_entry(id, first[i].stream, first[i].sid) or false
-    answers[i] = datas[i] and 'OK' or 'LOCK_LOST'
+    answers[i] = datas[i] and '1' or '0'
     if datas[i] then
       acknowledged[#acknowledged + 1] = id
     end
   end
   finish_releases()
   if #acknowledged == 0 then
-    return answers
+    return table.concat(answers)
   end
   local length = forget_oldest(redis.call('XLEN', ACKNOWLEDGED) + #acknowledged, #acknowledged)
-  local outcome = '"attempt_count":1,"acknowledged_at":' .. NOW_TEXT .. '}'
-  local ended = 'acknowledged ' .. NOW_MS_TEXT .. ' \\n","acknowledged_at":' .. NOW_TEXT .. ',"added":' .. #outcome .. '}'
   for i, data in ipairs(datas) do
     if data then
-      local entry, sid = string.sub(data, 1, -2) .. ',' .. outcome, nil
+      local sid
       if length and ids[i] == acknowledged[#acknowledged] then
-        sid = redis.call('XADD', ACKNOWLEDGED, 'MAXLEN', '=', length, '*', 'data', entry)
+        sid = redis.call('XADD', ACKNOWLEDGED, 'MAXLEN', '=', length, '*', 'data', history_entry(data))
       else
-        sid = redis.call('XADD', ACKNOWLEDGED, '*', 'data', entry)
+        sid = redis.call('XADD', ACKNOWLEDGED, '*', 'data', history_entry(data))
       end
       records[#records + 1] = ids[i]
-      records[#records + 1] = OWN_RECORD .. '"stream":"' .. ACKNOWLEDGED .. '","sid":"' .. sid .. '","created_at":'
-        .. first[i].created_at .. ',' .. string.sub(stored[i], first[i].kept_at, -3) .. ended
+      records[#records + 1] = history_record(sid, first[i].created_at, stored[i], first[i].kept_at)
       add_duration('due_to_done', first[i].created_at)
       add_duration('run', first[i].started_at)
     end
@@ -70,7 +117,7 @@ if first then
   redis.call('INCRBY', TOTAL_ACKNOWLEDGED, number_text(#acknowledged))
   add_count('done', #acknowledged)
   announce_ids('acknowledge', acknowledged)
-  return answers
+  return table.concat(answers)
 end
 
 -- ---- Locks that are lost, messages that were delivered several times, and those whose deadline was extended
@@ -84,7 +131,7 @@ for i, text in ipairs(stored) do
   local record = locked_record(text, ARGV[i * 2 + 1], is_token_required)
   local started_at = record and record.processing_started_at
   local data = record and release(ids[i], record)
-  answers[i] = data and 'OK' or 'LOCK_LOST'
+  answers[i] = data and '1' or '0'
   if data then
     acknowledged[#acknowledged + 1] = ids[i]
     add_duration('due_to_done', record.created_at)
@@ -101,4 +148,4 @@ if #acknowledged > 0 then
   add_count('done', #acknowledged)
   announce_ids('acknowledge', acknowledged)
 end
-return answers
+return table.concat(answers)

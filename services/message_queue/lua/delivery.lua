@@ -3,20 +3,19 @@
 -- ARGV     consumer id, ack timeout in ms ('' for the message's own), default ack timeout in ms, ms between periodic
 --          sweeps (0: no sweep can be scheduled), priority levels, type ('' for any), whether other programs produce to
 --          the streams ('1' or '0'), then a lock token for each message that the consumer takes
--- Returns  {list of {id, data, record}, ms until a sweep that the caller must schedule, or 0; 1 if the search reached
---          the end of its slice before any message and the caller must call again, else 0}
+-- Returns  {ms until a sweep that the caller must schedule, or 0; 1 if the search reached the end of its slice before any
+--          message and the caller must call again, else 0; then id, data and record of each message}. A flat list: each
+--          list in a reply costs as much as a command.
 
 local FIRST_TOKEN = 8 -- in ARGV
-local delivered = { messages = {}, ids = {}, deadlines = {}, records = {}, events = {} }
+local taken = { reply = { 0, 0 }, ids = {}, deadlines = {}, records = {}, events = {} }
 
 local function count_wanted()
-  return #ARGV - FIRST_TOKEN + 1 - #delivered.ids
+  return #ARGV - FIRST_TOKEN + 1 - #taken.ids
 end
 
--- Reads the next entries of a stream: few at a time, because each may have 1 MiB and is delivered once it is read.
-local function next_entries(stream)
-  local count = math.min(count_wanted(), next_read)
-  next_read = math.min(next_read * 2, MAX_READ)
+-- Reads entries of a stream that nobody has read. They must be delivered.
+local function read_new(stream, count)
   local answer = redis.pcall('XREADGROUP', 'GROUP', GROUP, CONSUMER, 'COUNT', count, 'STREAMS', stream, '>')
   if answer and answer.err then
     redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
@@ -25,18 +24,26 @@ local function next_entries(stream)
   return answer and answer[1][2] or {}
 end
 
+-- Reads the next entries: few at a time, because each may have 1 MiB and is delivered once it is read.
+local function next_entries(stream)
+  local count = math.min(count_wanted(), next_read)
+  next_read = math.min(next_read * 2, MAX_READ)
+  return read_new(stream, count)
+end
+
 -- Adds a delivery to those that finish_deliveries() writes. Takes the deadline in ms as a text, and the members of the
 -- event: messages that share them are in one.
 local function add_delivery(id, data, record_text, deadline, members, created_at)
-  local at = #delivered.ids + 1
-  delivered.ids[at] = id
-  delivered.messages[at] = { id, data, record_text }
-  delivered.deadlines[at * 2 - 1], delivered.deadlines[at * 2] = deadline, id
-  delivered.records[at * 2 - 1], delivered.records[at * 2] = id, own_record(record_text)
-  local event = delivered.events[members]
+  local at = #taken.ids + 1
+  taken.ids[at] = id
+  local reply = taken.reply
+  reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = id, data, record_text
+  taken.deadlines[at * 2 - 1], taken.deadlines[at * 2] = deadline, id
+  taken.records[at * 2 - 1], taken.records[at * 2] = id, own_record(record_text)
+  local event = taken.events[members]
   if not event then
     event = { ids = {}, deadline = tonumber(deadline), age = 0 }
-    delivered.events[members] = event
+    taken.events[members] = event
   end
   event.ids[#event.ids + 1] = id
   event.age = math.max(event.age, NOW_MS - created_at * 1000)
@@ -47,7 +54,7 @@ end
 local function deliver(id, record, data)
   local consumer_id, own_timeout = ARGV[1], tonumber(ARGV[2])
   record.attempt_count = record.attempt_count + 1
-  record.lock_token = ARGV[FIRST_TOKEN + #delivered.ids]
+  record.lock_token = ARGV[FIRST_TOKEN + #taken.ids]
   record.consumer_id = consumer_id ~= '' and consumer_id or nil
   record.dequeued_at, record.processing_started_at = NOW, NOW
   if record.attempt_count == 1 then
@@ -65,65 +72,75 @@ local function deliver(id, record, data)
   add_delivery(id, data, cjson.encode(record), deadline, members, record.created_at)
 end
 
-local first_deliveries = {} -- what the first deliveries of a call share, by the options of their messages
+-- An entry as enqueue.lua adds it. Captures the id, the type as JSON, the priority, when it was created, and its options.
+local ENQUEUED = '^{"id":"([%w_.:@-]+)","type":("[^"\\]*"),"priority":(%d+),"created_at":([%d.]+),([%w_":.,+-]-)"payload":'
 
--- Returns the members of a record from its processing_started_at to its token, and those after its priority; the
--- deadline, and the members of the event.
+-- Returns of the first delivery of a message with these options: the members of its record from processing_started_at to
+-- the token, and those after its priority; the deadline, and the members of the event.
 local function first_delivery_with(options)
   local consumer_id, timeout = ARGV[1], ARGV[2]
-  local own_timeout = string.match(options, '"custom_ack_timeout":([^,]*)')
-  local own_attempts = string.match(options, '"custom_max_attempts":([^,]*)')
+  local own_timeout = options ~= '' and string.match(options, '"custom_ack_timeout":([^,]*)')
+  local own_attempts = options ~= '' and string.match(options, '"custom_max_attempts":([^,]*)')
   if timeout == '' then
     timeout = own_timeout and own_timeout * 1000 or ARGV[3]
   elseif not own_timeout then
     options = options .. '"custom_ack_timeout":' .. timeout / 1000 .. ','
   end
-  local deadline = string.format('%.0f', NOW_MS + math.ceil(timeout))
-  local consumer = consumer_id ~= '' and '"consumer_id":' .. cjson.encode(consumer_id) .. ',' or ''
-  local event = cjson.encode(event_line('delivered', '1 ' .. consumer_id, NOW_MS_TEXT))
-  return {
-    started = ',"processing_started_at":' .. NOW_TEXT .. ',"dequeued_at":' .. NOW_TEXT
-      .. ',"deadline_at":' .. string.sub(deadline, 1, -4) .. '.' .. string.sub(deadline, -3) .. ',' .. consumer .. '"lock_token":"',
-    options = ',' .. options .. '"events":' .. event .. '}',
-    deadline = deadline,
-    members = ',"deadline":' .. deadline .. ',"attempt":1'
-      .. (consumer ~= '' and ',' .. string.sub(consumer, 1, -2) or '')
-      .. (own_attempts and ',"max_attempts":' .. own_attempts or '')
-  }
+  local deadline = string.format('%d', NOW_MS + math.ceil(timeout))
+  local consumer, consumer_member, events = '', '', 'delivered ' .. NOW_MS_TEXT .. ' 1 \\n'
+  if consumer_id ~= '' then
+    consumer = '"consumer_id":' .. cjson.encode(consumer_id) .. ','
+    consumer_member = ',' .. string.sub(consumer, 1, -2)
+    events = string.sub(cjson.encode(event_line('delivered', '1 ' .. consumer_id, NOW_MS_TEXT)), 2, -2)
+  end
+  return ',"processing_started_at":' .. NOW_TEXT .. ',"dequeued_at":' .. NOW_TEXT .. ',"deadline_at":'
+    .. string.sub(deadline, 1, -4) .. '.' .. string.sub(deadline, -3) .. ',' .. consumer .. '"lock_token":"',
+    ',' .. options .. '"events":"' .. events .. '"}', deadline,
+    ',"deadline":' .. deadline .. ',"attempt":1' .. consumer_member
+    .. (own_attempts and ',"max_attempts":' .. own_attempts or '')
 end
+
+-- Returns the record of a message that is delivered for the first time, as text, without the brace at its beginning.
+local function first_record(stream, sid, kind, priority, created_at, token, started, rest)
+  return ' "stream":"' .. stream .. '","sid":"' .. sid .. '","created_at":' .. created_at .. started .. token
+    .. '","attempt_count":1,"type":' .. kind .. ',"priority":' .. priority .. rest
+end
+
+local first_deliveries = {} -- what the first deliveries of a call share, by the options of their messages
 
 -- Locks a message that was never delivered, like deliver(), without decoding and encoding its record. Returns false, and
 -- does nothing, if the entry is not as enqueue.lua adds it.
-local function deliver_first(id, stream, sid, data)
-  local kind, priority, created_at, options = string.match(data,
-    '^{"id":"[^"]*","type":("[^"\\]*"),"priority":(%d+),"created_at":([%d.]+),([%w_":.,+-]-)"payload":')
-  if not kind then
+local function deliver_first(stream, sid, data)
+  local id, kind, priority, created_at, options = string.match(data, ENQUEUED)
+  if not id then
     return false
   end
   local shared = first_deliveries[options]
   if not shared then
-    shared = first_delivery_with(options)
+    shared = { first_delivery_with(options) }
     first_deliveries[options] = shared
   end
+  local started, rest, deadline, members = unpack(shared)
+  local token = ARGV[FIRST_TOKEN + #taken.ids]
+  local record = first_record(stream, sid, kind, priority, created_at, token, started, rest)
   add_duration('wait', created_at)
-  add_delivery(id, data, '{ "stream":"' .. stream .. '","sid":"' .. sid .. '","created_at":' .. created_at .. shared.started
-    .. ARGV[FIRST_TOKEN + #delivered.ids] .. '","attempt_count":1,"type":' .. kind .. ',"priority":' .. priority
-    .. shared.options, shared.deadline, shared.members, created_at)
+  add_delivery(id, data, '{' .. record, deadline, members, created_at)
   return true
 end
 
 -- Writes the deliveries and returns the reply.
 local function finish_deliveries(is_search_complete)
-  if #delivered.ids == 0 then
-    return { {}, 0, is_search_complete and 0 or 1 }
+  if #taken.ids == 0 then
+    return { 0, is_search_complete and 0 or 1 }
   end
-  redis.call('ZADD', DEADLINES, unpack(delivered.deadlines))
-  redis.call('SADD', PENDING, unpack(delivered.ids))
-  redis.call('HSET', RECORDS, unpack(delivered.records))
+  redis.call('ZADD', DEADLINES, unpack(taken.deadlines))
+  redis.call('SADD', PENDING, unpack(taken.ids))
+  redis.call('HSET', RECORDS, unpack(taken.records))
   local first
-  for members, event in pairs(delivered.events) do
-    announce('dequeue', '{' .. members_of(event.ids) .. members .. string.format(',"age_ms":%.0f}', event.age))
+  for members, event in pairs(taken.events) do
+    announce('dequeue', '{' .. members_of(event.ids) .. members .. string.format(',"age_ms":%d}', event.age + 0.5))
     first = math.min(first or event.deadline, event.deadline)
   end
-  return { delivered.messages, schedule_sweep(first, tonumber(ARGV[4])), 0 }
+  taken.reply[1] = schedule_sweep(first, tonumber(ARGV[4]))
+  return taken.reply
 end

@@ -9,7 +9,40 @@
 -- server can be drained.
 
 local priority = ARGV[5] - 1
-next_read = count_wanted() == 1 and 1 or next_read
+for number = #STREAMS + 1, priority do
+  STREAMS[number] = stream_of(number)
+end
+local found = redis.call('EXISTS', PAUSES, unpack(STREAMS, 1, priority))
+local has_pauses = found > 0 and redis.call('EXISTS', PAUSES) == 1
+priority = found > 0 and priority or 0
+local left = {} -- entries that are read and not delivered
+
+-- One message, that was never delivered and is as enqueue.lua has added it, without the tables that several need.
+while #ARGV == FIRST_TOKEN and not has_pauses and #left == 0 do
+  if priority < 0 then
+    return { 0, 0 }
+  end
+  local stream = stream_of(priority)
+  left = (priority == 0 or redis.call('XLEN', stream) > 0) and read_new(stream, '1') or left
+  local entry = left[1]
+  local data = entry and entry[2][1] == 'data' and entry[2][2]
+  local id, kind, own_priority, created_at, options = string.match(data or '', ENQUEUED)
+  if not entry then
+    priority = priority - 1
+  elseif id and redis.call('HGET', RECORDS, id) == packed_location(priority, entry[1]) then
+    local started, rest, deadline, members = first_delivery_with(options)
+    local record = first_record(stream, entry[1], kind, own_priority, created_at, ARGV[FIRST_TOKEN], started, rest)
+    redis.call('ZADD', DEADLINES, deadline, id)
+    redis.call('SADD', PENDING, id)
+    redis.call('HSET', RECORDS, id, OWN_RECORD .. record)
+    local age = string.format('%d', math.max(NOW_MS - created_at * 1000, 0) + 0.5)
+    local payload = '{"count":1,"ids":["' .. id .. '"]' .. members .. ',"age_ms":' .. age .. '}'
+    announce_with('dequeue', payload, 'wait', created_at)
+    return { schedule_sweep(tonumber(deadline), tonumber(ARGV[4])), 0, id, data, '{' .. record }
+  end
+end
+
+-- ---- Several messages
 
 -- Delivers entries up to the first one of a message that is not as enqueue.lua has added it. Returns the others.
 local function deliver_first_of(stream, entries)
@@ -20,7 +53,7 @@ local function deliver_first_of(stream, entries)
   local records = #ids > 0 and redis.call('HMGET', RECORDS, unpack(ids))
   for i, entry in ipairs(entries) do
     local sid, data = entry[1], entry[2][2]
-    if #left == 0 and records[i] == packed_location(priority, sid) and deliver_first(ids[i], stream, sid, data) then
+    if #left == 0 and records[i] == packed_location(priority, sid) and deliver_first(stream, sid, data) then
       handled_bytes = handled_bytes + #data
     else
       left[#left + 1] = entry
@@ -29,14 +62,6 @@ local function deliver_first_of(stream, entries)
   return left
 end
 
-local higher = { PAUSES }
-for number = 1, priority do
-  higher[number + 1] = stream_of(number)
-end
-local left = {} -- entries that are read and not delivered
-local found = redis.call('EXISTS', unpack(higher))
-local has_pauses = found > 0 and redis.call('EXISTS', PAUSES) == 1
-priority = found > 0 and priority or 0
 while not has_pauses and #left == 0 and priority >= 0 do
   local stream = stream_of(priority)
   local entries = (priority == 0 or redis.call('XLEN', stream) > 0) and next_entries(stream) or {}

@@ -20,7 +20,7 @@ end
 if #ARGV == 6 and redis.call('EXISTS', TYPES) == 0 and redis.call('HEXISTS', RECORDS, ARGV[1]) == 0 then
   local _, sid = add_entry(unpack(ARGV))
   redis.call('HSET', RECORDS, ARGV[1], packed_location(ARGV[4], sid))
-  announce('enqueue', '{"count":1,"ids":' .. array({ ARGV[1] }) .. '}')
+  announce_with('enqueue', '{"count":1,"ids":["' .. ARGV[1] .. '"]}')
   return { 1 }
 end
 

@@ -36,7 +36,7 @@ local TYPES = QUEUE .. ':types' -- exists if type indexes are kept: since a cons
 local NEXT_SWEEP = QUEUE .. ':next_sweep'
 local PAUSES = QUEUE .. ':pauses' -- by type, who paused it and why, as JSON; '' once resumed, while some are still parked
 
-local MAX_ACKNOWLEDGED = 100 -- acknowledged messages that are retained
+local MAX_ACKNOWLEDGED = '100' -- acknowledged messages that are retained; a text, because commands format numbers slowly
 local MAX_EVENTS = '50000' -- approximate number of events until fold_counts.lua trims them
 local MIN_MILLISECONDS = 1e11 -- other programs may write times in ms; as seconds this is the year 5138
 local LAST_SECOND = 253402300799 -- of the year 9999
@@ -75,8 +75,14 @@ local function number_text(number)
   return number < 10 and string.sub('0123456789', number + 1, number + 1) or string.format('%d', number)
 end
 
+-- The streams of the priorities from 1 on. Most queues have no more; a loop that names them costs three times as much.
+local STREAMS = {
+  QUEUE .. '_p1', QUEUE .. '_p2', QUEUE .. '_p3', QUEUE .. '_p4', QUEUE .. '_p5', QUEUE .. '_p6', QUEUE .. '_p7',
+  QUEUE .. '_p8', QUEUE .. '_p9'
+}
+
 local function stream_of(priority)
-  return priority > 0 and QUEUE .. '_p' .. number_text(priority) or QUEUE
+  return priority > 0 and (STREAMS[priority] or string.format('%s_p%d', QUEUE, priority)) or QUEUE
 end
 
 local function priority_of(stream)
@@ -108,10 +114,15 @@ local function array(ids)
   return #ids > 0 and cjson.encode(ids) or '[]'
 end
 
-local function announce(kind, payload)
+-- Announces an event with these outcomes and measures, and no others.
+local function announce_with(kind, payload, ...)
   local event = '{"type":"' .. kind .. '","timestamp":' .. NOW_MS_TEXT .. ',"payload":' .. payload .. '}'
-  redis.call('XADD', EVENTS, 'MAXLEN', '~', MAX_EVENTS, '*', 'event', event, unpack(counts))
+  redis.call('XADD', EVENTS, 'MAXLEN', '~', MAX_EVENTS, '*', 'event', event, ...)
   redis.call('PUBLISH', QUEUE .. '_events', event)
+end
+
+local function announce(kind, payload)
+  announce_with(kind, payload, unpack(counts))
   counts = {}
 end
 
@@ -650,6 +661,11 @@ local function add_to_history(id, record, data)
   }))
 end
 
+-- Returns true if an encoded record of ours tells this location.
+local function is_encoded_at(text, stream, sid)
+  return string.find(text, sid, 1, true) and string.find(text, stream, 1, true)
+end
+
 -- Deletes the records of the oldest entries of the history, of which `length` are there or about to be, `added` of them
 -- new. Returns how many entries may stay; nil if all.
 local function forget_oldest(length, added)
@@ -662,7 +678,7 @@ local function forget_oldest(length, added)
     ids[#ids + 1], sids[#sids + 1] = identity(data_of(entry[2])) or '', entry[1]
   end
   for i, text in ipairs(redis.call('HMGET', RECORDS, unpack(ids))) do
-    if text and string.find(text, sids[i], 1, true) and string.find(text, ACKNOWLEDGED, 1, true) then
+    if text and is_encoded_at(text, ACKNOWLEDGED, sids[i]) then
       oldest[#oldest + 1] = ids[i]
     end
   end

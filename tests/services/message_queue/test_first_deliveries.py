@@ -59,19 +59,21 @@ def stored(lab: Lab) -> Any:
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 def test_text_and_encoder_write_the_same(lab: Lab, message: NewMessage, consumer: dict[str, Any]) -> None:
     outcomes = []
-    for is_text in (True, False):
+    # One message is delivered and acknowledged by code of its own, and with a pause every message is decoded.
+    for limit, is_text in ((1, True), (2, True), (1, False)):
         lab.client.flushall()
         lab.queue.enqueue_batch([message])
         if not is_text:
-            lab.client.hset("q:pauses", "another", "{}")  # now every message is decoded
-        received = lab.take(**consumer)
+            lab.client.hset("q:pauses", "another", "{}")
+        (received,) = lab.queue.receive_many(limit, **consumer)
         (record,) = lab.client.hvals("q_metadata")
         assert record.startswith(TEXT) == is_text
         delivered = timeless(json.loads(received.to_json())), stored(lab)
-        lab.queue.ack(received.id, received.lock_token)
+        answers = lab.queue.ack_many([(received.id, received.lock_token)] * limit)
+        assert answers == [True, False][:limit]
         outcomes.append((delivered, stored(lab)))
 
-    assert outcomes[0] == outcomes[1]
+    assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
 def test_message_delivered_as_text_goes_on_like_any_other(lab: Lab) -> None:
