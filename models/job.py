@@ -42,7 +42,7 @@ T = TypeVar("T")
 JOBS_COLLECTION = "jobs_data"
 MAX_HISTORY = 50
 MAX_TRANSACTION_BYTES = 8 * 1024 * 1024
-MAX_ATTEMPTS = 1_000_000  # a larger number in a document is no count
+MAX_EXACT_COUNT = 2**53  # a larger number in a document is no count: as a double, adding one does not change it
 DECLARED_PREFIX = "declared:"
 """Beginning of the ids of repeating jobs that code declares (`models/declared_job.py`)."""
 
@@ -98,7 +98,7 @@ def as_count(value: Any) -> int:
     """Return a number of a stored job, which others may have written, as a count; 0 for what is none."""
     if isinstance(value, Decimal128):
         value = float(value.to_decimal())
-    return int(min(value, MAX_ATTEMPTS)) if isinstance(value, int | float) and isfinite(value) else 0
+    return int(min(value, MAX_EXACT_COUNT)) if isinstance(value, int | float) and isfinite(value) else 0
 
 
 def indexes() -> list[IndexModel]:

@@ -18,6 +18,7 @@ from typing import Any
 from weakref import ref
 
 import pytest
+from bson import ObjectId
 from pymongo.errors import AutoReconnect, OperationFailure
 
 from models import database, job, job_attempt
@@ -297,6 +298,23 @@ def test_job_knows_its_id_and_its_attempt(lab: Lab) -> None:
         lab.run_through()
         lab.hand.advance(minutes(10))
     assert known == [(id, 1), (id, 2), (id, 3)]
+
+
+def test_job_that_has_repeated_millions_of_times_counts_its_attempts(lab: Lab) -> None:
+    id, repetitions, known = lab.run("mail", every=seconds(1)), 10_000_000, list[int]()
+    job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"attempts": repetitions, "settled": repetitions}})
+
+    def act(*_: Any, run: Any) -> None:
+        known.append(run.attempt)
+        raise ValueError
+
+    lab.works["mail"] = act
+    for _ in range(3):
+        lab.run_through()
+        lab.hand.advance(minutes(10))
+    assert known == [1, 2, 3]
+    attempts = [entry["attempt"] for entry in lab.jobs.get(id)["history"] if "attempt" in entry]
+    assert attempts == [repetitions + number for number in known]
 
 
 def test_progress_is_shown_while_the_job_runs_and_at_most_twice_a_second(
