@@ -1,26 +1,28 @@
 """Job queues: collections `job_queues`, which queues are paused, and `job_leaders`, which leader dispatches them.
 
     job_queues   {_id: name, paused, pause: {at, by, reason}}           one document per paused queue
-    job_leaders  {_id: "jobs", epoch, heartbeat, since, is_settling}    one document
+    job_leaders  {_id: "jobs", epoch, heartbeat, since, is_settling, gap: {began, ended}}    one document
 
 The leading beat numbers its takeovers (`queue_manager/beat/leader_lock.py`) and sends this epoch with each dispatch.
 A dispatch of an older leader is refused. If Redis lost its data, it counts from one again; `raise_epoch` then gives
 the leader an epoch above the one stored here. As a fallback, a lower epoch is accepted once the newer leader has been
 silent for a minute.
+
+`gap` is the last long time between two heartbeats. MongoDB may have been unavailable then, to the workers too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
-from datetime import datetime
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 
 from pymongo import IndexModel, UpdateOne
 from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
 from models.database import Document, collection
-from queue_manager.core.clock import minutes
+from queue_manager.core.clock import EPOCH, milliseconds, minutes
 from queue_manager.core.pause import PauseState
 
 QUEUES_COLLECTION = "job_queues"
@@ -31,6 +33,14 @@ SILENCE_TIMEOUT = minutes(1)
 
 class NewerLeader(Exception):
     """A leader of a higher epoch dispatches the jobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatchGap:
+    """The time between two heartbeats of leaders."""
+
+    began: datetime
+    ended: datetime
 
 
 def queues() -> Collection[Document]:
@@ -83,22 +93,26 @@ def is_paused(name: str) -> bool:
 # The leader
 
 
-def lead(epoch: int, *, now: datetime) -> bool:
+def lead(epoch: int, *, now: datetime, min_gap: timedelta = SILENCE_TIMEOUT) -> bool:
     """Record a heartbeat of the leader of `epoch`; return True if its takeover is not complete.
 
     Returns True until `settle` is called, so that a takeover interrupted by a crash is completed by the next call.
+    The time since the last heartbeat, of any leader, is recorded as a gap if it is longer than `min_gap`.
 
     Raises:
         NewerLeader: the epoch is refused.
     """
+    is_gap = {"$gt": [{"$subtract": [now, "$heartbeat"]}, milliseconds(min_gap)]}
+    gap = {"$cond": [is_gap, {"began": "$heartbeat", "ended": now}, "$gap"]}
     known = {"_id": LEADER_ID, "epoch": epoch}
-    leading = leaders().find_one_and_update(known, {"$max": {"heartbeat": now}})
+    beats: Document = {"$set": {"heartbeat": {"$max": ["$heartbeat", now]}, "gap": gap}}
+    leading = leaders().find_one_and_update(known, [beats])
     if leading is not None:
         return bool(leading.get("is_settling"))
     is_older_or_silent = [{"epoch": {"$lt": epoch}}, {"heartbeat": {"$lt": now - SILENCE_TIMEOUT}}]
-    taken: Document = {"$set": {"epoch": epoch, "heartbeat": now, "since": now, "is_settling": True}}
+    taken: Document = {"epoch": epoch, "heartbeat": now, "since": now, "is_settling": True, "gap": gap}
     try:
-        leaders().update_one({"_id": LEADER_ID, "$or": is_older_or_silent}, taken, upsert=True)
+        leaders().update_one({"_id": LEADER_ID, "$or": is_older_or_silent}, [{"$set": taken}], upsert=True)
     except DuplicateKeyError:
         if leader_epoch() != epoch:
             raise NewerLeader from None
@@ -111,9 +125,15 @@ def settle(epoch: int) -> None:
     leaders().update_one({"_id": LEADER_ID, "epoch": epoch}, {"$unset": {"is_settling": ""}})
 
 
+def last_gap() -> DispatchGap | None:
+    """Return the last gap between dispatches, if there was one."""
+    found = leaders().find_one({"_id": LEADER_ID, "gap.ended": {"$gte": EPOCH}}, {"gap": 1})
+    return None if found is None else DispatchGap(**found["gap"])
+
+
 def leader() -> Document | None:
     """Return `{epoch, heartbeat, since}` of the current leader."""
-    return leaders().find_one({"_id": LEADER_ID}, {"_id": 0, "is_settling": 0})
+    return leaders().find_one({"_id": LEADER_ID}, {"_id": 0, "epoch": 1, "heartbeat": 1, "since": 1})
 
 
 def leader_epoch() -> int | None:

@@ -48,6 +48,7 @@ RETENTION_BATCH_SIZE = 1_000  # finished jobs that one transaction deletes
 MAX_RETENTION_TIME = 1.0  # seconds of one dispatch
 COUNTING_BATCH_SIZE = 1_000  # finished jobs that one transaction adds to the counts
 MAX_COUNTING_TIME = 1.0  # seconds of one dispatch
+RENEWALS_PER_LEASE = 3  # so that two renewals may fail
 MIN_LOSS_BACKOFF, MAX_LOSS_BACKOFF = seconds(5), minutes(10)
 
 log = get_logger(JOBS_INITIATOR)
@@ -90,7 +91,7 @@ class Dispatch(DueWork):
             yield DueBatch(found=0, items=[], other_counts={"refused": 1})
             return
         declarations.store(self.declared, now)
-        reaped = [lost.name for lost in job.executing() if lost.claimed_until <= now and _reap(lost, now)]
+        reaped = [lost.name for lost in self._find_lost(now) if _reap(lost, now)]
         if reaped:
             yield DueBatch(found=0, items=[], other_counts={"reaped": len(reaped)})
             epoch = self._current_epoch()
@@ -160,7 +161,9 @@ class Dispatch(DueWork):
         if self.epoch is None:
             return True
         try:
-            is_settling = job_queue.lead(self.epoch, now=now)
+            # A lease lasts longer after its last renewal, and dispatches are more frequent.
+            min_gap = max(self.leases.lease / RENEWALS_PER_LEASE, 2 * self.ahead)
+            is_settling = job_queue.lead(self.epoch, now=now, min_gap=min_gap)
         except job_queue.NewerLeader:
             log.warning("A dispatch of an older leader was refused", epoch=self.epoch)
             _raise_epoch(now)
@@ -171,6 +174,18 @@ class Dispatch(DueWork):
             )
             job_queue.settle(self.epoch)
         return True
+
+    def _find_lost(self, now: datetime) -> list[ExecutingJob]:
+        """Return the jobs whose lease has ended.
+
+        If it ended while the database was unavailable, or no dispatch ran, its worker may live: it has time for a
+        renewal first.
+        """
+        ended = [one for one in job.executing() if one.claimed_until <= now]
+        gap = job_queue.last_gap() if ended else None
+        if gap is None or now >= gap.ended + self.leases.lease / RENEWALS_PER_LEASE:
+            return ended
+        return [one for one in ended if one.claimed_until <= gap.began]
 
     def _current_epoch(self) -> int | None:
         return job_queue.leader_epoch() if self.epoch is None else self.epoch

@@ -30,7 +30,7 @@ from queue_manager.core.functions import require_done
 from queue_manager.core.log import get_logger
 from queue_manager.core.memory import drop_tracebacks
 from queue_manager.telemetry import error_reports, latency
-from services.job_queues.dispatch import JOBS_INITIATOR
+from services.job_queues.dispatch import JOBS_INITIATOR, RENEWALS_PER_LEASE
 from services.job_queues.job_run import JOB_RETRY_POLICY, JobRun, Stop, as_text
 from services.job_queues.registry import JobFunction, Registry, accepts_run
 from services.job_queues.repetition import next_due
@@ -41,7 +41,6 @@ MAX_JOBS_PER_BATCH = 64
 MAX_RESERVED_TIME = job_attempt.RESERVATION.total_seconds() / 2  # seconds; clocks may differ by the rest
 READ_TTL = 0.2  # seconds until the order of jobs, a pause and the leader are read again
 WRITE_RETRY_DELAY = 0.5  # seconds between two attempts to write an outcome
-RENEWALS_PER_LEASE = 3  # so that two renewals may fail
 
 log = get_logger(JOBS_INITIATOR)
 
@@ -342,9 +341,8 @@ class Runner:
                 now = time.monotonic()
                 if now - self._executing_since > BATCH_TIME:
                     self._claim_or_log()
-                if now - renewed_at >= renewal * 0.9:
+                if now - renewed_at >= renewal * 0.9 and self._renew():
                     renewed_at = now
-                    self._renew()
 
         with in_thread(beat, name="job-heartbeat"):
             yield
@@ -376,9 +374,10 @@ class Runner:
             else:
                 log.warning("The claim of an executing job was lost", job=str(executing["_id"]), name=self.name)
 
-    def _renew(self) -> None:
+    def _renew(self) -> bool:
+        """Renew the lease of the claimed job; return False if that must be tried again at once."""
         if self._executing is None or (claimed := self._claimed) is None:
-            return
+            return True
         id = claimed["_id"]
         try:
             is_held = job_attempt.renew(id, token=self.token, until=self.clock() + self.lease)
@@ -386,6 +385,8 @@ class Runner:
                 log.warning("The claim of an executing job was lost", job=str(id), name=self.name)
         except Error as error:
             log.warning("A lease could not be renewed", job=str(id), error=reason(error))
+            return False
+        return True
 
 
 def _may_share(job: Document) -> bool:

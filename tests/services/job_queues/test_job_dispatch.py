@@ -156,6 +156,41 @@ def test_lease_that_was_renewed_meanwhile_is_not_reaped(lab: Lab) -> None:
     assert lab.state(id) == "executing"
 
 
+@pytest.mark.parametrize("epoch", [1, 2], ids=["same leader", "next leader"])
+def test_job_whose_lease_ended_in_an_outage_may_renew_it_first(lab: Lab, epoch: int) -> None:
+    alive, dead = lab.run("mail"), lab.run("report")
+    lab.dispatch(epoch=1)
+    document = lab.executing(alive, token="alive")
+    lab.executing(dead, token="dead")
+    lab.hand.advance(LEASE + seconds(1))
+    for _ in range(2):  # several dispatches have waited for the database
+        assert "reaped" not in lab.dispatch(epoch=epoch)[1]
+    assert job_attempt.renew(document["_id"], token="alive", until=lab.clock() + LEASE)
+    lab.hand.advance(LEASE / 3)
+    assert lab.dispatch(epoch=epoch)[1] == {"reaped": 1}
+    assert (lab.state(alive), lab.state(dead)) == ("executing", "failure")
+
+
+def test_lease_that_ended_before_an_outage_is_reaped_after_it(lab: Lab) -> None:
+    id = lab.run("mail")
+    lab.executing(id)
+    lab.hand.advance(LEASE)
+    job_queue.lead(1, now=lab.clock())
+    lab.hand.advance(minutes(5))
+    assert lab.dispatch(epoch=1)[1] == {"reaped": 1}
+
+
+def test_lost_job_is_reaped_although_every_dispatch_is_late(lab: Lab) -> None:
+    id = lab.run("mail")
+    lab.dispatch(epoch=1)
+    lab.executing(id)
+    noted = []
+    for _ in range(3):
+        lab.hand.advance(LEASE + seconds(1))
+        noted.append(lab.dispatch(epoch=1)[1])
+    assert noted == [{}, {"reaped": 1}, {}]
+
+
 def test_lease_is_never_shortened(lab: Lab) -> None:
     id = lab.run("mail")
     lab.executing(id, token="alive")
