@@ -68,6 +68,7 @@ class ContinueLater(AppError):
     """An item did part of its work and is rescheduled for the rest without using an attempt."""
 
 
+MAX_ERROR_TEXT_LENGTH = 2_000  # characters; of a longer text, the time to remove the internals grows with its square
 _CONFIGURED_TIMEOUTS = re.compile(r" \(configured timeouts: [^)]*\)")
 _APPENDED = re.compile(r", (?:Timeout: .*, Topology Description: |full error: \{).*", re.DOTALL)
 _SESSION = re.compile(r"\s*\{[^{}]*(?:lsid|txnNumber|UUID|BinData|Timestamp)(?:[^{}]|\{[^{}]*\})*\}|\s*UUID\([^)]*\)")
@@ -107,12 +108,12 @@ def typed_reason(error: BaseException) -> ErrorText:
 
 
 def reason(error: BaseException) -> ErrorText:
-    """Return the text of a driver's error, without what PyMongo appends and without ids of sessions.
+    """Return the text of an error, without what PyMongo appends and without ids of sessions; truncated.
 
     PyMongo appends timeouts, the topology and the server's reply. The error for a missing index is replaced, because
     MongoDB does not name the cause.
     """
-    text = _message_of(getattr(error, "details", None)) or str(error)
+    text = (_message_of(getattr(error, "details", None)) or str(error))[:MAX_ERROR_TEXT_LENGTH]
     if missing := _MISSING_INDEX.search(text):
         text = f"an index of {missing[1]} is missing: run `queue-manager migrate` while its system is switched on"
     text = _SESSION.sub("", _APPENDED.sub("", _CONFIGURED_TIMEOUTS.sub("", text)))

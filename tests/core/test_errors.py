@@ -17,7 +17,7 @@ from pymongo.errors import (
     WriteConcernError,
 )
 
-from queue_manager.core.errors import ErrorText, Unavailable, reason, server_away, typed_reason
+from queue_manager.core.errors import MAX_ERROR_TEXT_LENGTH, ErrorText, Unavailable, reason, server_away, typed_reason
 
 REFUSED = "127.0.0.1:1: [Errno 111] Connection refused"
 SESSION = '{ lsid: { id: UUID("0f"), uid: BinData(0, E3) }, txnNumber: 4 }'
@@ -50,6 +50,12 @@ NOT_CONFIRMED = {"code": 64, "codeName": "WriteConcernFailed", "errmsg": "waitin
 )
 def test_text_has_no_internals_of_the_driver(error: Exception, text: str) -> None:
     assert reason(error) == text
+
+
+@pytest.mark.parametrize("text", [" " * 1_000_000, "{ UUID " + "Timestamp(1), " * 100_000], ids=["spaces", "words"])
+@pytest.mark.timeout(30)
+def test_long_text_of_any_error_is_truncated_in_time(text: str) -> None:
+    assert reason(ValueError(text)) == text[:MAX_ERROR_TEXT_LENGTH]
 
 
 @pytest.mark.parametrize(
