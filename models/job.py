@@ -169,11 +169,19 @@ def insert_many(new: Sequence[Document], *, unique: bool, singular: bool) -> set
         try:
             jobs().insert_many(wanted, ordered=False)
         except BulkWriteError as error:
-            errors = (error.details or {})["writeErrors"]
-            if any(one["code"] != DUPLICATE_KEY for one in errors):
-                raise
-            refused |= {positions[one["index"]] for one in errors}
+            refused |= {positions[number] for number in duplicates(error)}
     return refused
+
+
+def duplicates(error: BulkWriteError) -> list[int]:
+    """Return the positions of documents that a unique index refused.
+
+    Raises the error if there is another: documents that no majority has confirmed may be rolled back.
+    """
+    details = error.details or {}
+    if details["writeConcernErrors"] or any(one["code"] != DUPLICATE_KEY for one in details["writeErrors"]):
+        raise error
+    return [one["index"] for one in details["writeErrors"]]
 
 
 def _unique_keys(job: Document, unique: bool, singular: bool) -> Document:

@@ -16,7 +16,7 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models import job_counts
-from models.database import DUPLICATE_KEY, Document
+from models.database import Document
 from models.job import (
     COUNTED_ATTEMPTS,
     DECLARED_PREFIX,
@@ -29,6 +29,7 @@ from models.job import (
     JobId,
     JobState,
     adding_to_history,
+    duplicates,
     jobs,
     push_to_history,
     some,
@@ -152,10 +153,7 @@ def restore(gone: Sequence[Document]) -> int:
     try:
         jobs().insert_many(restored, ordered=False)
     except BulkWriteError as error:
-        errors = (error.details or {})["writeErrors"]
-        if any(one["code"] != DUPLICATE_KEY for one in errors):
-            raise
-        return len(restored) - len(errors)
+        return len(restored) - len(duplicates(error))
     return len(restored)
 
 

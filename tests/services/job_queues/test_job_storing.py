@@ -16,8 +16,11 @@ from uuid import uuid4
 import bson
 import pytest
 from bson import json_util
+from pymongo import WriteConcern
+from pymongo.collection import Collection
+from pymongo.errors import BulkWriteError
 
-from models import job
+from models import job, job_operations
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
@@ -160,6 +163,29 @@ def test_what_cannot_be_stored_is_named_and_nothing_is_stored(
 
 def test_deep_arguments_that_mongodb_takes_are_taken(lab: Lab) -> None:
     assert lab.jobs.get(lab.run("mail", nested(60)))["arguments"] == [nested(60)]
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        lambda lab, _: lab.jobs.run("mail", 1),
+        lambda lab, _: lab.jobs.run_many("mail", [[1], [2]], unique=True),
+        lambda lab, id: job_operations.restore([lab.jobs.remove(id)]),
+    ],
+    ids=["run", "run_many", "restore"],
+)
+def test_job_that_is_not_confirmed_by_enough_members_is_an_error(
+    store: Callable[[Lab, str], Any], lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insert_many, two_members = Collection.insert_many, WriteConcern(w=2, wtimeout=1)  # there is one
+
+    def insert(jobs: Collection[Any], *arguments: Any, **options: Any) -> Any:
+        return insert_many(jobs.with_options(write_concern=two_members), *arguments, **options)
+
+    stored = lab.run("mail")
+    monkeypatch.setattr(Collection, "insert_many", insert)
+    with pytest.raises(BulkWriteError):
+        store(lab, stored)
 
 
 def test_unknown_name_is_refused_with_the_known_ones(lab: Lab) -> None:
