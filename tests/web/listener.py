@@ -54,10 +54,13 @@ class Listener:
     def call(self, *event: Any) -> Any:
         """Send an event and return its acknowledgement."""
         self._asked += 1
-        self._send(f"42{self._asked}{json.dumps(event)}")
+        self.send(f"42{self._asked}{json.dumps(event)}")
         while not (packet := self._receive()).startswith(f"43{self._asked}["):
             self._keep(packet)
         return json.loads(packet[packet.index("[") :])[0]
+
+    def send(self, packet: str) -> None:
+        self._socket.sendall(self._protocol.send(TextMessage(packet)))
 
     def next_event(self) -> tuple[str, dict[str, Any]]:
         while not self._events:
@@ -82,7 +85,7 @@ class Listener:
         request = Request(host=host, target=target, extra_headers=named)
         self._socket.sendall(self._protocol.send(request))
         assert self._receive()[0] == "0"
-        self._send("40" + ("" if auth is None else json.dumps(auth)))
+        self.send("40" + ("" if auth is None else json.dumps(auth)))
         answer = self._receive()
         if answer.startswith("44"):
             raise ConnectionRefused(json.loads(answer[2:])["message"])
@@ -93,9 +96,6 @@ class Listener:
         name, data = json.loads(packet[2:])
         self._events.append((name, data))
 
-    def _send(self, packet: str) -> None:
-        self._socket.sendall(self._protocol.send(TextMessage(packet)))
-
     def _receive(self) -> str:
         """Return the next packet that is no ping. Raises TimeoutError when none comes within 10 s."""
         while True:
@@ -104,7 +104,7 @@ class Listener:
             packet = self._packets.popleft()
             if packet != "2":
                 return packet
-            self._send("3")
+            self.send("3")
 
     def _read(self) -> None:
         self._protocol.receive_data(self._socket.recv(65_536) or None)

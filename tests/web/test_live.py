@@ -122,6 +122,35 @@ def test_a_client_whose_token_ends_is_disconnected_within_two_seconds(secured: W
     assert 0 <= ended - ends_at < pace.allowed(2)
 
 
+def test_an_event_named_disconnect_does_not_keep_a_client_connected(secured: Web) -> None:
+    ends_at = int(time.time()) + 6
+    with Listener(secured.port, {"token": token("a", exp=ends_at)}) as client:
+        client.send('42["disconnect"]')
+        client.wait_until_disconnected()
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        '451000000000-["join"]',
+        '461-1["join"]',
+        "43999[1]",
+        "44{}",
+        "49",
+        "42[]",
+        '42{"a": 1}',
+        "42",
+        "42[",
+        f"42{'[' * 9_999}",
+    ],
+)
+def test_a_packet_that_no_client_needs_is_ignored(secured: Web, packet: str) -> None:
+    with Listener(secured.port, {"token": token("a")}) as client:
+        client.send(packet)
+        assert client.call("join", "a") == {"joined": ["a"]}  # it is not taken for an attachment
+    assert "Traceback" not in secured.log
+
+
 def test_an_ordinary_client_connects_from_another_origin(secured: Web, events: RedisEvents) -> None:
     async def listen() -> Any:
         received: asyncio.Queue[Any] = asyncio.Queue()

@@ -6,7 +6,8 @@ our own pages, lets it join any account. Invalid, missing or expired credentials
 which is possible on loopback only, every client may join any account.
 Events: `join` and `leave` with an account id, acknowledged with `{"joined": […]}`, `{"left": …}` or
 `{"error", "message"}`.
-Guarantee: a client whose token, key or session ends is disconnected within 2 s.
+Guarantee: a client whose token, key or session ends is disconnected within 2 s. Packets that no client needs
+are ignored.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 import socketio
+from socketio.packet import CONNECT, DISCONNECT, EVENT, Packet
 from starlette.requests import HTTPConnection
 
 from queue_manager.core.errors import reason
@@ -31,11 +33,34 @@ from queue_manager.web.live.redis_channel import RedisChannel
 from services import support_snooze
 
 MAX_PACKET_SIZE = 64_000  # bytes; the largest packet that clients send is their token
+IGNORED_EVENT = "ignored"  # it has no handler
 NO_ACCOUNT = "An account id is 1 to 64 letters, digits, _ or -"
 
 Answer = dict[str, Any]
 
 log = get_logger("QM/live")
+
+
+class ClientPacket(Packet):  # type: ignore[misc]  # python-socketio has no types
+    """A packet of Socket.IO; what a client sends is ignored unless it connects, disconnects, joins or leaves.
+
+    python-socketio would call our handler of `disconnect` for an event of that name, which forgets when the client's
+    access ends, while the client stays in its rooms. It would keep any number of binary attachments in memory, and log
+    a traceback for a malformed packet.
+    """
+
+    def decode(self, encoded_packet: Any) -> int:
+        try:
+            super().decode(encoded_packet)
+        except (ValueError, TypeError, RecursionError) as error:
+            log.debug("A malformed packet is ignored", error=reason(error))
+            self.packet_type, self.data = EVENT, None
+        if self.packet_type not in (CONNECT, DISCONNECT) and not self._has_handler():
+            self.packet_type, self.data = EVENT, [IGNORED_EVENT]
+        return 0  # attachments that follow
+
+    def _has_handler(self) -> bool:
+        return self.packet_type == EVENT and isinstance(self.data, list) and self.data[:1] in (["join"], ["leave"])
 
 
 class Live:
@@ -54,6 +79,7 @@ class Live:
             # Pages of any site may present a token or key; without them, only pages of this process may connect.
             cors_allowed_origins="*" if self._secret is not None or authenticator.is_required else None,
             max_http_buffer_size=MAX_PACKET_SIZE,
+            serializer=ClientPacket,
             logger=_errors_of("socketio.server"),
             engineio_logger=_errors_of("engineio.server"),
         )
