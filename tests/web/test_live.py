@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import time
 from pathlib import Path
 from queue import Queue
@@ -12,6 +13,9 @@ from typing import Any
 import jwt
 import pytest
 import socketio
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import AcceptConnection, Request
+from wsproto.extensions import PerMessageDeflate
 
 from dev.servers import Valkey
 from services.realtime import RedisEvents
@@ -24,6 +28,7 @@ from tests.web.listener import ConnectionRefused, Listener
 from tests.web.web_process import SECRET, Web, forked_web, shared_web, token
 
 EVENT = "support_room_updated"
+WEBSOCKET = "/socket.io/?EIO=4&transport=websocket"
 
 
 @pytest.fixture(scope="session")
@@ -149,6 +154,17 @@ def test_a_packet_that_no_client_needs_is_ignored(secured: Web, packet: str) -> 
         client.send(packet)
         assert client.call("join", "a") == {"joined": ["a"]}  # it is not taken for an attachment
     assert "Traceback" not in secured.log
+
+
+def test_what_clients_send_is_not_decompressed(secured: Web) -> None:
+    offer = Request(host="127.0.0.1", target=WEBSOCKET, extensions=[PerMessageDeflate()])
+    connection = WSConnection(ConnectionType.CLIENT)
+    with socket.create_connection(("127.0.0.1", secured.port), timeout=10) as client:
+        client.sendall(connection.send(offer))
+        connection.receive_data(client.recv(65_536))
+    answer = next(connection.events())
+    assert isinstance(answer, AcceptConnection)
+    assert answer.extensions == []
 
 
 def test_an_ordinary_client_connects_from_another_origin(secured: Web, events: RedisEvents) -> None:
