@@ -27,6 +27,7 @@ from queue_manager.core.settings import Settings, redact_url, settings
 from queue_manager.telemetry import error_reports, tracing
 from queue_manager.web.app import create
 from queue_manager.web.http.middleware import is_loopback
+from queue_manager.web.http.protocol import BoundedHttpProtocol
 from queue_manager.web.live.socketio_server import MAX_PACKET_SIZE
 from services import message_queue
 
@@ -59,6 +60,7 @@ def serve(*, host: str, port: int, workers: int = 1) -> None:
         create(chosen, ending),
         host=host,
         port=port,
+        http=BoundedHttpProtocol,
         ws="wsproto",
         ws_max_size=MAX_PACKET_SIZE,
         # A frame would be decompressed, into a thousand times its size, before its size is checked.
