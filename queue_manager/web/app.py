@@ -87,6 +87,7 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        redirect_slashes=False,  # it would redirect to the host that the client names, with our scheme and no prefix
         servers=[{"url": chosen.qm_web_prefix}] if chosen.qm_web_prefix else None,
         generate_unique_id_function=lambda route: f"{route.tags[0]}_{route.name}" if route.tags else route.name,
     )

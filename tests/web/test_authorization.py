@@ -139,6 +139,12 @@ def test_a_method_that_a_path_does_not_know_is_405_or_asks_first(
                 assert status(guarded, method, path) in allowed, (method, path)
 
 
+@pytest.mark.parametrize("path", ["/api/jobs/", "/workers/", "/static"])
+def test_no_request_is_redirected_to_the_host_that_it_names(guarded: Web, path: str) -> None:
+    answer = guarded.get(path, Host="evil.example")
+    assert (answer.status, answer.headers["location"]) == (404, None)
+
+
 def test_a_route_without_a_rule_is_an_error() -> None:
     api, router = FastAPI(openapi_url=None, docs_url=None, redoc_url=None), APIRouter()
     router.add_api_route("/new", lambda: None)
