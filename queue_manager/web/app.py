@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 
-import socketio
 from fastapi import FastAPI
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.types import ASGIApp
@@ -51,7 +50,7 @@ def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
     """
     require_tasks()
     api = api_of(chosen, ending)
-    application = socketio.ASGIApp(api.state.live.server, other_asgi_app=HeadMiddleware(api))
+    application = api.state.live.application(HeadMiddleware(api))
     logged = auth.AccessLogMiddleware(DirectRoutes(application, api=api))
     secured = SecurityMiddleware(ShutdownMiddleware(logged), local_only=not chosen.has_credentials)
     return PrefixMiddleware(secured, chosen.qm_web_prefix) if chosen.qm_web_prefix else secured

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -14,7 +16,7 @@ import jwt
 import pytest
 import socketio
 from wsproto import ConnectionType, WSConnection
-from wsproto.events import AcceptConnection, Request
+from wsproto.events import AcceptConnection, CloseConnection, Request, TextMessage
 from wsproto.extensions import PerMessageDeflate
 
 from dev.servers import Valkey
@@ -154,6 +156,53 @@ def test_a_packet_that_no_client_needs_is_ignored(secured: Web, packet: str) -> 
         client.send(packet)
         assert client.call("join", "a") == {"joined": ["a"]}  # it is not taken for an attachment
     assert "Traceback" not in secured.log
+
+
+class WebSocket:
+    """A WebSocket for packets of Engine.IO."""
+
+    def __init__(self, process: Web, query: str = "") -> None:
+        self.socket = socket.create_connection(("127.0.0.1", process.port), timeout=30)
+        self.protocol = WSConnection(ConnectionType.CLIENT)
+        self.send(Request(host="127.0.0.1", target=WEBSOCKET + query))
+        self.until(lambda event: isinstance(event, AcceptConnection))
+
+    def send(self, event: Request | TextMessage) -> None:
+        self.socket.sendall(self.protocol.send(event))
+
+    def until(self, is_found: Callable[[Any], bool]) -> None:
+        """Wait for an event."""
+        while True:
+            self.protocol.receive_data(self.socket.recv(65_536))
+            if any(map(is_found, list(self.protocol.events()))):
+                return
+
+    def until_text(self, text: str) -> None:
+        self.until(lambda event: isinstance(event, TextMessage) and event.data.startswith(text))
+
+
+def upgraded(process: Web) -> WebSocket:
+    """Return the WebSocket of a client that has presented its token by long polling."""
+    path = "/socket.io/?EIO=4&transport=polling"
+    query = f"&sid={json.loads(process.get(path).text[1:])['sid']}"
+    process.post(path + query, "40" + json.dumps({"token": token("a")}))
+    client = WebSocket(process, query)
+    client.send(TextMessage("2probe"))
+    client.until_text("3probe")
+    client.send(TextMessage("5"))
+    return client
+
+
+@pytest.mark.slow
+def test_a_websocket_without_credentials_is_closed(secured: Web) -> None:
+    with Listener(secured.port, {"token": token("a")}) as connected:
+        client, nobody = upgraded(secured), WebSocket(secured)
+        nobody.until(lambda event: isinstance(event, CloseConnection) and event.code == 1008)
+        assert connected.call("join", "a") == {"joined": ["a"]}
+        client.send(TextMessage('421["join","a"]'))
+        client.until_text('431[{"joined":["a"]}]')
+    for one in (client, nobody):
+        one.socket.close()
 
 
 def test_what_clients_send_is_not_decompressed(secured: Web) -> None:

@@ -7,7 +7,7 @@ which is possible on loopback only, every client may join any account.
 Events: `join` and `leave` with an account id, acknowledged with `{"joined": […]}`, `{"left": …}` or
 `{"error", "message"}`.
 Guarantee: a client whose token, key or session ends is disconnected within 2 s. Packets that no client needs
-are ignored.
+are ignored. A WebSocket whose client presents no valid credentials within `CREDENTIALS_TIMEOUT` is closed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import asyncio
 import logging
 from contextlib import suppress
 from typing import Any
+from urllib.parse import parse_qs
 
 import socketio
 from socketio.packet import CONNECT, DISCONNECT, EVENT, Packet
 from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from queue_manager.core.background import in_background
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings
@@ -33,6 +36,7 @@ from queue_manager.web.live.redis_channel import RedisChannel
 from services import support_snooze
 
 MAX_PACKET_SIZE = 64_000  # bytes; the largest packet that clients send is their token
+CREDENTIALS_TIMEOUT = 10.0  # seconds
 IGNORED_EVENT = "ignored"  # it has no handler
 NO_ACCOUNT = "An account id is 1 to 64 letters, digits, _ or -"
 
@@ -91,6 +95,27 @@ class Live:
         ):
             self.server.on(event, handler)
 
+    def application(self, other: ASGIApp) -> ASGIApp:
+        """Return the ASGI application of `/socket.io`; `other` serves all other paths."""
+        server: ASGIApp = socketio.ASGIApp(self.server, other_asgi_app=other)
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "websocket":
+                await server(scope, receive, send)
+                return
+            async with in_background(self._close_unless_connected(scope, send)):
+                await server(scope, receive, send)
+
+        return serve
+
+    async def _close_unless_connected(self, scope: Scope, send: Send) -> None:
+        await asyncio.sleep(CREDENTIALS_TIMEOUT)
+        # A client that began with long polling names the session in which it has presented its credentials.
+        polling = parse_qs(scope["query_string"].decode("latin-1")).get("sid", [""])[0]
+        if "is_connected" not in scope["state"] and self.server.manager.sid_from_eio_sid(polling, "/") is None:
+            with suppress(OSError):  # the client has just disconnected
+                await send({"type": "websocket.close", "code": 1008, "reason": "no credentials"})
+
     async def start(self) -> None:
         """Subscribe to Redis, so that the first client misses nothing, and start checking tokens."""
         if not self._has_events:
@@ -108,6 +133,7 @@ class Live:
     async def _connect(self, sid: str, environ: dict[str, Any], auth: Any = None) -> None:
         access = await self._access_of(auth, HTTPConnection(environ["asgi.scope"]))
         self._access[sid] = access
+        environ["asgi.scope"]["state"]["is_connected"] = True
         for account in access.accounts or ():
             await self.server.enter_room(sid, _room(account))
 
