@@ -115,3 +115,10 @@ def test_its_requests_are_answered(queue: Queue) -> None:
     }
     with Client(url_of(queue.web.port), api_key=OPERATOR) as client:
         assert client.messages.get("mail-1").state == "acknowledged"
+
+
+@pytest.mark.node
+def test_redirects_are_not_followed() -> None:
+    results = json.loads(run("node", "test/proxies.ts"))
+    assert set(results["redirected"].values()) == {"unexpected redirect"}
+    assert results["followed"] == 0

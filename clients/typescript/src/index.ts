@@ -16,10 +16,12 @@ export interface Options extends Omit<ClientOptions, "baseUrl"> {
  * Return a client of the API at `baseUrl`: `client.POST("/api/jobs", { body })`.
  *
  * A call resolves to `{ data, error, response }`; `error` is `{ error, message, field? }` if the request was refused.
- * It rejects if there is no response.
+ * It rejects if there is no response, and if the response is a redirect, which the API does not need.
  */
 export function createClient(baseUrl: string, { apiKey, headers, ...options }: Options = {}): Client<paths> {
-  const client = createFetchClient<paths>({ baseUrl, headers, ...options });
+  // By default, fetch would send the key to any host that a redirect names, and turn a POST into a GET: adding a message
+  // would receive another one.
+  const client = createFetchClient<paths>({ baseUrl, headers, redirect: "error", ...options });
   if (apiKey !== undefined) {
     client.use({
       onRequest({ request }) {

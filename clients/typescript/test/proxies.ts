@@ -1,0 +1,34 @@
+// Makes requests that a proxy answers instead of the API, and prints what it reads, as one JSON document.
+
+import { createServer, type RequestListener } from "node:http";
+import type { AddressInfo } from "node:net";
+
+import { createClient } from "../src/index.ts";
+
+async function serve(respond: RequestListener): Promise<string> {
+  const server = createServer(respond).unref();
+  await new Promise<void>((listening) => server.listen(0, "127.0.0.1", listening));
+  return `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+}
+
+function add(url: string) {
+  return createClient(url, { apiKey: "the key" }).POST("/api/queue/message", { body: { type: "mail" } });
+}
+
+let followed = 0;
+const other = await serve((_, response) => {
+  followed += 1;
+  response.writeHead(200, { "Content-Type": "application/json" }).end('{"id": "a message of another host"}');
+});
+const redirected: Record<number, string> = {};
+for (const status of [301, 302, 303, 307, 308]) {
+  const url = await serve((request, response) => {
+    response.writeHead(status, { Location: `${other}${request.url}` }).end();
+  });
+  redirected[status] = await add(url).then(
+    () => "resolved",
+    (error: Error) => String((error.cause as Error).message),
+  );
+}
+
+console.log(JSON.stringify({ redirected, followed }));
