@@ -118,7 +118,14 @@ def test_its_requests_are_answered(queue: Queue) -> None:
 
 
 @pytest.mark.node
-def test_redirects_are_not_followed() -> None:
+def test_what_a_proxy_responds_is_an_error_and_redirects_are_not_followed() -> None:
     results = json.loads(run("node", "test/proxies.ts"))
     assert set(results["redirected"].values()) == {"unexpected redirect"}
     assert results["followed"] == 0
+    assert [(error["status"], error["error"], error["message"], error.get("field")) for error in results["errors"]] == [
+        (502, "bad gateway", "<html>Bad Gateway</html>", None),
+        (503, "service unavailable", "The response has the status 503 and no body", None),
+        (429, "too many requests", '{"detail": "slow down"}', None),
+        (422, "invalid", "type: is missing", "type"),
+    ]
+    assert {error["retryAfter"] for error in results["errors"]} == {"7"}

@@ -31,4 +31,20 @@ for (const status of [301, 302, 303, 307, 308]) {
   );
 }
 
-console.log(JSON.stringify({ redirected, followed }));
+const pages: [number, string, string][] = [
+  [502, "text/html", "<html>Bad Gateway</html>"],
+  [503, "text/plain", ""],
+  [429, "application/json", '{"detail": "slow down"}'],
+  [422, "application/json", '{"error": "invalid", "message": "type: is missing", "field": "type"}'],
+];
+const errors: unknown[] = [];
+for (const [status, type, body] of pages) {
+  const url = await serve((_, response) => {
+    const headers = { "Content-Type": type, "Content-Length": body.length, "Retry-After": "7" };
+    response.writeHead(status, headers).end(body);
+  });
+  const { data, error, response } = await add(url);
+  errors.push({ status: response.status, retryAfter: response.headers.get("Retry-After"), data, ...error });
+}
+
+console.log(JSON.stringify({ redirected, followed, errors }));
