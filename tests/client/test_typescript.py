@@ -64,6 +64,13 @@ def test_its_package_has_javascript_and_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.node
+def test_its_package_has_the_license() -> None:
+    (package,) = json.loads(run("npm", "pack", "--dry-run", "--json", "--ignore-scripts"))
+    assert "LICENSE" in {file["path"] for file in package["files"]}  # npm leaves links out
+    assert (PACKAGE / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+@pytest.mark.node
 def test_the_examples_of_its_pages_have_correct_types(tmp_path: Path) -> None:
     for page in PAGES:
         (tmp_path / f"{page.stem}.ts").write_text(example_of(page))
