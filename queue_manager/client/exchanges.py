@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapp
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
+from urllib.parse import quote
 
 import httpx2
 import msgspec
@@ -141,6 +142,11 @@ class Resource:
             if not error.is_temporary or not (error.error == "unreachable" or is_repeatable or method == "GET"):
                 raise error
             yield Sleep(retries.delay_after(error))
+
+
+def path_segment(text: str) -> str:
+    """Return a text as one segment of a path, also "." and "..", which httpx would resolve if they were not encoded."""
+    return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe="")
 
 
 def _longer(timeout: httpx2.Timeout, wait: float) -> httpx2.Timeout:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
-from urllib.parse import quote
 
 import msgspec
 
@@ -22,6 +21,7 @@ from queue_manager.client.exchanges import (
     event_stream,
     operation,
     pages,
+    path_segment,
 )
 
 FIRST_WAIT, MAX_WAIT = 0.1, 2.0  # seconds between two requests for the state of a job
@@ -216,7 +216,7 @@ class JobOperations(Resource):
         return EventPosition("/api/jobs/events", last_event_id, self._retry_for)
 
     def _change(self, method: str, id: str, action: str = "", body: Any = None) -> Exchange[StoredJob]:
-        answer = yield from self._exchange(method, f"/api/jobs/{quote(id, safe='')}{action}", _OneJob, body=body)
+        answer = yield from self._exchange(method, f"/api/jobs/{path_segment(id)}{action}", _OneJob, body=body)
         return answer.job
 
 

@@ -8,7 +8,6 @@ from datetime import datetime
 from threading import Event, Thread
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
@@ -20,6 +19,7 @@ from queue_manager.client.exchanges import (
     Resource,
     SyncResource,
     operation,
+    path_segment,
 )
 
 TOUCHES_PER_DEADLINE = 3  # so that one may fail
@@ -213,4 +213,4 @@ class AsyncReceivedMessage(Received, AsyncResource):
 
 def message_path(id: str) -> str:
     """Return the path of a message."""
-    return f"/api/queue/message/{quote(id, safe='')}"
+    return f"/api/queue/message/{path_segment(id)}"

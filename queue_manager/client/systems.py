@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
-from urllib.parse import quote
 
 import msgspec
 
@@ -20,6 +19,7 @@ from queue_manager.client.exchanges import (
     event_stream,
     operation,
     pages,
+    path_segment,
 )
 
 ItemState: TypeAlias = Literal["due", "in-progress", "stuck", "failed"]
@@ -175,7 +175,7 @@ class SystemOperations(Resource):
     @operation
     def retry(self, name: str, id: str) -> Exchange[str]:
         """Send the task of one item that is due, stuck or failed; return the id of the task."""
-        return (yield from self._exchange("POST", f"{_path(name)}/items/{quote(id, safe='')}/retry", _TaskId)).task_id
+        return (yield from self._exchange("POST", f"{_path(name)}/items/{path_segment(id)}/retry", _TaskId)).task_id
 
     @operation
     def retry_all(
@@ -216,7 +216,7 @@ class SystemOperations(Resource):
 
 
 def _path(name: str) -> str:
-    return f"/api/systems/{quote(name, safe='')}"
+    return f"/api/systems/{path_segment(name)}"
 
 
 class SystemClient(SystemOperations, SyncResource):

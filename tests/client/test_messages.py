@@ -119,6 +119,15 @@ def test_a_block_whose_lock_is_lost_ends_with_an_error(client: Client, queue: Qu
     assert client.messages.get(id).state == "main"
 
 
+@pytest.mark.parametrize("id", [".", "..", "no/such", "no such?"])
+def test_an_id_that_does_not_exist_is_not_found_and_no_message_is_received(id: str, client: Client) -> None:
+    client.messages.enqueue("mail")
+    with pytest.raises(ClientError, match="There is no message") as caught:
+        client.messages.get(id)
+    assert caught.value.status == 404
+    assert client.messages.status().main == 1
+
+
 def test_touch_returns_the_new_deadline(client: Client) -> None:
     client.messages.enqueue("mail")
     message = client.messages.dequeue(ack_timeout=10)

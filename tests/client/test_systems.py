@@ -32,6 +32,13 @@ def test_items_are_listed_and_retried(client: Client) -> None:
     assert (caught.value.status, caught.value.error) == (409, "wrong state")
 
 
+@pytest.mark.parametrize("id", [".", "..", "a/b"])
+def test_an_item_that_does_not_exist_is_not_found(id: str, client: Client) -> None:
+    with pytest.raises(ClientError, match="There is no item") as caught:
+        client.systems.retry(ROOMS, id)
+    assert caught.value.status == 404
+
+
 def test_a_system_is_paused_and_resumed(client: Client) -> None:
     client.systems.pause(ROOMS)
     client.systems.pause(ROOMS)
