@@ -111,7 +111,7 @@ class Resource:
         body: Any = None,
         wait: float = 0,
         is_repeatable: bool = False,
-        retry_for: float | None = None,
+        only_within: float | None = None,
     ) -> Exchange[ResultT]:
         """Send a request and return the decoded response.
 
@@ -119,6 +119,7 @@ class Resource:
 
         Args:
             wait: seconds that the server may wait before it responds.
+            only_within: seconds of the only attempt, for a request that soon becomes pointless.
 
         Raises: ClientError.
         """
@@ -128,9 +129,9 @@ class Resource:
             params={name: value for name, value in (params or {}).items() if value is not None},
             content=None if body is None else json.dumps(body, allow_nan=False).encode(),
             headers={} if body is None else {"content-type": "application/json"},
-            timeout=_longer(self._http.timeout, wait),
+            timeout=_timeout(self._http.timeout, wait, only_within),
         )
-        retries = Retries(self._retry_for if retry_for is None else retry_for)
+        retries = Retries(self._retry_for if only_within is None else 0)
         while True:
             outcome: httpx2.Response | httpx2.TransportError = yield request
             if isinstance(outcome, httpx2.TransportError):
@@ -149,9 +150,11 @@ def path_segment(text: str) -> str:
     return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe="")
 
 
-def _longer(timeout: httpx2.Timeout, wait: float) -> httpx2.Timeout:
-    read = None if timeout.read is None else timeout.read + wait
-    return httpx2.Timeout(connect=timeout.connect, read=read, write=timeout.write, pool=timeout.pool)
+def _timeout(timeout: httpx2.Timeout, wait: float, limit: float | None) -> httpx2.Timeout:
+    seconds = {**timeout.as_dict(), "read": None if timeout.read is None else timeout.read + wait}
+    if limit is not None:
+        seconds = {phase: limit if value is None else min(value, limit) for phase, value in seconds.items()}
+    return httpx2.Timeout(**seconds)
 
 
 def _decoded(response: httpx2.Response, result: type[ResultT]) -> ResultT:

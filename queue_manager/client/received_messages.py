@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from datetime import datetime
 from threading import Event, Thread
 from types import TracebackType
@@ -125,10 +126,12 @@ class Received(Resource):
         path = f"{message_path(self.id)}/nack"
         return (yield from self._exchange("POST", path, _NackResult, body=body, is_repeatable=True)).requeued
 
-    def _touch(self, extend_seconds: float | None, retry_for: float | None = None) -> Exchange[datetime]:
+    def _touch(self, extend_seconds: float | None, only_within: float | None = None) -> Exchange[datetime]:
         body = {"lock_token": self.fields.lock_token, "extend_seconds": extend_seconds}
         path = f"{message_path(self.id)}/touch"
-        answer = yield from self._exchange("PUT", path, _Deadline, body=body, is_repeatable=True, retry_for=retry_for)
+        answer = yield from self._exchange(
+            "PUT", path, _Deadline, body=body, is_repeatable=True, only_within=only_within
+        )
         return answer.new_timeout_at
 
     # The `with` block
@@ -140,16 +143,18 @@ class Received(Resource):
             return HEARTBEAT_INTERVAL
         return (self.fields.deadline_at - self.fields.dequeued_at).total_seconds() / TOUCHES_PER_DEADLINE
 
-    def _beat(self) -> Exchange[bool]:
-        """Extend the deadline; return False if the message is no longer this consumer's."""
+    def _beat(self) -> Exchange[float | None]:
+        """Extend the deadline; return the seconds until the next time, or `None` if the message is no longer held."""
+        began = time.monotonic()
         try:
-            yield from self._touch(self._ack_timeout, retry_for=0)
+            yield from self._touch(self._ack_timeout, only_within=self._heartbeat_interval)
         except ClientError as error:
             if not error.is_temporary:
-                log.warning("The lock of the message %s was lost: %s", self.id, error)
-                return False
+                if not self._is_settled:
+                    log.warning("The lock of the message %s was lost: %s", self.id, error)
+                return None
             log.warning("The message %s could not be touched: %s", self.id, error)
-        return True
+        return max(0.0, self._heartbeat_interval - (time.monotonic() - began))
 
     def _settle(self, error: BaseException | None) -> Exchange[None]:
         """Acknowledge the message, or reject it because of an error, unless the block did so itself."""
@@ -186,8 +191,9 @@ class ReceivedMessage(Received, SyncResource):
         self._run(self._settle(error))
 
     def _beat_until_over(self) -> None:
-        while not self._is_over.wait(self._heartbeat_interval) and self._run(self._beat()):
-            pass
+        pause: float | None = self._heartbeat_interval
+        while pause is not None and not self._is_over.wait(pause):
+            pause = self._run(self._beat())
 
 
 class AsyncReceivedMessage(Received, AsyncResource):
@@ -205,10 +211,10 @@ class AsyncReceivedMessage(Received, AsyncResource):
         await self._run(self._settle(error))
 
     async def _beat_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(self._heartbeat_interval)
-            if not await self._run(self._beat()):
-                return
+        pause: float | None = self._heartbeat_interval
+        while pause is not None:
+            await asyncio.sleep(pause)
+            pause = await self._run(self._beat())
 
 
 def message_path(id: str) -> str:

@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 
 from queue_manager.client import Client, ClientError, OutgoingMessage
+from tests.client.clients import url_of
 from tests.eventually import eventually
 from tests.web.credentials import OPERATOR
 from tests.web.queue_client import Queue
@@ -79,6 +80,19 @@ def test_a_block_that_raises_rejects_the_message(client: Client) -> None:
     found = client.messages.get(id)
     assert (found.state, found.last_error) == ("dead", "ValueError: no such address")
     assert [entry.event for entry in found.events] == ["delivered", "requeued", "delivered", "dead-lettered"]
+
+
+def test_a_block_that_settled_its_message_is_not_warned_about_a_lost_lock(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Client(url_of(queue.web.port), api_key=OPERATOR) as client:
+        client.messages.enqueue("mail", ack_timeout=1)
+        message = client.messages.dequeue()
+        assert message is not None
+        with message:
+            message.ack()
+            eventually(lambda: not message._heartbeat.is_alive(), within=30)
+    assert not caplog.records
 
 
 def test_a_block_may_settle_the_message_itself(client: Client) -> None:

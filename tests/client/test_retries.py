@@ -7,13 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
 from http.server import ThreadingHTTPServer
 from math import inf
 from socketserver import StreamRequestHandler
 
+import httpx2
 import pytest
 
-from queue_manager.client import ClientError
+from queue_manager.client import ClientError, ReceivedMessage, StoredMessage
 from queue_manager.client.errors import FIRST_RETRY_DELAY, Retries
 from tests.client.clients import connected, url_of
 
@@ -118,6 +120,35 @@ def test_the_waits_grow_and_start_anew_after_a_success(clock: HandClock) -> None
 def test_nothing_is_repeated_for_zero_seconds(clock: HandClock) -> None:
     with pytest.raises(ClientError):
         Retries(0).delay_after(ClientError(None, "no response", "lost"))
+
+
+# Heartbeats
+
+
+def test_a_heartbeat_that_is_lost_leaves_the_time_for_another(
+    clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queue_manager.client.received_messages.time", clock)
+    received_at = datetime(2026, 1, 1, tzinfo=UTC)
+    fields = StoredMessage(
+        id="1",
+        type="mail",
+        payload=None,
+        priority=0,
+        created_at=received_at,
+        attempt_count=1,
+        dequeued_at=received_at,
+        deadline_at=received_at + timedelta(seconds=30),
+    )
+    with httpx2.Client(base_url="http://127.0.0.1", timeout=60) as http:
+        beat = ReceivedMessage(http, RETRY_FOR, fields, None)._beat()
+        touch = next(beat)
+        assert isinstance(touch, httpx2.Request)
+        assert touch.extensions["timeout"] == dict.fromkeys(("connect", "read", "write", "pool"), 10)
+        clock.now += 10
+        with pytest.raises(StopIteration) as end:
+            beat.send(httpx2.ReadTimeout("timed out", request=touch))
+        assert end.value.value == 0
 
 
 # Long polls
