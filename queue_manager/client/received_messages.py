@@ -25,6 +25,8 @@ from queue_manager.client.exchanges import (
 
 TOUCHES_PER_DEADLINE = 3  # so that one may fail
 HEARTBEAT_INTERVAL = 10.0  # seconds, for a message without a deadline
+INTERRUPTED_TIMEOUT = 2.0  # seconds to reject a message when its block is interrupted: the program must end
+MAX_SENT_REASON_LENGTH = 4096  # characters of an error's text; the server keeps no more
 
 log = logging.getLogger("queue_manager.client")
 
@@ -120,11 +122,14 @@ class Received(Resource):
         self._is_settled = True
         yield from self._exchange("POST", "/api/queue/ack", object, body=body, is_repeatable=True)
 
-    def _nack(self, reason: str | None) -> Exchange[bool]:
+    def _nack(self, reason: str | None, only_within: float | None = None) -> Exchange[bool]:
         body = {"lock_token": self.fields.lock_token, "errorReason": reason}
         self._is_settled = True
         path = f"{message_path(self.id)}/nack"
-        return (yield from self._exchange("POST", path, _NackResult, body=body, is_repeatable=True)).requeued
+        answer = yield from self._exchange(
+            "POST", path, _NackResult, body=body, is_repeatable=True, only_within=only_within
+        )
+        return answer.requeued
 
     def _touch(self, extend_seconds: float | None, only_within: float | None = None) -> Exchange[datetime]:
         body = {"lock_token": self.fields.lock_token, "extend_seconds": extend_seconds}
@@ -163,8 +168,9 @@ class Received(Resource):
         if error is None:
             yield from self._ack()
             return
+        reason = f"{type(error).__name__}: {error}"[:MAX_SENT_REASON_LENGTH]
         try:
-            yield from self._nack(f"{type(error).__name__}: {error}")
+            yield from self._nack(reason, only_within=None if isinstance(error, Exception) else INTERRUPTED_TIMEOUT)
         except ClientError as error_of_nack:  # the caller must see the error of the block
             log.warning("The message %s could not be rejected: %s", self.id, error_of_nack)
 

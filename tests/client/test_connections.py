@@ -98,6 +98,16 @@ def test_a_worker_goes_on_after_the_connection_was_lost(lossy: Client, proxy: Lo
     timer.join()
 
 
+def test_a_block_that_is_interrupted_rejects_its_message_once(lossy: Client, proxy: LossyProxy) -> None:
+    lossy.messages.enqueue("mail")
+    message = lossy.messages.dequeue()
+    assert message is not None
+    proxy.losses = 3
+    with pytest.raises(KeyboardInterrupt), message:
+        raise KeyboardInterrupt
+    assert proxy.losses == 2
+
+
 def test_a_job_whose_response_is_lost_is_not_stored_again(lossy: Client, proxy: LossyProxy) -> None:
     proxy.losses = 1
     with pytest.raises(ClientError) as caught:

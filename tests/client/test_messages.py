@@ -82,6 +82,18 @@ def test_a_block_that_raises_rejects_the_message(client: Client) -> None:
     assert [entry.event for entry in found.events] == ["delivered", "requeued", "delivered", "dead-lettered"]
 
 
+def test_a_block_whose_error_is_long_rejects_the_message(client: Client) -> None:
+    id = client.messages.enqueue("mail")
+    message = client.messages.dequeue()
+    assert message is not None
+    with pytest.raises(ValueError), message:
+        raise ValueError("x" * 2**21)
+    found = client.messages.get(id)
+    assert found.state == "main"
+    assert found.last_error is not None
+    assert found.last_error.startswith("ValueError: xxx")
+
+
 def test_a_block_that_settled_its_message_is_not_warned_about_a_lost_lock(
     queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
