@@ -26,6 +26,8 @@ class Client:
     Attributes:
         messages, jobs, systems: the operations. All raise `ClientError`.
         http: the underlying client of `httpx2`, for routes that have no method here.
+
+    Raises: ValueError: the address or the key cannot be used.
     """
 
     def __init__(
@@ -86,6 +88,12 @@ class AsyncClient:
 
 
 def _options(base_url: str, api_key: str | None, timeout: float, ssl_context: ssl.SSLContext | None) -> dict[str, Any]:
+    """Return the options of the underlying client. Raises ValueError, without the key: httpx's errors contain it."""
+    address = httpx2.URL(base_url)
+    if address.scheme not in ("http", "https") or not address.host:
+        raise ValueError("base_url: must start with http:// or https:// and a host")
+    if api_key is not None and not (api_key.isprintable() and api_key == api_key.strip()):
+        raise ValueError("api_key: must be printable, without spaces or a line break at its ends")
     headers = {"user-agent": "queue-manager-client"} | ({} if api_key is None else {"x-api-key": api_key.encode()})
     verify = True if ssl_context is None else ssl_context
     return {"base_url": base_url, "headers": headers, "timeout": timeout, "verify": verify}

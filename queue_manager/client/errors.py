@@ -56,7 +56,8 @@ class ClientError(Exception):
     @classmethod
     def of_transport(cls, error: httpx2.TransportError) -> ClientError:
         """Return the error of a request without a response, or of a response that is not an event stream."""
-        message = f"{error.request.url.copy_with(query=None)}: {error or type(error).__name__}"
+        address = error.request.url.copy_with(query=None, username=None, password=None)
+        message = f"{address}: {error or type(error).__name__}"
         if isinstance(error, httpx2.SSEError):  # not a connection error: the content of a successful response is wrong
             return cls(HTTPStatus.OK, "invalid response", message)
         return cls(None, "unreachable" if isinstance(error, NOT_SENT) else "no response", message)

@@ -133,6 +133,31 @@ def test_a_server_that_is_away_is_an_error(kind: str) -> None:
     assert f"{url}/api/jobs" in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("url", "key", "argument"),
+    [
+        ("127.0.0.1:6002", OPERATOR, "base_url"),
+        ("localhost:6002", OPERATOR, "base_url"),
+        ("http://", OPERATOR, "base_url"),
+        ("http://localhost", f"{OPERATOR}\n", "api_key"),  # as it is read from a file
+        ("http://localhost", f"{OPERATOR}\r\nx: y", "api_key"),
+    ],
+)
+def test_an_address_or_a_key_that_cannot_be_used_is_refused_at_once(
+    url: str, key: str, argument: str, kind: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{argument}: must ") as caught, connected(kind, url, api_key=key):
+        pass
+    assert OPERATOR not in str(caught.value)
+
+
+def test_an_error_does_not_contain_the_password_of_the_address(kind: str) -> None:
+    url = f"http://user:secret@127.0.0.1:{free_port()}"
+    with connected(kind, url, retry_for=0) as client, pytest.raises(ClientError, match="unreachable") as caught:
+        client.messages.status()
+    assert "secret" not in str(caught.value)
+
+
 def test_a_full_queue_is_tried_again_when_it_says(kind: str) -> None:
     full = (503, {"retry-after": "1"}, json.dumps({"error": "queue full", "message": "Redis is full"}))
     with answering(full, (201, {}, "{}")) as url, connected(kind, url) as client:
