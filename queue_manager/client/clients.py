@@ -12,6 +12,8 @@ from queue_manager.client.jobs import AsyncJobClient, JobClient
 from queue_manager.client.messages import AsyncMessageClient, MessageClient
 from queue_manager.client.systems import AsyncSystemClient, SystemClient
 
+MAX_IDLE_CONNECTIONS = 20
+
 
 class Client:
     """A client of the HTTP API. Thread-safe; close it, or use it in a `with` block.
@@ -96,4 +98,6 @@ def _options(base_url: str, api_key: str | None, timeout: float, ssl_context: ss
         raise ValueError("api_key: must be printable, without spaces or a line break at its ends")
     headers = {"user-agent": "queue-manager-client"} | ({} if api_key is None else {"x-api-key": api_key.encode()})
     verify = True if ssl_context is None else ssl_context
-    return {"base_url": base_url, "headers": headers, "timeout": timeout, "verify": verify}
+    # No limit of connections: each long poll and stream of events has one, and heartbeats must not wait for theirs.
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=MAX_IDLE_CONNECTIONS)
+    return {"base_url": base_url, "headers": headers, "timeout": timeout, "verify": verify, "limits": limits}

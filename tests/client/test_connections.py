@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from dev.ports import free_port
 from models import job as model
-from queue_manager.client import Client, ClientError, ServerEvent
+from queue_manager.client import AsyncClient, Client, ClientError, ServerEvent
 from tests.any_jobs import INVOICE
 from tests.client.clients import LossyProxy, connected, url_of
 from tests.pace import promptly
@@ -156,6 +157,20 @@ def test_an_error_does_not_contain_the_password_of_the_address(kind: str) -> Non
     with connected(kind, url, retry_for=0) as client, pytest.raises(ClientError, match="unreachable") as caught:
         client.messages.status()
     assert "secret" not in str(caught.value)
+
+
+def test_more_than_a_hundred_consumers_share_a_client(queue: Queue) -> None:
+    async def run() -> int:
+        async with AsyncClient(url_of(queue.web.port), api_key=OPERATOR, retry_for=0) as client:
+            polls = [asyncio.create_task(client.messages.dequeue(30)) for _ in range(101)]
+            await asyncio.sleep(0)  # each requests its connection
+            status = await client.messages.status()
+            for poll in polls:
+                poll.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
+            return status.main
+
+    assert asyncio.run(run()) == 0
 
 
 def test_a_full_queue_is_tried_again_when_it_says(kind: str) -> None:
