@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import time
 from http import HTTPStatus
@@ -13,6 +14,8 @@ NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 TEMPORARY_STATUSES = {HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
 FIRST_RETRY_DELAY, MAX_RETRY_DELAY = 0.1, 5.0  # seconds
 MAX_QUOTED_LENGTH = 200  # characters of a response that is not ours
+
+log = logging.getLogger("queue_manager.client")
 
 
 class ClientError(Exception):
@@ -77,11 +80,13 @@ class Retries:
 
     def delay_after(self, error: ClientError) -> float:
         """Return the seconds until the next attempt. Raises the error if that is too late."""
-        now = time.monotonic()
+        now, is_first = time.monotonic(), self._ends_at is None
         if self._ends_at is None:  # not earlier: a long poll or a quiet event stream may last longer than `retry_for`
             self._ends_at = now + self._retry_for
         delay = max(self._delay * random.uniform(0.5, 1), error.retry_after)
         if now + delay > self._ends_at:
             raise error
+        if is_first:  # without end, nothing else would say that a worker waits for its server
+            log.warning("The request is repeated, retry_for=%g: %s", self._retry_for, error)
         self._delay = min(self._delay * 2, MAX_RETRY_DELAY)
         return delay

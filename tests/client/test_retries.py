@@ -117,6 +117,16 @@ def test_the_waits_grow_and_start_anew_after_a_success(clock: HandClock) -> None
     assert retries.delay_after(error) <= FIRST_RETRY_DELAY
 
 
+def test_a_worker_that_waits_for_its_server_logs_it_once(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
+    retries, error = Retries(inf), ClientError(None, "unreachable", "certificate verify failed")
+    for _ in range(2):
+        for _ in range(3):
+            retries.delay_after(error)
+        retries.reset()
+    expected = "The request is repeated, retry_for=inf: unreachable: certificate verify failed"
+    assert caplog.messages == [expected] * 2
+
+
 def test_nothing_is_repeated_for_zero_seconds(clock: HandClock) -> None:
     with pytest.raises(ClientError):
         Retries(0).delay_after(ClientError(None, "no response", "lost"))
