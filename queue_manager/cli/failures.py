@@ -5,7 +5,8 @@ Guarantee: text of applications reaches a terminal without control characters or
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -13,11 +14,14 @@ from rich.text import Text
 from beat_schedule import systems
 from queue_manager.cli.changes import YesOption, audited, confirm
 from queue_manager.cli.completion import complete_system
-from queue_manager.cli.errors import report_errors
+from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import AnswerJsonOption, print_answer
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.core.clock import to_iso
-from services.failures import read_failures
+from services.failures import BROKER, read_failures
+
+if TYPE_CHECKING:
+    from queue_manager.web.routes.failures import FailureCounts, ReadFailures
 
 failures_cli = typer.Typer(
     help="Show failures of messages, items, jobs and the broker, grouped by what failed and why; replay a group.",
@@ -34,25 +38,37 @@ def list_groups(
     search: Annotated[str | None, typer.Option(help="Only with this text in the name or the reason.")] = None,
     as_json: AnswerJsonOption = False,
 ) -> None:
-    """Show the groups, those with the most failures first. Times are UTC."""
+    """Show the groups, those with the most failures first. Exit code 1 if a list could not be read. Times are UTC."""
     if context.invoked_subcommand is not None:
         return
     from queue_manager.web.routes.failures import grouped  # imported here, because it takes a second
 
+    names = [*(one.name for one in systems()), BROKER]
+    if system is not None and system not in names:
+        fail(f"there is no system {system!r}; the systems are: {', '.join(names)}", code=2)
     with report_errors():
         found = grouped(read_failures(systems()), system=system, search=search)
+    lists = [part for part in found.lists if system in (None, part.system)]
     if as_json:
         print_answer(found)
-        return
+    else:
+        _print(found.groups, lists, search)
+    if any(part.problem for part in lists):
+        raise typer.Exit(1)
+
+
+def _print(groups: Sequence[FailureCounts], lists: Sequence[ReadFailures], search: str | None) -> None:
     screen = console()
-    if not found.groups:
-        screen.print(Text(f"no failures in {', '.join(part.title for part in found.lists)}"), soft_wrap=True)
-    for one in found.groups:
+    if not groups:
+        what = "no failures" if search is None else "no failures with this text"
+        titles = [part.title for part in lists if part.problem is None]
+        screen.print(Text(f"{what} in {', '.join(titles) or 'the lists that could be read'}"), soft_wrap=True)
+    for one in groups:
         times = f"{to_iso(one.first_at)} to {to_iso(one.last_at)}"
         lines = (f"{one.id}  {one.count:,}  {one.system}  {one.name}  {times}", f"    {one.reason}")
         for line in lines:
             screen.print(Text(printable(line)), soft_wrap=True)
-    for part in found.lists:
+    for part in lists:
         if not part.is_complete:
             why = part.problem or f"only the newest {part.read:,} failures are counted"
             screen.print(Text(printable(f"{part.title}: {why}")), soft_wrap=True)

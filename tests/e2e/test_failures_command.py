@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from dev.ports import LOOPBACK, free_port
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from tests.e2e.celery_processes import ROOT
-from tests.e2e.commands import COMMAND, environment
+from tests.e2e.commands import COMMAND, environment, invoke
 from tests.real_servers import Servers
 from tests.rooms import make_room, make_work, scan
 from tests.tasks.hand_worker import waiting_messages
@@ -21,10 +22,10 @@ pytestmark = pytest.mark.processes
 HOSTILE = "\x1b[31mred [bold]x[/]"
 
 
-def run(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, answer: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, "failures", *arguments]
     return subprocess.run(
-        command, env=environment(), cwd=ROOT, input=answer, capture_output=True, text=True, timeout=60
+        command, env=environment(**env), cwd=ROOT, input=answer, capture_output=True, text=True, timeout=60
     )
 
 
@@ -66,3 +67,24 @@ def test_a_group_that_does_not_exist_is_one_line() -> None:
     gone = run("replay", "0123456789ab", "--yes")
     assert (gone.returncode, gone.stdout) == (1, "")
     assert "There is no group '0123456789ab'" in gone.stderr
+
+
+@pytest.mark.usefixtures("clean")
+def test_no_system_has_an_unknown_name() -> None:
+    unknown = invoke("failures", "--system", "suport-snooze")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "there is no system 'suport-snooze'; the systems are: support-snooze" in unknown.stderr
+    assert invoke("failures", "--system", "support-snooze").stdout == "no failures in Rooms\n"
+
+
+@pytest.mark.usefixtures("clean")
+def test_what_could_not_be_read_may_have_failures() -> None:
+    url = f"redis://{LOOPBACK}:{free_port()}/0"
+    shown = run(REDIS_URL=url)
+    assert shown.returncode == 1
+    none, broker = shown.stdout.splitlines()
+    assert none == "no failures in Rooms, Reviews, Thumbnails"
+    assert broker.startswith(f"Broker: Redis at {url} does not answer")
+    replayed = run("replay", "0123456789ab", "--yes", REDIS_URL=url)
+    assert (replayed.returncode, replayed.stdout) == (1, "")
+    assert "was not found in the lists that could be read; Broker: Redis at" in replayed.stderr

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 from beat_schedule import systems
 from models.audit import ActionName
 from models.database import server_now
-from queue_manager.core.errors import Contended
+from queue_manager.core.errors import Contended, Unavailable
 from queue_manager.core.json_types import Moment
 from queue_manager.core.log import get_logger
 from queue_manager.server_calls import mongodb
@@ -218,10 +218,14 @@ def replay_failures(
 
 
 def find_group(id: str) -> tuple[FailureGroup, bool]:
-    """Read a group anew; return it, and whether its list was read to the end. Raises `ApiError`."""
+    """Read a group anew; return it, and whether its list was read to the end. Raises `ApiError` and `Unavailable`."""
     found = read_failures(systems())
     group = next((one for one in found.groups if one.id == id), None)
     if group is None:
+        if unread := [f"{one.title}: {one.problem}" for one in found.sources if one.problem]:
+            raise Unavailable(
+                f"The group {id!r:.100} was not found in the lists that could be read; {'; '.join(unread)}"
+            )
         message = f"There is no group {id!r:.100}: nothing fails with this reason any more"
         raise ApiError(HTTPStatus.NOT_FOUND, "not found", message, field="id")
     return group, all(one.is_complete for one in found.sources if one.system == group.system)
