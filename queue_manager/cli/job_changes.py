@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any, NoReturn
@@ -222,6 +223,10 @@ def _each(
     action: ActionName, ids: Sequence[str], change: Callable[[str], Document], outcome: Callable[[Document], str]
 ) -> None:
     """Change jobs one by one and print each outcome immediately, because the next change may fail."""
+    with report_errors():
+        for id in ids:
+            with suppress(job_queues.UnknownJob):
+                job_queues.jobs.get(id)  # an invalid id ends the command before any job is changed
     is_done = True
     for id in ids:
         undo = None

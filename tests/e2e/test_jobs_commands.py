@@ -19,7 +19,7 @@ from models.job import JobState
 from queue_manager.core.clock import minutes, seconds, to_iso
 from services.job_queues import jobs
 from tests.any_jobs import IMPORT, INVOICE, MODULE, REPORT, made
-from tests.e2e.commands import environment, said_on_a_terminal
+from tests.e2e.commands import environment, invoke, said_on_a_terminal
 from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
 from tests.real_servers import Servers
 
@@ -263,6 +263,16 @@ class TestTerminal:
 
     def test_a_wrong_id_is_written_out(self, clean: Servers) -> None:
         assert "\x1b" not in run("cancel", "\x1b[31m").stderr
+
+
+@pytest.mark.parametrize("command", ["cancel", "retry", "remove"])
+def test_an_invalid_id_among_others_changes_nothing(command: str, clean: Servers) -> None:
+    ids = [str(made(INVOICE, number, delay=seconds(500))["_id"]) for number in range(2)]
+    before = [jobs.get(id) for id in ids]
+    result = invoke("jobs", command, ids[0], "not-an-id", ids[1])
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "'not-an-id' is not a job id" in result.stderr
+    assert [jobs.get(id) for id in ids] == before
 
 
 @pytest.mark.parametrize(
