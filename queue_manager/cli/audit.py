@@ -20,7 +20,6 @@ from queue_manager.cli.errors import fail, moment, report_errors
 from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer, print_cursor
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.core.clock import to_iso
-from queue_manager.web.http.errors import ApiError
 from queue_manager.web.routes.audit import MAX_AUDIT_PAGE, AuditedChange, audit_page, one_change
 from services.audit import changes_of
 from services.undo import undo
@@ -61,10 +60,7 @@ def list_entries(
     times = {"since": moment(since, "--from"), "until": moment(until, "--to")}
     query = AuditQuery(who=who, action=action, system=system, id=id, **times)
     with report_errors():
-        try:
-            page = audit_page(query, cursor=cursor, limit=limit)
-        except ApiError as error:
-            fail(f"--{error}", code=2)
+        page = audit_page(query, cursor=cursor, limit=limit)
     if as_json:
         print_answer(page)
         return

@@ -20,6 +20,14 @@ from services.job_queues import InvalidJob
 from services.message_queue import InvalidMessage
 
 INVALID_INPUT_STATUSES = (400, 413, 422)
+OPTIONS = {
+    **{name: f"--{name}" for name in ("at", "cron", "cursor", "delay", "every", "priority", "search", "sort", "state")},
+    "ackTimeout": "--ack-timeout",
+    "errorReason": "--reason",
+    "maxAttempts": "--max-attempts",
+    "sortBy": "--sort",
+}
+"""By the names in the HTTP API, of all that are options in every command that has them."""
 
 
 @contextmanager
@@ -31,13 +39,19 @@ def report_errors() -> Iterator[None]:
         raise
     except ApiError as error:
         names_unknown_system = error.field == "name"
-        fail(str(error), code=2 if error.status in INVALID_INPUT_STATUSES or names_unknown_system else 1)
+        fail(_with_option(str(error)), code=2 if error.status in INVALID_INPUT_STATUSES or names_unknown_system else 1)
     except (InvalidJob, InvalidMessage) as error:
-        fail(str(error), code=2)
+        fail(_with_option(str(error)), code=2)
     except (AppError, redis.RedisError) as error:
         fail(with_outcome(reason(error), error), code=1)
     except database.Error as error:
         fail(with_outcome(database.describe(error), error), code=1)
+
+
+def _with_option(text: str) -> str:
+    """Let an error name the option instead of the field of the HTTP API."""
+    field, colon, problem = text.partition(": ")
+    return f"{OPTIONS.get(field, field)}{colon}{problem}"
 
 
 def moment(text: str | None, option: str) -> datetime | None:

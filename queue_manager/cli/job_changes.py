@@ -76,7 +76,7 @@ def run(
 
     Examples: `queue-manager jobs run send_invoice 42`, `queue-manager jobs run report '{"year": 2026}' --delay 60`
     """
-    due_at, wait, period = moment(at, "--at"), _delay(delay, "--delay"), _delay(every, "--every")
+    due_at, wait, period = moment(at, "--at"), _delay(delay, "--delay"), _delay(every, "--every", least=1)
     with report_errors(), audited("run", system=job_queues.system.name, detail=name) as action:
         job = job_queues.jobs.run(
             name,
@@ -207,12 +207,12 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)  # so that NaN is a text
 
 
-def _delay(amount: float | None, option: str) -> timedelta | None:
+def _delay(amount: float | None, option: str, *, least: int = 0) -> timedelta | None:
     if amount is None:
         return None
     maximum = int(MAX_DELAY.total_seconds())
-    if not 0 <= amount <= maximum:
-        fail(f"{option}: must be 0 to {maximum} seconds", code=2)
+    if not least <= amount <= maximum:
+        fail(f"{option}: must be {least} to {maximum} seconds", code=2)
     return timedelta(seconds=amount)
 
 

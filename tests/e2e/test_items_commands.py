@@ -98,7 +98,7 @@ class TestList:
         [
             (["nonsense"], "There is no system 'nonsense' here; the systems are: "),
             (["overdue-messages"], "The system overdue-messages lists no items"),
-            ([ROOMS, "--cursor", "x"], "cursor: must be the cursor of an earlier page of the same list"),
+            ([ROOMS, "--cursor", "x"], "--cursor: must be the cursor of an earlier page of the same list"),
         ],
     )
     def test_invalid_argument_is_named(self, arguments: list[str], error: str, clean: Servers) -> None:

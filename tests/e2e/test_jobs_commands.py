@@ -265,6 +265,24 @@ class TestTerminal:
         assert "\x1b" not in run("cancel", "\x1b[31m").stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["run", INVOICE, "--every", "0"], "--every: must be 1 to 315360000 seconds"),
+        (["run", INVOICE, "--cron", "soon"], "--cron: must be a cron line"),
+        (["run", INVOICE, "--priority", "101"], "--priority: must be a whole number"),
+        (["run", INVOICE, "--at", "1969-01-01T00:00Z"], "--at: must be a time within"),
+        (["list", "--state", "gone"], "--state: 'gone' is not a state"),
+        (["list", "--sort", "size"], "--sort: must be one of"),
+        (["list", "--cursor", "x"], "--cursor: must be the cursor"),
+    ],
+)
+def test_an_error_names_the_option(arguments: list[str], error: str, clean: Servers) -> None:
+    result = invoke("jobs", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"queue-manager: {error}")
+
+
 @pytest.mark.parametrize("command", ["cancel", "retry", "remove"])
 def test_an_invalid_id_among_others_changes_nothing(command: str, clean: Servers) -> None:
     ids = [str(made(INVOICE, number, delay=seconds(500))["_id"]) for number in range(2)]

@@ -57,7 +57,7 @@ class TestReschedule:
             ([], "give --at, --delay or --priority"),
             (["--at", "soon"], "--at: "),
             (["--delay", "-1"], "--delay: must be 0 to "),
-            (["--priority", "101"], "priority: "),
+            (["--priority", "101"], "--priority: "),
         ],
     )
     def test_invalid_option_is_named(self, arguments: list[str], error: str, clean: Servers) -> None:

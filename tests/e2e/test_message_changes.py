@@ -63,12 +63,12 @@ class TestAddAndEdit:
             (["add", "x", "{"], "payload: must be JSON ("),
             (["add", "x", '1,"id":"y"'], "payload: must be JSON ("),
             (["add", ""], "type: must be "),
-            (["add", "x", "--priority", "99"], "priority: must be "),
-            (["add", "x", "--ack-timeout", "soon"], "ackTimeout: must be a number, or `default`"),
-            (["add", "x", "--max-attempts", "0"], "maxAttempts: must be "),
+            (["add", "x", "--priority", "99"], "--priority: must be "),
+            (["add", "x", "--ack-timeout", "soon"], "--ack-timeout: must be a number, or `default`"),
+            (["add", "x", "--max-attempts", "0"], "--max-attempts: must be "),
             (["add", "x", "--id", "a b"], "id: must be 1 to 128 letters"),
-            (["add", "x", "--ack-timeout", "nan"], "ackTimeout: must be a number, or `default`"),
-            (["add", "x", "--ack-timeout", ""], "ackTimeout: must be a number, or `default`"),
+            (["add", "x", "--ack-timeout", "nan"], "--ack-timeout: must be a number, or `default`"),
+            (["add", "x", "--ack-timeout", ""], "--ack-timeout: must be a number, or `default`"),
             (["add", "x", "--id", ""], "id: must be 1 to 128 letters"),
             (["edit", "x"], "give --type, --payload, --priority, --ack-timeout or --max-attempts"),
             (["activity", "--action", "dlq, nack"], "--action: must be a comma-separated list of: "),
@@ -179,7 +179,7 @@ class TestQueries:
         assert [message["id"] for message in found] == ["p1", "p2", "p3"]
         assert run("count", "main", "--priority", "3").stdout == "1\n"
         assert run("list", "--sort", "age").stderr == (
-            "queue-manager: sortBy: must be created_at or priority in main\n"
+            "queue-manager: --sort: must be created_at or priority in main\n"
         )
 
     def test_activity_is_filtered(self, queue: MessageQueue) -> None:
