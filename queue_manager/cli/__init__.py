@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import sys
 
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.imports import require_own_packages
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def main() -> None:
-    """Run the command. A wrong setting is one clear message and exit code 2."""
+    """Run the command. A wrong setting or a full disk is one clear message, and Ctrl-C none."""
     try:
         require_own_packages()
         from queue_manager.cli.commands import cli
@@ -18,3 +23,11 @@ def main() -> None:
     except ConfigurationError as error:
         print(f"queue-manager: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:  # while the modules are imported; afterwards the command itself ends with the same code
+        sys.exit(128 + signal.SIGINT)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left at its end
+        print(f"queue-manager: cannot write: {error.strerror}", file=sys.stderr)
+        sys.exit(1)

@@ -27,6 +27,7 @@ from dev.ports import free_port
 from dev.servers import DATABASE, Mongo, Valkey
 from models import scan_run, schema
 from models.database import server_now
+from queue_manager import cli as command
 from queue_manager.cli.commands import cli
 from queue_manager.core.clock import seconds
 from queue_manager.health_rules import Rule
@@ -406,3 +407,31 @@ def _get(url: str) -> bytes | None:
             return body
     except urllib.error.URLError:
         return None
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has it")
+def test_output_that_does_not_fit_on_the_disk_is_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [*COMMAND, "queue", "config"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert (result.returncode, result.stderr) == (1, "queue-manager: cannot write: No space left on device\n")
+
+
+def test_ctrl_c_at_the_start_prints_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "require_own_packages", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "")
