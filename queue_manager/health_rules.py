@@ -203,6 +203,10 @@ _Rule = Annotated[
 ]
 
 
+COMPONENTS = ("beat", "broker", "clocks", "mongodb", "redis", "settings", "workers")
+"""What a problem may belong to if it is not of a system."""
+
+
 class Problem(BaseModel, frozen=True):
     """A violation of a rule. There is at most one problem for each system and rule."""
 

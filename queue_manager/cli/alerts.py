@@ -6,16 +6,18 @@ from typing import Annotated
 
 import typer
 
+from beat_schedule import systems
 from models import alert
 from models.alert import Key
 from models.database import server_now
 from queue_manager.alerts.notification import Alert, Notification, has_channels, send_to_channels
 from queue_manager.cli.changes import audited, user_name
+from queue_manager.cli.completion import complete_alert_system, complete_rule
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, printable, table
 from queue_manager.core.clock import minutes, to_iso
 from queue_manager.core.settings import settings
-from queue_manager.health_rules import Rule
+from queue_manager.health_rules import COMPONENTS, Rule
 
 alerts_cli = typer.Typer(
     help="Show what was sent, send a test, and silence problems.\n\n"
@@ -24,8 +26,16 @@ alerts_cli = typer.Typer(
     no_args_is_help=True,
 )
 
-SystemArgument = Annotated[str, typer.Argument(help="The system or component, as health names it.", metavar="SYSTEM")]
-RuleId = Annotated[str, typer.Argument(help="The rule, as health names it, such as `lag`.", metavar="RULE")]
+SystemArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The system or component, as health names it.", metavar="SYSTEM", autocompletion=complete_alert_system
+    ),
+]
+RuleId = Annotated[
+    str,
+    typer.Argument(help="The rule, as health names it, such as `lag`.", metavar="RULE", autocompletion=complete_rule),
+]
 
 
 @alerts_cli.command("list")
@@ -67,7 +77,9 @@ def silence(
 
     Example: `queue-manager alerts silence support-snooze lag --minutes 120 --reason "import is running"`
     """
-    key = _key(system, rule)
+    key, names = _key(system, rule), [*(one.name for one in systems()), *COMPONENTS]
+    if system not in names:
+        fail(f"there is no system or component {system!r}; there are: {', '.join(names)}", code=2)
     with report_errors():
         until = server_now() + minutes(for_minutes)
         detail = "; ".join(filter(None, [f"until {to_iso(until)}", reason]))

@@ -10,6 +10,7 @@ from models import job
 from models.audit import AUDITED_ACTIONS
 from models.job import JobState
 from queue_manager.core.errors import AppError
+from queue_manager.health_rules import COMPONENTS, Rule
 from queue_manager.server_calls import mongodb
 
 COMPLETION_TIMEOUT = 1.0  # seconds
@@ -27,6 +28,16 @@ def complete_system_with_items(incomplete: str) -> list[str]:
     with suppress(AppError):
         return _beginning(incomplete, (one.name for one in systems() if one.items is not None))
     return []
+
+
+def complete_alert_system(incomplete: str) -> list[str]:
+    """Complete the name of a system or a component that may have a problem."""
+    return sorted([*complete_system(incomplete), *_beginning(incomplete, COMPONENTS)])
+
+
+def complete_rule(incomplete: str) -> list[str]:
+    """Complete the rule of a problem."""
+    return _beginning(incomplete, (rule.id for rule in Rule))
 
 
 def complete_job_name(incomplete: str) -> list[str]:

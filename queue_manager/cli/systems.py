@@ -22,6 +22,7 @@ from models import database
 from models.due_documents import MAX_COUNT, DueCollection
 from queue_manager import pauses
 from queue_manager.cli.changes import PauseReason, audited, checked_reason
+from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import report_errors
 from queue_manager.cli.messages_render import console, printable, table
 from queue_manager.cli.system_queries import SystemName, history, scans, schedule, status
@@ -44,7 +45,12 @@ systems_cli = typer.Typer(
     no_args_is_help=True,
 )
 
-Target = Annotated[str, typer.Argument(help="A module that declares systems, or a name.", metavar="MODULE_OR_NAME")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="A module that declares systems, or a name.", metavar="MODULE_OR_NAME", autocompletion=complete_system
+    ),
+]
 
 
 @systems_cli.command("list")

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from dev.ports import LOOPBACK
+from queue_manager.cli.completion import complete_alert_system, complete_rule
+from queue_manager.health_rules import COMPONENTS
 from tests.deployment.programs import replaced
 from tests.documented import DOCS, block, options
 from tests.e2e.celery_processes import ROOT
@@ -87,6 +89,11 @@ def test_a_test_is_sent_to_each_channel_and_names_those_that_fail(tmp_path: Path
     [
         (("test",), 2, "no channel is configured: set QM_ALERT_WEBHOOK_URL or QM_ALERT_MAIL_TO"),
         (("silence", "beat", "wrong"), 2, "there is no rule 'wrong'; the rules are: lag,"),
+        (
+            ("silence", "suport-snooze", "lag"),
+            2,
+            "there is no system or component 'suport-snooze'; there are: support-",
+        ),
         (("unsilence", "beat", "no-leader"), 1, "beat no-leader is not silenced"),
         (("list",), 0, "nothing was sent that still lasts, and nothing is silenced"),
     ],
@@ -94,6 +101,14 @@ def test_a_test_is_sent_to_each_channel_and_names_those_that_fail(tmp_path: Path
 def test_what_cannot_be_done_is_one_line(arguments: tuple[str, ...], code: int, said: str, clean: Servers) -> None:
     answered, text = alerts(*arguments)
     assert (answered, said in text) == (code, True), text
+
+
+def test_every_documented_component_can_be_silenced() -> None:
+    page = (DOCS / "reference" / "health.md").read_text()
+    listed = page.partition("to a component: ")[2].partition(". In JSON")[0]
+    assert tuple(re.findall(r"`(\w+)`", listed)) == COMPONENTS
+    assert complete_alert_system("s") == ["settings", "stale-thumbnails", "support-snooze"]
+    assert complete_rule("la") == ["lag", "late-scan"]
 
 
 def test_the_documented_commands_use_the_documented_channels(clean: Servers, tmp_path: Path) -> None:
