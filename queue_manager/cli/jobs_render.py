@@ -36,7 +36,7 @@ def print_document(content: Document) -> None:
 def table_of_jobs(jobs: Sequence[Document], now: datetime) -> Table:
     """Return a table of jobs, with times relative to `now`."""
     titles = ("id", "name", "state", *(numbers := ("priority", "attempts", "due")), "last error")
-    made = table(titles, numbers=numbers, rest="arguments")
+    made = table(titles, numbers=numbers, whole=("id",), rest="arguments")
     for job in jobs:
         # Any field may be missing, or have any type: another program may have written it.
         known = [job.get(name, "") for name in ("_id", "name", "state", "priority", "attempts")]

@@ -27,6 +27,7 @@ from queue_manager.cli.message_filters import filtered
 from queue_manager.cli.messages_render import (
     console,
     counts_line,
+    field_text,
     page_json,
     print_json,
     print_message,
@@ -157,7 +158,8 @@ def list_activity(
     offset: Annotated[int, typer.Option(min=0, help="Number of entries to skip.")] = 0,
     as_json: AnswerJsonOption = False,
 ) -> None:
-    """Show what happened in the queue, newest first, as far back as its events are kept (about 10,000).
+    """Show what happened in the queue, newest first, as far back as its events are kept (about 10,000). Times
+    are UTC.
 
     Example: `queue-manager queue activity --action dlq --since 2026-01-31T09:00Z`
     """
@@ -175,7 +177,8 @@ def list_activity(
     if as_json:
         print_answer(page)
         return
-    print_table(page.logs, ACTIVITY_COLUMNS, nothing="no entries")
+    shown = [one.model_copy(update={"timestamp": field_text("at", one.timestamp)}) for one in page.logs]
+    print_table(shown, ACTIVITY_COLUMNS, nothing="no entries")
     if page.pagination.has_more:
         typer.echo(f"there are {page.pagination.total}: --offset {offset + limit}")
 

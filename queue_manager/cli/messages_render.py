@@ -72,7 +72,7 @@ def table_of(state: MessageState, messages: Sequence[Message], now: float) -> Ta
     """Return a table of messages in `state`, with ages at `now`."""
     # The payload gets the remaining width, so that ids are not truncated and can be copied.
     titles = ("id", "type", *(numbers := ("priority", "attempts", "age")), *_titles(state))
-    made = table(titles, numbers=numbers, rest="payload")
+    made = table(titles, numbers=numbers, whole=("id",), rest="payload")
     for message in messages:
         add_row(made, _row(state, message, now))
     return made
@@ -87,7 +87,7 @@ def _row(state: MessageState, message: Message, now: float) -> list[str]:
     own = {
         "processing": [_deadline(message, now), message.fields.get("consumer_id") or ""],
         "dead": [str(message.fields.get("last_error", ""))[:MAX_ERROR_LENGTH]],
-        "acknowledged": [_field_text("acknowledged_at", message.fields.get("acknowledged_at", ""))],
+        "acknowledged": [field_text("acknowledged_at", message.fields.get("acknowledged_at", ""))],
     }.get(state, [])
     age = rounded(now - message.fields["created_at"], least=1)
     known = [message.id, message.type, str(message.priority), str(message.attempt), age]
@@ -114,19 +114,20 @@ def print_message(console: Console, message: Message) -> None:
     """Print a message, one field per line, with its payload indented."""
     for name, value in message.fields.items():
         console.print(
-            Text.assemble((f"{printable(name):<22}", "bold"), printable(_field_text(name, value))), soft_wrap=True
+            Text.assemble((f"{printable(name):<22}", "bold"), printable(field_text(name, value))), soft_wrap=True
         )
     for event in parse_events(message.packed_events):
         parts = (f"attempt {event.attempt}" if event.attempt else "", event.consumer_id or "", event.reason or "")
         count = f"{event.touches} times" if event.touches else ""
-        line = f"  {_field_text('at', event.at)}  {event.event}  {'  '.join(filter(None, [*parts, count]))}"
+        line = f"  {field_text('at', event.at)}  {event.event}  {'  '.join(filter(None, [*parts, count]))}"
         console.print(Text(printable(line.rstrip())), soft_wrap=True)
     console.print(Text("payload", "bold"))
     for line in indent_json(message.payload_json).split("\n"):
         console.print(Text(f"  {printable(line)}"), soft_wrap=True)
 
 
-def _field_text(name: str, value: Any) -> str:
+def field_text(name: str, value: Any) -> str:
+    """Return the value of a field as text, a timestamp as a time in UTC."""
     if name in TIMESTAMP_FIELDS and isinstance(value, int | float):
         try:
             moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=value)

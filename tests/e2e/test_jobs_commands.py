@@ -120,6 +120,10 @@ class TestList:
         assert lower.split()[:5] == [str(first["_id"]), INVOICE, "pending", "5", "0"]
         assert lower.rstrip().endswith('[{"to": "ada"}]')
 
+    def test_an_id_can_be_copied_from_a_narrow_terminal(self, clean: Servers) -> None:
+        id = str(made(INVOICE, 1)["_id"])
+        assert id in run("list", COLUMNS="80").stdout
+
     def test_a_page_says_where_the_next_one_begins(self, clean: Servers) -> None:
         ids = [str(made(INVOICE, number)["_id"]) for number in range(3)]
         page = run("list", "--limit", "2").stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 from typing import Any
 
@@ -187,7 +188,9 @@ class TestQueries:
         queue.dequeue(consumer_id="mailer-1")
         logs = json.loads(run("activity", "--message", id, "--action", "dequeue", "--json").stdout)["logs"]
         assert [(one["message_id"], one["consumer_id"]) for one in logs] == [(id, "mailer-1")]
-        assert "mailer-1" in run("activity", "--consumer", "mailer-1").stdout
+        shown = run("activity", "--consumer", "mailer-1").stdout
+        assert "mailer-1" in shown
+        assert re.search(r"dequeue  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} UTC", shown)
         assert run("activity", "--consumer", "nobody").stdout == "no entries\n"
 
     def test_export_as_csv_has_no_formula(self, queue: MessageQueue) -> None:

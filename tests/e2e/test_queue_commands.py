@@ -101,6 +101,10 @@ class TestList:
         assert [message["type"] for message in found["messages"]] == ["send_mail"]
         assert run("list", "dead", "--priority", "3").stdout.startswith("no messages\n")
 
+    def test_an_id_can_be_copied_from_a_narrow_terminal(self, queue: MessageQueue) -> None:
+        id = queue.enqueue("send_mail")
+        assert id in run("list", COLUMNS="80").stdout
+
     def test_json_has_each_payload_byte_for_byte(self, queue: MessageQueue) -> None:
         queue.enqueue("send_mail", NASTY)
         assert f'"payload":{NASTY}}}],"cursor":' in run("list", "--json").stdout
