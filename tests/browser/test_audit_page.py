@@ -48,7 +48,7 @@ def test_the_list_is_filtered_and_the_address_keeps_it(queue: Queue, visit: Visi
 
 def test_an_action_appears_without_reloading(queue: Queue, visit: Visit) -> None:
     page = visit.open("/audit")
-    expect(page.get_by_role("heading", name="Nothing was changed yet")).to_be_visible()
+    expect(page.get_by_role("heading", name="Nothing has been changed yet")).to_be_visible()
     queue.post("/jobs/pause", {"names": [INVOICE]})
     expect(page.locator("#rows > tr")).to_contain_text(f"names: {INVOICE}")
 

@@ -36,7 +36,7 @@ def test_colours_are_kept_for_all_pages(visit: Visit) -> None:
     page = visit.open("/")
     light = page.evaluate(BACKGROUND)
     open_display(page)
-    visit.dialog.get_by_label("Colours").select_option("Dark")
+    visit.dialog.get_by_label("Colors").select_option("Dark")
     dark = page.evaluate(BACKGROUND)
     assert dark != light
     visit.open("/messages")

@@ -154,7 +154,7 @@ def test_a_job_is_stored(visit: Visit, queue: Queue) -> None:
     visit.press("Run a job")
     visit.dialog.get_by_label("Name", exact=True).select_option(REPORT)
     visit.dialog.get_by_label("Arguments").fill("[2026, 12345678901234567]")
-    visit.dialog.get_by_label("Or after so many seconds").fill("3600")
+    visit.dialog.get_by_label("Or after this many seconds").fill("3600")
     visit.dialog.get_by_label("Priority").fill("5")
     visit.press("Run", visit.dialog)
     expect(visit.dialog).to_have_count(0)
@@ -174,7 +174,7 @@ def test_what_is_wrong_is_said_next_to_its_field(visit: Visit, queue: Queue) -> 
     for label, wrong, right in (
         ("Arguments, as a JSON list", "[", "[1]"),
         ("Arguments, as a JSON list", "{}", "[1]"),
-        ("Or after so many seconds", "soon", "1"),
+        ("Or after this many seconds", "soon", "1"),
         ("Priority", "1000", "1"),
     ):
         field = visit.dialog.get_by_label(label)
@@ -246,7 +246,7 @@ def test_an_executing_job_is_stopped(visit: Visit, queue: Queue) -> None:
     expect(visit.page.locator("#toasts")).to_contain_text("Asked to stop")
     assert job(queue, id)["claim"]["canceled_at"]
     open_job(visit, id)
-    expect(visit.dialog).to_contain_text("Asked to stop, ended in")
+    expect(visit.dialog).to_contain_text("Asked to stop, killed in")
 
 
 def test_only_an_executing_job_shows_its_progress(visit: Visit, queue: Queue) -> None:

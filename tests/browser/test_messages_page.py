@@ -100,7 +100,7 @@ def test_open_message_follows_its_place(visit: Visit, queue: Queue) -> None:
     expect(visit.dialog.get_by_label("Payload")).to_contain_text("12345678901234567890")
     visit.expect_status(404)
     queue.delete(f"/queue/message/{id}?queueType=main")
-    expect(visit.dialog).to_contain_text("It does not exist any more.")
+    expect(visit.dialog).to_contain_text("It no longer exists.")
 
 
 # Adding and editing

@@ -177,7 +177,7 @@ export class Events {
     this.source.addEventListener(this.name, (event) => this.received(event));
     this.source.addEventListener("reset", (event) => {
       this.last = event.lastEventId;
-      toast("Some updates were missed. The list was read again");
+      toast("Some updates were missed. The list was reloaded");
       this.on.reload();
     });
   }

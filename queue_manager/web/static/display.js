@@ -5,7 +5,7 @@ import { show } from "./dialog.js";
 import { element, facts } from "./dom.js";
 
 /** @type {Record<string, string>} */
-const LABELS = { times: "Times", theme: "Colours" };
+const LABELS = { times: "Times", theme: "Colors" };
 
 /** @param {Choice} name */
 function select(name) {

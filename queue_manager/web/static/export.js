@@ -15,7 +15,7 @@ const FORMATS = {
 /** @param {{ values: Values, on: { load: (values: Values, options: Options) => Promise<Page<any>> } }} list @param {string} name */
 export function askExport({ values, on: { load } }, name) {
   askFor({
-    title: "Export", verb: "Export", text: `All that match the filter, in the order of the list: ${number(MAX_ROWS)} at most.`,
+    title: "Export", verb: "Export", text: `All rows that match the filter, in the order of the list, up to ${number(MAX_ROWS)}.`,
     fields: [{ name: "format", label: "Format", kind: "select", value: "csv", options: Object.entries(FORMATS).map(([key, { text }]) => [key, text]) }],
     async act({ format }) {
       const { rows, isAll } = await read(values, load);

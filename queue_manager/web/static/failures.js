@@ -50,7 +50,7 @@ function spark(hours) {
 function replay({ id, kind, name, reason, count, last_at: until }) {
   const verb = VERBS[kind];
   askFor({
-    title: `${verb} ${number(count)} of ${name || "no type"}?`, verb, text: `${reason}. What fails with this reason from now on is left alone.`,
+    title: `${verb} ${number(count)} of ${name || "no type"}?`, verb, text: `${reason}. Later failures with this reason are left alone.`,
     async act() {
       const { replayed, of, is_complete: isAll } = await post(`/failures/${id}/replay`, { until });
       list.refresh();

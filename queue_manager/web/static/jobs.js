@@ -175,7 +175,7 @@ function describe(job) {
   return [
     facts("facts", [
       ["State", pill(state, STATES[state])], ["Lease left", claim && countdown(at(claim.claimed_until))],
-      [claim?.canceled_at ? "Asked to stop, ended in" : "Ended in", claim?.ends_at && countdown(at(claim.ends_at))], ["Due", element("span", {}, dueOf(job, zonedMoment))],
+      [claim?.canceled_at ? "Asked to stop, killed in" : "Killed in", claim?.ends_at && countdown(at(claim.ends_at))], ["Due", element("span", {}, dueOf(job, zonedMoment))],
       ["Repeats", repetition && (repetition.cron ?? `every ${number((repetition.every_ms ?? 0) / 1000)} s`)],
       ["Priority", job.priority], ["Attempts", job.attempts], ["Created", zonedMoment(job.created)], ["Updated", zonedMoment(job.updated)],
     ]),
@@ -244,7 +244,7 @@ function done(message) {
 /** @type {Field[]} */
 const WHEN = [
   { name: "at", label: "At, in UTC", kind: "datetime-local" },
-  { name: "delay_seconds", label: "Or after so many seconds", kind: "number" },
+  { name: "delay_seconds", label: "Or after this many seconds", kind: "number" },
 ];
 /** @type {Field} */
 const PRIORITY = { name: "priority", label: "Priority", kind: "number", hint: "-100 to 100, the highest first" };
@@ -258,7 +258,7 @@ const sent = ({ at: when, delay_seconds: delay, priority }) => ({ at: when ? `${
 /** @param {string} id @param {string} name @param {number} priority */
 function reschedule(id, name, priority) {
   askFor({
-    title: `Reschedule ${name}`, verb: "Reschedule", text: "Without a time it stays due when it is.", fields: [...WHEN, { ...PRIORITY, value: priority }],
+    title: `Reschedule ${name}`, verb: "Reschedule", text: "Without a time, the due time is kept.", fields: [...WHEN, { ...PRIORITY, value: priority }],
     async act(given) {
       await post(`/jobs/${encodeURIComponent(id)}/reschedule`, sent(given));
       return done("Rescheduled");
@@ -294,7 +294,7 @@ const confirmed = (path, verb, past, text) => (/** @type {string[]} */ ids) => a
 
 function run() {
   askFor({
-    title: "Run a job", verb: "Run", text: "Without a time it is due at once.",
+    title: "Run a job", verb: "Run", text: "Without a time, it is due at once.",
     fields: [
       { name: "name", label: "Name", kind: "select", options: queues.map(({ name }) => [name, name]), value: list.values.name },
       { name: "arguments", label: "Arguments, as a JSON list", kind: "area", value: "[]" },
@@ -336,7 +336,7 @@ function clear() {
       await readStatus();
       const all = queues.filter((queue) => !of || queue.name === of).flatMap((queue) => states.map((one) => queue.states?.[one] ?? 0));
       const found = all.reduce((sum, one) => sum + one, 0);
-      if (!found) throw new Problem(422, { message: "No job is in such a state" });
+      if (!found) throw new Problem(422, { message: "No job is in any of these states" });
       setTimeout(confirm, 0, states, of, found);
     },
   });
@@ -346,7 +346,7 @@ function clear() {
 function confirm(states, name, found) {
   askFor({
     title: `Delete ${number(found)} job${found === 1 ? "" : "s"} of ${name || ALL_NAMES}?`, verb: "Delete", kind: "danger",
-    text: `All that are in the state ${states.join(" or ")}, also those that come meanwhile. ${UNDO}`,
+    text: `All in the state ${states.join(" or ")}, including those that enter it meanwhile. ${UNDO}`,
     typed: found > TYPED_FROM && { name: name || ALL_NAMES, of: "queue" },
     async act() {
       const { deleted } = await post("/jobs/clear", { states, name: name || null });
@@ -382,7 +382,7 @@ function begin() {
   attempt(readNames, () => {}).finally(() => recount(0));
   new Events("/jobs/events", "job-update", { event: receive, reload });
   list.selection.on("retry", retrySelected);
-  list.selection.on("cancel", confirmed("cancel", "Cancel", "Canceled", "Those that are executing are asked to stop. Those that ended are left alone."));
+  list.selection.on("cancel", confirmed("cancel", "Cancel", "Canceled", "Those that are executing are asked to stop. Those that have ended are left alone."));
   list.selection.on("delete", confirmed("delete", "Delete", "Deleted", `With their history. ${UNDO} Those that are executing are left alone.`));
   byId("run")?.addEventListener("click", () => withNames(run));
   byId("clear")?.addEventListener("click", () => withNames(clear));

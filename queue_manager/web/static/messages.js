@@ -189,7 +189,7 @@ const follow = () => attempt(async () => {
     offer(message.state === place ? actionsOf(message) : []);
   } catch (error) {
     if (!(error instanceof Problem) || error.status !== 404) throw error;
-    body.replaceChildren(element("p", {}, "It does not exist any more."));
+    body.replaceChildren(element("p", {}, "It no longer exists."));
     offer([]);
   }
 });

@@ -16,9 +16,9 @@ const path = `/systems/${name}`;
 /** @type {Record<ItemState, StateTexts>} */
 const STATES = {
   due: { count: "due", verb: "Send now", all: "Send all that match", title: "Nothing is due", text: `The next scan takes ${items} as soon as their time has come.` },
-  "in-progress": { count: "in_progress", title: "Nothing is in progress", text: `Here are ${items} that were sent to a worker, until it is done with them.`, next: "lease ends" },
-  stuck: { count: "stuck", verb: "Retry", all: "Retry all that match", title: "Nothing is stuck", text: `Here are ${items} whose lease expired without a result: look at the workers first.` },
-  failed: { count: "failed", verb: "Retry", all: "Retry all that match", title: "Nothing has failed", text: `Here are ${items} whose final attempt failed, with the reason.`, next: "again" },
+  "in-progress": { count: "in_progress", title: "Nothing is in progress", text: `The ${items} that were sent to a worker are listed here until it is done with them.`, next: "lease ends" },
+  stuck: { count: "stuck", verb: "Retry", all: "Retry all that match", title: "Nothing is stuck", text: `The ${items} whose lease ended without a result are listed here. Check the workers first.` },
+  failed: { count: "failed", verb: "Retry", all: "Retry all that match", title: "Nothing has failed", text: `The ${items} whose final attempt failed are listed here, with the reason.`, next: "again" },
 };
 /** @param {Values} values */
 const stateOf = ({ state }) => /** @type {ItemState} */ (state in STATES ? state : "due");
@@ -114,7 +114,7 @@ const scan = (trigger) => send(trigger.replace("/api", ""), "The scan was sent t
 async function turn() {
   if (known?.idle === "paused") return attempt(async () => toast(await change("resume", {}, "Resumed")));
   return askFor({
-    title: `Pause ${items}?`, verb: "Pause", text: "Scans dispatch nothing until it is resumed. What is in flight ends as usual.", fields: [PAUSE_REASON],
+    title: `Pause ${items}?`, verb: "Pause", text: "Scans dispatch nothing until the system is resumed. Items in flight finish.", fields: [PAUSE_REASON],
     act: ({ reason }) => change("pause", { reason: reason || null }, "Paused"),
   });
 }

@@ -40,14 +40,14 @@ export function statusPill(system) {
 /** Since when, by whom and why it is paused. @param {Pause | null} pause @returns {Child} */
 export const pauseNote = (pause) => pause && element("p", { class: "hint" }, "Paused", pause.at && [" since ", moment(pause.at)], pause.by && ` by ${pause.by}`, pause.reason && `: ${pause.reason}`);
 
-export const PAUSED = "It is paused: a scan would send nothing";
+export const PAUSED = "Paused: a scan would send nothing";
 
 /** @type {Field} */
-export const PAUSE_REASON = { name: "reason", label: "Reason", hint: "For the people who see it; may be empty" };
+export const PAUSE_REASON = { name: "reason", label: "Reason", hint: "Optional; shown to other operators" };
 
 /** @param {System} system */
 export function howToTurnOn({ flag }) {
-  return flag ? ["Off. To turn it on, set ", element("code", {}, `${flag}=true`), " and start the processes again."] : ["Off in this environment."];
+  return flag ? ["Off. To turn it on, set ", element("code", {}, `${flag}=true`), " and restart the processes."] : ["Off in this environment."];
 }
 
 /** Three statistics, and further ones that are not zero. @param {System} system */

@@ -33,7 +33,7 @@ export class Views {
 
   /** @param {Record<string, string>} all */
   keep(all) {
-    if (!keep(this.key, JSON.stringify(all))) throw new Problem(0, { message: "This browser does not allow this site to store data: allow this site to store data" });
+    if (!keep(this.key, JSON.stringify(all))) throw new Problem(0, { message: "This browser does not allow this site to store data: allow it in the browser's settings" });
     this.show();
   }
 
@@ -93,7 +93,7 @@ export class Views {
   choose() {
     const { columns, hidden } = this;
     askFor({
-      title: "Columns", verb: "Show", text: `${KEPT} Exports and prints have all columns.`,
+      title: "Columns", verb: "Show", text: `${KEPT} Exports and printouts have all columns.`,
       fields: columns.map(({ title, place }) => ({ name: `column-${place}`, label: title, kind: "check", value: !hidden.includes(title) })),
       act: async (chosen) => {
         const titles = columns.filter(({ place }) => !(`column-${place}` in chosen)).map(({ title }) => title).join();
