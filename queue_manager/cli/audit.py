@@ -83,7 +83,7 @@ def show(
     with report_errors():
         found = audit.get(id)
     if found is None:
-        fail(f"there is no entry {id} in the audit", code=1)
+        fail(f"there is no entry {id} in the audit log", code=1)
     print_answer(one_change(found))
 
 
@@ -99,7 +99,7 @@ def undo_action(
     """
     with report_errors():
         if (entry := audit.get(id)) is None:
-            fail(f"there is no entry {id} in the audit", code=1)
+            fail(f"there is no entry {id} in the audit log", code=1)
         with audited("undo", system=entry.system, ids=entry.ids, total=entry.total, detail=f"of {id}") as action:
             result = undo(entry, now=server_now())
             action.count = result.restored

@@ -25,7 +25,7 @@ def doctor(
     """Check settings, versions, servers, permissions, indexes, clocks, processes and queues.
 
     For each problem, it says what to do. A check that cannot be made says why. Writes nothing but a document of its own
-    to test permissions. Takes at most 20 seconds, also while servers are unavailable. Exit code 1 if there is a
+    to test permissions. Takes at most 20 seconds, even while servers are unavailable. Exit code 1 if there is a
     problem.
 
     Example: `queue-manager doctor --json`

@@ -56,12 +56,12 @@ DueDelay = Annotated[float | None, typer.Option(help="Seconds until it is due.",
 def run(
     name: Annotated[str, typer.Argument(help="The job's name.", metavar="NAME", autocompletion=complete_job_name)],
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="JSON if it parses as JSON, else a string.", metavar="[ARG...]")
+        list[str] | None, typer.Argument(help="JSON, or a string if it is not JSON.", metavar="[ARG...]")
     ] = None,
     at: DueTime = None,
     delay: DueDelay = None,
     priority: Annotated[int, typer.Option(help="-100 to 100, higher first.")] = 0,
-    every: Annotated[float | None, typer.Option(help="Repeat it after so many seconds.", metavar="SECONDS")] = None,
+    every: Annotated[float | None, typer.Option(help="Repeat it at this interval.", metavar="SECONDS")] = None,
     cron: Annotated[str | None, typer.Option(help="Repeat it at these times, such as '0 3 * * *' (UTC).")] = None,
     unique: Annotated[
         bool, typer.Option("--unique", help="Only if no job with this name and arguments exists, in any state.")

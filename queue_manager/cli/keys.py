@@ -15,7 +15,7 @@ from queue_manager.core.settings import settings
 def keys(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False) -> None:
     """List the API keys of QM_API_KEYS or QM_API_KEYS_FILE: name, role and expiry; never a secret.
 
-    Exit code 2 if the file cannot be read or is invalid: a web process that runs goes on with its last valid keys.
+    Exit code 2 if the file cannot be read or is invalid: a running web process keeps its last valid keys.
 
     Example: `queue-manager keys --json`
     """

@@ -256,7 +256,9 @@ for _command in (add, edit, replay, move, delete, clear):
 
 @queue.command()
 def pause(types: MessageTypes, reason: PauseReason = None) -> None:
-    """Deliver no messages of these types: they wait, and those in processing go on. `queue list` shows the reason.
+    """Deliver no messages of these types: they wait. `queue list` shows the reason.
+
+    Messages that a consumer already holds are not affected.
 
     Example: `queue-manager queue pause send_mail --reason "the mail server is down"`
     """

@@ -42,10 +42,10 @@ def start(
     ] = None,
     host: Annotated[str, typer.Option(help="Address of the web process, as for `web`.")] = "127.0.0.1",
 ) -> None:
-    """Start worker, jobs, scans, beat, Flower and web on this machine, until Ctrl-C. Run `migrate` before.
+    """Start worker, jobs, scans, beat, Flower and web on this machine, until Ctrl-C. Run `migrate` first.
 
-    The processes are those of the Procfile. They are forked from one, so that they take two thirds of the memory of
-    separate programs, and one that ends is replaced.
+    The processes are those of the Procfile. They are forked from one process, so they take two thirds of the memory of
+    separate programs. A process that ends is replaced.
 
     Example: `queue-manager start --without flower`
     """

@@ -95,7 +95,7 @@ def check(target: Target) -> None:
 
 @systems_cli.command()
 def pause(name: SystemName, reason: PauseReason = None) -> None:
-    """Dispatch no more items of a system, in all processes, until it is resumed. Items in flight end as usual.
+    """Dispatch no more items of a system, in all processes, until it is resumed. Items in flight finish.
 
     Manual retries and `function.delay(id)` still run.
 

@@ -23,7 +23,7 @@ TONE_STYLES = {"good": "green", "neutral": "dim", "warn": "yellow", "bad": "red"
 def why(
     id: Annotated[str, typer.Argument(help="The id of an item, a message, a job or a task.", metavar="ID")],
     system: Annotated[
-        str | None, typer.Option(help="The only system to be searched.", metavar="NAME", autocompletion=complete_system)
+        str | None, typer.Option(help="Search only this system.", metavar="NAME", autocompletion=complete_system)
     ] = None,
     as_json: AnswerJsonOption = False,
 ) -> None:
