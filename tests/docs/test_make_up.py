@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -24,6 +24,7 @@ from tests.eventually import eventually
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 TUTORIAL = DOCS / "tutorial.md"
+FIRST_JOB = DOCS / "tutorials/first-job.md"
 LEFT_OUT = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "node_modules", "__pycache__", "tests")
 
 
@@ -42,6 +43,15 @@ def test_the_commands_of_the_pages_start_everything(tmp_path: Path) -> None:
     with started(block(0, heading="3. Run it", page=TUTORIAL), clone, log) as port:
         eventually(lambda: system(port, "trial-end")["last_scan"], within=120)
         assert system(port, "trial-end")["title"] == "Trials"
+    assert log.read_text().endswith("stopped\n")
+
+    file = tmp_path / "jobs" / "invoices.py"
+    file.parent.mkdir()
+    file.write_text(block(0, heading="1. Write the function", page=FIRST_JOB))
+    with started(block(1, heading="2. Start the processes", page=FIRST_JOB), clone, log) as port:
+        eventually(lambda: system(port, "job-queues"), within=120)
+        job = request(f"{port}/api/jobs", {"name": "send_invoice", "arguments": [42]})["job"]
+        eventually(lambda: request(f"{port}/api/jobs/{job['_id']}")["job"]["state"] == "success", within=120)
     assert log.read_text().endswith("stopped\n")
 
 
@@ -68,10 +78,15 @@ def started(command: str, clone: Path, log: Path) -> Iterator[str]:
             os.killpg(running.pid, signal.SIGKILL)
 
 
+def request(url: str, body: Any = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    with urlopen(Request(url, data, {"content-type": "application/json"}), timeout=10) as answer:
+        return json.load(answer)
+
+
 def system(dashboard: str, name: str) -> Any:
     try:
-        with urlopen(f"{dashboard}/api/overview", timeout=10) as answer:
-            overview = json.load(answer)
+        overview = request(f"{dashboard}/api/overview")
     except (URLError, ConnectionError) as error:
         raise AssertionError(error) from error  # not yet
     return next(one for one in overview["systems"] if one["name"] == name)
