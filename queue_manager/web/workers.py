@@ -121,7 +121,7 @@ class Workers(BaseModel):
 def workers(principal: CurrentPrincipal) -> Workers:
     """List the workers that are online: queues, pool, what each process executes and since when, rate, memory, release.
 
-    A key that is for some systems only sees the workers of their queues; what they execute for others has no name.
+    A key that is limited to systems sees only the workers of their queues; work for other systems is not named.
 
     A worker reports what it does every two seconds if that has changed, and at least once a minute.
     """

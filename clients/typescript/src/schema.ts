@@ -117,7 +117,7 @@ export interface paths {
         };
         /**
          * Overview
-         * @description Return the leader, the workers online, and the state of each system, also while a server is unavailable.
+         * @description Return the leader, the workers online, and the state of each system, even while a server is unavailable.
          */
         get: operations["systems_overview"];
         put?: never;
@@ -179,7 +179,7 @@ export interface paths {
          * Items
          * @description List the items in a state, by the time that it depends on: when they were due, or when their lease ends.
          *
-         *     A search reads 5,000 items at a time: a page may be short or empty, and its cursor goes on.
+         *     A search reads 5,000 items at a time: a page may be short or empty; its cursor continues.
          */
         get: operations["systems_items"];
         put?: never;
@@ -305,9 +305,9 @@ export interface paths {
         put?: never;
         /**
          * Pause
-         * @description Dispatch no more items of a system until it is resumed. Items in flight end as usual.
+         * @description Dispatch no more items of a system until it is resumed. Items in flight finish.
          *
-         *     409: the scan of the system acts itself, and dispatches no items.
+         *     409: the system dispatches no items, because its scan does the work itself.
          */
         post: operations["systems_pause"];
         delete?: never;
@@ -365,7 +365,7 @@ export interface paths {
         };
         /**
          * Healthz
-         * @description Return 200 while the process lives.
+         * @description Return 200 while the process is alive.
          */
         get: operations["probes_healthz"];
         put?: never;
@@ -385,7 +385,7 @@ export interface paths {
         };
         /**
          * Readyz
-         * @description Return 200 when every server that this process needs takes a write and, if `deep`, no system has a problem.
+         * @description Return 200 if every server that this process needs accepts a write and, with `deep`, no system has a problem.
          */
         get: operations["probes_readyz"];
         put?: never;
@@ -427,7 +427,7 @@ export interface paths {
          * Workers
          * @description List the workers that are online: queues, pool, what each process executes and since when, rate, memory, release.
          *
-         *     A key that is for some systems only sees the workers of their queues; what they execute for others has no name.
+         *     A key that is limited to systems sees only the workers of their queues; work for other systems is not named.
          *
          *     A worker reports what it does every two seconds if that has changed, and at least once a minute.
          */
@@ -596,8 +596,8 @@ export interface paths {
          * Receive
          * @description Deliver the next message, or wait for one for `timeout` seconds. 404: there is none.
          *
-         *     It answers after 55 s at the latest: proxies give up after 60 s, and a message that comes then would be lost to its
-         *     consumer until its deadline.
+         *     It answers after 55 s at the latest, because proxies give up after 60 s: a message that arrives after that reaches
+         *     nobody before its deadline.
          */
         get: operations["queue_receive"];
         put?: never;
@@ -701,7 +701,7 @@ export interface paths {
         };
         /**
          * Message
-         * @description Return one message in any state, with what happened to it since its first delivery. Nobody receives it.
+         * @description Return one message in any state, with what happened to it since its first delivery. Does not deliver it.
          */
         get: operations["queue_message"];
         /**
@@ -758,7 +758,9 @@ export interface paths {
         post?: never;
         /**
          * Delete Date Range
-         * @description Delete the messages that were added between two times, for about 10 s; those that a consumer holds are kept.
+         * @description Delete the messages that were added between two times, except those that a consumer holds.
+         *
+         *     It stops after about 10 s, and `is_complete` is false: repeat it then.
          */
         delete: operations["queue_delete_date_range"];
         options?: never;
@@ -841,7 +843,7 @@ export interface paths {
         put?: never;
         /**
          * Pause
-         * @description Deliver no messages of these types, which wait; those that consumers hold go on. At most 100 types are paused.
+         * @description Deliver no messages of these types, which wait. Those that consumers hold are not affected. At most 100 types.
          */
         post: operations["queue_pause"];
         delete?: never;
@@ -882,7 +884,7 @@ export interface paths {
         post?: never;
         /**
          * Clear
-         * @description Delete all messages of all queues, for 50 s at most.
+         * @description Delete all messages of all queues. It stops after 50 s, and `is_complete` is false: repeat it then.
          */
         delete: operations["queue_clear"];
         options?: never;
@@ -902,7 +904,7 @@ export interface paths {
         post?: never;
         /**
          * Clear One
-         * @description Delete all messages of one queue, for 50 s at most.
+         * @description Delete all messages of one queue. It stops after 50 s, and `is_complete` is false: repeat it then.
          */
         delete: operations["queue_clear_one"];
         options?: never;
@@ -1002,7 +1004,7 @@ export interface paths {
          * @description Send events named `queue-update` for every change of the queue.
          *
          *     A browser that reconnects sends the header, which takes precedence over the query. If the events after that id are
-         *     not kept any more, the first event is named `reset`: read the lists again.
+         *     no longer kept, the first event is named `reset`: read the lists again.
          */
         get: operations["queue_events"];
         put?: never;
@@ -1197,7 +1199,7 @@ export interface paths {
          * @description Send events named `job-update`, `{id, kind, job, server_time}`, for every job that is stored, changed or deleted.
          *
          *     `kind` is `changed` or `deleted`. A browser that reconnects sends the header, which takes precedence over the query.
-         *     If the events after that id are not kept any more, or too many to be read in a few seconds, the first event is named
+         *     If the events after that id are no longer kept, or too many to be read in a few seconds, the first event is named
          *     `reset`: read the lists again.
          */
         get: operations["jobs_events"];
@@ -1221,13 +1223,13 @@ export interface paths {
          * @description List jobs, by default the newest first.
          *
          *     `search` looks into the arguments, the name and the last error. With `is_partial` a page is not full, because a
-         *     search stopped for its time, or the jobs have about 16 MiB; the list goes on at the cursor.
+         *     search reached its time limit, or the jobs have about 16 MiB; the list continues at the cursor.
          */
         get: operations["jobs_page"];
         put?: never;
         /**
          * Run
-         * @description Store a job. 404: no function is registered for its name; 409: it must be the only one and is not.
+         * @description Store a job. 404: no function is registered for its name; 409: a unique or singular job already exists.
          */
         post: operations["jobs_run"];
         delete?: never;
@@ -1356,7 +1358,7 @@ export interface paths {
         put?: never;
         /**
          * Pause
-         * @description Start no more jobs of these names, which wait; those that run go on.
+         * @description Start no more jobs of these names, which wait. Running jobs finish.
          */
         post: operations["jobs_pause"];
         delete?: never;
@@ -1478,7 +1480,7 @@ export interface paths {
          * Cancel
          * @description Cancel a job that is pending or failed, or ask one that is executing to stop.
          *
-         *     A job that is executing is `canceled` once its function has stopped, or its process was ended after a grace time.
+         *     A job that is executing is `canceled` once its function has stopped, or its process was killed after a grace time.
          */
         post: operations["jobs_cancel"];
         delete?: never;

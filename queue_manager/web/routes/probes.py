@@ -69,13 +69,13 @@ class NotReady(Error):
 
 @router.get("/healthz")
 async def healthz() -> Alive:
-    """Return 200 while the process lives."""
+    """Return 200 while the process is alive."""
     return Alive()
 
 
 @router.get("/readyz", response_model=Alive, responses={503: {"model": NotReady, "description": "Not ready"}})
 async def readyz(request: Request, deep: Deep = None) -> JSONResponse | Alive:
-    """Return 200 when every server that this process needs takes a write and, if `deep`, no system has a problem."""
+    """Return 200 if every server that this process needs accepts a write and, with `deep`, no system has a problem."""
     reasons = await _readiness.problems()
     if deep is not None:
         state = await current_overview(request)

@@ -147,7 +147,7 @@ def page(selected: SelectedList, cursor: Cursor = None, limit: Limit = 50) -> JS
     """List jobs, by default the newest first.
 
     `search` looks into the arguments, the name and the last error. With `is_partial` a page is not full, because a
-    search stopped for its time, or the jobs have about 16 MiB; the list goes on at the cursor.
+    search reached its time limit, or the jobs have about 16 MiB; the list continues at the cursor.
     """
     found = selected.page(cursor, limit)
     with mongodb():
@@ -227,7 +227,7 @@ def show(id: str) -> JSONResponse:
 def run(
     body: Annotated[NewJob, Depends(JsonBody(NewJob, max_bytes=MAX_JOB_BODY))], actor: CurrentActor
 ) -> JSONResponse:
-    """Store a job. 404: no function is registered for its name; 409: it must be the only one and is not."""
+    """Store a job. 404: no function is registered for its name; 409: a unique or singular job already exists."""
     options = body.model_dump(include={"priority", "unique", "singular"})
     # Programs store many jobs, whose own history begins with that; people store few, and the audit says who.
     is_recorded = actor.via == "page"
@@ -246,7 +246,7 @@ def run(
 def pause(
     body: Annotated[NamesToPause, Depends(JsonBody(NamesToPause, max_bytes=MAX_JOB_BODY))], actor: CurrentActor
 ) -> Paused:
-    """Start no more jobs of these names, which wait; those that run go on."""
+    """Start no more jobs of these names, which wait. Running jobs finish."""
     change = partial(jobs.pause, reason=body.reason, by=actor.who)
     return Paused(paused=_switch(actor, "pause", body.names, change, reason=body.reason))
 
@@ -296,7 +296,7 @@ def remove_many(body: SelectedJobs, actor: CurrentActor) -> ChangedJobs:
 def cancel(id: str, _: NoBody, actor: CurrentActor) -> JSONResponse:
     """Cancel a job that is pending or failed, or ask one that is executing to stop.
 
-    A job that is executing is `canceled` once its function has stopped, or its process was ended after a grace time.
+    A job that is executing is `canceled` once its function has stopped, or its process was killed after a grace time.
     """
     return _changed(actor, "cancel", jobs.cancel, id)
 

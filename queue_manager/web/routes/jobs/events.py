@@ -50,7 +50,7 @@ async def events(request: Request, last: LastEventId) -> EventStream:
     """Send events named `job-update`, `{id, kind, job, server_time}`, for every job that is stored, changed or deleted.
 
     `kind` is `changed` or `deleted`. A browser that reconnects sends the header, which takes precedence over the query.
-    If the events after that id are not kept any more, or too many to be read in a few seconds, the first event is named
+    If the events after that id are no longer kept, or too many to be read in a few seconds, the first event is named
     `reset`: read the lists again.
     """
     feed: Feed[str] = request.app.state.job_feed

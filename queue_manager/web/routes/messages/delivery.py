@@ -108,8 +108,8 @@ async def receive(
 ) -> Response:
     """Deliver the next message, or wait for one for `timeout` seconds. 404: there is none.
 
-    It answers after 55 s at the latest: proxies give up after 60 s, and a message that comes then would be lost to its
-    consumer until its deadline.
+    It answers after 55 s at the latest, because proxies give up after 60 s: a message that arrives after that reaches
+    nobody before its deadline.
     """
     options = ReceiveOptions(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
     message = await receive_message(options, timeout=min(timeout or 0, MAX_POLL_DURATION), request=request)

@@ -70,7 +70,7 @@ async def events(
     """Send events named `queue-update` for every change of the queue.
 
     A browser that reconnects sends the header, which takes precedence over the query. If the events after that id are
-    not kept any more, the first event is named `reset`: read the lists again.
+    no longer kept, the first event is named `reset`: read the lists again.
     """
     feed: QueueFeed = request.app.state.background.feed
     return await feed.serve(request, last)

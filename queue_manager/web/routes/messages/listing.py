@@ -89,7 +89,7 @@ Limit = Annotated[Annotated[int, Field(ge=1, le=MAX_MESSAGES_PER_PAGE)] | None, 
 
 @router.get("/queue/message/{id:path}", response_model=MessageWithHistory)
 def message(id: str) -> Response:
-    """Return one message in any state, with what happened to it since its first delivery. Nobody receives it."""
+    """Return one message in any state, with what happened to it since its first delivery. Does not deliver it."""
     found = queue_admin().find_with_state(id)
     if found is None:
         raise UnknownMessage(f"There is no message {id}")

@@ -139,7 +139,10 @@ def delete_date_range(
     source: Annotated[KeptState | None, EmptyIsNone, Query(alias="queueType")] = None,
     is_preview: Annotated[bool, Query(alias="preview", description="Count them, and delete nothing.")] = False,
 ) -> DeletedRange:
-    """Delete the messages that were added between two times, for about 10 s; those that a consumer holds are kept."""
+    """Delete the messages that were added between two times, except those that a consumer holds.
+
+    It stops after about 10 s, and `is_complete` is false: repeat it then.
+    """
     admin, states, wanted = queue_admin(), (source,) if source else KEPT_STATES, Filter(since=start, until=end)
     undo = None
     if is_preview:
@@ -226,7 +229,7 @@ def replay(
 def pause(
     body: Annotated[TypesToPause, Depends(JsonBody(TypesToPause, max_bytes=MAX_BATCH_BYTES))], actor: CurrentActor
 ) -> MessagePauses:
-    """Deliver no messages of these types, which wait; those that consumers hold go on. At most 100 types are paused."""
+    """Deliver no messages of these types, which wait. Those that consumers hold are not affected. At most 100 types."""
     return _switched(actor, "pause", body, partial(queue_admin().pause, by=actor.who, reason=body.reason))
 
 
@@ -252,13 +255,13 @@ def _switched(
 
 @router.delete("/queue/clear")
 def clear(request: Request, actor: CurrentActor) -> Cleared:
-    """Delete all messages of all queues, for 50 s at most."""
+    """Delete all messages of all queues. It stops after 50 s, and `is_complete` is false: repeat it then."""
     return cleared(None, actor, is_over=_is_over(request))
 
 
 @router.delete("/queue/{queueType}/clear", responses=errors(404))
 def clear_one(queue: NamedQueue, request: Request, actor: CurrentActor) -> Cleared:
-    """Delete all messages of one queue, for 50 s at most."""
+    """Delete all messages of one queue. It stops after 50 s, and `is_complete` is false: repeat it then."""
     return cleared(queue, actor, is_over=_is_over(request))
 
 

@@ -28,9 +28,9 @@ router = APIRouter(responses=errors(404, 409, 503))
 
 @router.post("/systems/{name}/pause")
 def pause(system: Named, body: Reason, actor: CurrentActor) -> PausedSystem:
-    """Dispatch no more items of a system until it is resumed. Items in flight end as usual.
+    """Dispatch no more items of a system until it is resumed. Items in flight finish.
 
-    409: the scan of the system acts itself, and dispatches no items.
+    409: the system dispatches no items, because its scan does the work itself.
     """
     _require_items(system)
     selected = {"reason": body.reason} if body.reason else None

@@ -55,7 +55,7 @@ async def current_overview(request: Request) -> Overview:
 
 @router.get("/overview")
 async def overview(request: Request, principal: CurrentPrincipal) -> Overview:
-    """Return the leader, the workers online, and the state of each system, also while a server is unavailable."""
+    """Return the leader, the workers online, and the state of each system, even while a server is unavailable."""
     state = await current_overview(request)
     return state if principal.systems is None else state.of_systems(principal.systems)
 

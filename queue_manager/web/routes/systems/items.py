@@ -82,7 +82,7 @@ def items(
 ) -> Items:
     """List the items in a state, by the time that it depends on: when they were due, or when their lease ends.
 
-    A search reads 5,000 items at a time: a page may be short or empty, and its cursor goes on.
+    A search reads 5,000 items at a time: a page may be short or empty; its cursor continues.
     """
     system, open_list = found
     of = f"{system.name} {state} {order}"
