@@ -63,7 +63,7 @@ def _answer(
     for one in asked:
         ends_at = max(_moments(one), default=now) + requests.window
         if one.get("status") in pulse.OPEN:
-            return "asked", "good", sentence(f"a review request is open since {when(one['created_at'], now)}")
+            return "asked", "good", sentence(f"a review request has been open since {when(one['created_at'], now)}")
         if ends_at > now:
             return (
                 "asked",
@@ -83,7 +83,7 @@ def _answer(
     state, tone, clause = describe_state(
         detail(requests.leases, due_of(agency).lease), dispatch, history, queue=system.queue
     )
-    return state, tone, sentence(f"to be asked since {when(due_at, now)}", clause)
+    return state, tone, sentence(f"due to be asked since {when(due_at, now)}", clause)
 
 
 def _moments(request: Document) -> list[datetime]:

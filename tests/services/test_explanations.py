@@ -352,7 +352,7 @@ class TestAgencies:
         requests.create(*item.args)
         found = self.why(parent)
         assert found.label == "asked"
-        assert found.answer.startswith("A review request is open since ")
+        assert found.answer.startswith("A review request has been open since ")
         assert self.why(item.args[0]).id == str(parent)
 
     def test_one_that_is_no_customer_for_long_enough(self) -> None:
