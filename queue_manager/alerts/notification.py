@@ -1,7 +1,8 @@
 """A notification: its form in JSON, in Slack and in a mail, and its way to the channels that the settings name.
 
 Guarantee: each channel, a webhook and mail, is waited for at most `CHANNEL_TIMEOUT`, and one that fails does not keep
-the notification from the other. No log line has the URL's path, its query or a password.
+the notification from the other. No log line has the URL's path, its query or a password. A password leaves this machine
+encrypted only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from queue_manager.core.errors import reason
+from queue_manager.core.loopback import is_loopback
 from queue_manager.core.settings import Settings, settings
 from queue_manager.explanation import many
 from queue_manager.health_rules import Problem
@@ -129,8 +131,15 @@ def _mail(notification: Notification) -> None:
     chosen = settings()
     server_url = chosen.qm_alert_smtp_url
     url = urlsplit(OWN_MAIL_SERVER if server_url is None else server_url.get_secret_value())
-    with _connected(url.scheme, url.hostname or "localhost", url.port) as server:
+    host = url.hostname or "localhost"
+    with _connected(url.scheme, host, url.port) as server:
         if url.username:
+            # Somebody between us and the server can remove STARTTLS from what it offers.
+            if not isinstance(server.sock, ssl.SSLSocket) and not is_loopback(host):
+                raise smtplib.SMTPNotSupportedError(
+                    f"{host} does not offer STARTTLS: the password is not sent unencrypted; use smtps://, or an "
+                    "smtp:// URL without a user"
+                )
             server.login(unquote(url.username), unquote(url.password or ""))
         server.send_message(notification.as_mail(chosen.qm_alert_mail_from, chosen.qm_alert_mail_to))
 

@@ -215,7 +215,7 @@ class Settings(BaseSettings):
     qm_alert_mail_from: Text = "queue-manager@localhost"
     """Sender of these mails."""
     qm_alert_smtp_url: SmtpUrl | None = None
-    """Server for these mails: smtp:// (encrypted if possible) or smtps://; unset: port 25 of this host."""
+    """Server for these mails: smtp:// (a login on another host requires STARTTLS) or smtps://; unset: port 25 here."""
     qm_alert_after_seconds: Annotated[float, Field(ge=0, le=86_400)] = 60
     """Seconds that a problem must last before it is sent."""
     qm_alert_repeat_minutes: Annotated[float, Field(ge=1, le=43_200)] = 240

@@ -21,12 +21,12 @@ from beat_schedule import warnings
 from queue_manager.core import log as logging
 from queue_manager.core.child_processes import ChildProcesses
 from queue_manager.core.errors import ConfigurationError, reason
+from queue_manager.core.loopback import is_loopback
 from queue_manager.core.redis_client import REDIS_OUTAGES
 from queue_manager.core.server_check import require_queue_server
 from queue_manager.core.settings import Settings, redact_url, settings
 from queue_manager.telemetry import error_reports, tracing
 from queue_manager.web.app import create
-from queue_manager.web.http.middleware import is_loopback
 from queue_manager.web.http.protocol import BoundedHttpProtocol
 from queue_manager.web.live.socketio_server import MAX_PACKET_SIZE
 from services import message_queue

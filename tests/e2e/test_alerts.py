@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from email.message import EmailMessage
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 from dev.ports import LOOPBACK
+from queue_manager.alerts.notification import Notification, send_to_channels
 from queue_manager.cli.completion import complete_alert_system, complete_rule
+from queue_manager.core.settings import settings
 from queue_manager.health_rules import COMPONENTS
 from tests.deployment.programs import replaced
 from tests.documented import DOCS, block, options
@@ -82,6 +85,24 @@ def test_a_test_is_sent_to_each_channel_and_names_those_that_fail(tmp_path: Path
         assert posts[-1]["text"].splitlines()[1].startswith("• settings: This is a test of the alerts")
         code, said = alerts("test", QM_ALERT_WEBHOOK_URL=f"{url}/s3cret")
         assert (code, "webhook: HTTP Error 500" in said, "s3cret" in said) == (1, True, False)
+
+
+@pytest.mark.parametrize(("host", "is_sent"), [("mail.example.com", False), (LOOPBACK, True)])
+def test_a_password_leaves_the_host_encrypted_only(host: str, is_sent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    mails: list[EmailMessage] = []
+    with receiving_mails(mails, user="user", password="password") as port:
+        connect, address = socket.create_connection, (LOOPBACK, port)
+        monkeypatch.setattr(socket, "create_connection", lambda _, *rest, **options: connect(address, *rest, **options))
+        monkeypatch.setenv("QM_ALERT_MAIL_TO", "ops@example.com")
+        monkeypatch.setenv("QM_ALERT_SMTP_URL", f"smtp://user:password@{host}")
+        settings.cache_clear()
+        try:
+            error = send_to_channels(Notification("recovered", []))["mail"]
+        finally:
+            monkeypatch.undo()
+            settings.cache_clear()
+    assert (error is None, len(mails)) == (is_sent, int(is_sent))
+    assert is_sent or "mail.example.com does not offer STARTTLS: the password is not sent unencrypted" in str(error)
 
 
 @pytest.mark.parametrize(

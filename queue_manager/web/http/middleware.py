@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from queue_manager.core.loopback import is_loopback
 
 _SECURITY_HEADERS = [
     (
@@ -20,16 +21,6 @@ _SECURITY_HEADERS = [
     (b"referrer-policy", b"same-origin"),  # without it, browsers send our own forms with `Origin: null`
 ]
 _NO_STORE = (b"cache-control", b"no-store")
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if `host`, a name or an address, is this machine's loopback."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class SecurityMiddleware:
