@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
@@ -120,17 +120,17 @@ class MessageOperations(Resource, Generic[ReceivedT]):
             priority=priority,
             ack_timeout=ack_timeout,
             max_attempts=max_attempts,
-            id=id or _new_id(),
+            id=_new_id() if id is None else id,
         )
         yield from self._exchange("POST", "/api/queue/message", object, body=message.body(), is_repeatable=True)
         return message.id
 
     @operation
-    def enqueue_batch(self, messages: Sequence[OutgoingMessage]) -> Exchange[Sequence[str]]:
+    def enqueue_batch(self, messages: Iterable[OutgoingMessage]) -> Exchange[Sequence[str]]:
         """Add up to 500 messages with up to 512 KiB of payloads, all or none; return their ids."""
         body = [message.body() for message in messages]
         yield from self._exchange("POST", "/api/queue/batch", object, body=body, is_repeatable=True)
-        return [message.id for message in messages]
+        return [message["id"] for message in body]
 
     @operation
     def dequeue(

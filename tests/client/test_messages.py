@@ -33,8 +33,16 @@ def test_an_id_is_added_once(client: Client) -> None:
     assert client.messages.status().main == 1
 
 
+def test_an_empty_id_is_refused(client: Client) -> None:
+    with pytest.raises(ClientError) as caught:
+        client.messages.enqueue("mail", id="")
+    assert (caught.value.status, caught.value.field) == (422, "id")
+    assert client.messages.status().main == 0
+
+
 def test_a_batch_is_added_whole(client: Client) -> None:
-    ids = client.messages.enqueue_batch([OutgoingMessage(type="mail", payload=number) for number in range(3)])
+    ids = client.messages.enqueue_batch(OutgoingMessage(type="mail", payload=number) for number in range(3))
+    assert len(ids) == 3
     messages = [client.messages.dequeue() for _ in ids]
     assert [(message.id, message.payload) for message in messages if message] == list(zip(ids, range(3), strict=True))
 
