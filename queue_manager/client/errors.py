@@ -53,15 +53,18 @@ class ClientError(Exception):
             body = json.loads(response.content)
             error, message, field = body["error"], body["message"], body.get("field")
         except (ValueError, LookupError, TypeError, AttributeError):
-            error, message, field = response.reason_phrase.lower(), response.text[:MAX_QUOTED_LENGTH], None
+            # No redirect is followed: it would send the key elsewhere.
+            text = f"to {response.headers['location']}" if response.has_redirect_location else response.text
+            error, message, field = response.reason_phrase.lower(), text[:MAX_QUOTED_LENGTH], None
         return cls(response.status_code, error, message, field=field, retry_after=delay)
 
     @classmethod
-    def of_transport(cls, error: httpx2.TransportError) -> ClientError:
-        """Return the error of a request without a response, or of a response that is not an event stream."""
+    def of_request(cls, error: httpx2.RequestError) -> ClientError:
+        """Return the error of a request without a response, or of a response whose content cannot be read."""
         address = error.request.url.copy_with(query=None, username=None, password=None)
         message = f"{address}: {error or type(error).__name__}"
-        if isinstance(error, httpx2.SSEError):  # not a connection error: the content of a successful response is wrong
+        # The content is not an event stream, or not compressed as the headers say, and will not be the next time.
+        if isinstance(error, httpx2.SSEError | httpx2.DecodingError):
             return cls(HTTPStatus.OK, "invalid response", message)
         return cls(None, "unreachable" if isinstance(error, NOT_SENT) else "no response", message)
 

@@ -84,9 +84,9 @@ class EventPosition:
             return None
         return ServerEvent(name=received.event, data=json.loads(received.data), id=received.id)
 
-    def delay_after(self, error: httpx2.TransportError | ClientError) -> float:
+    def delay_after(self, error: httpx2.RequestError | ClientError) -> float:
         """Return the seconds until the next attempt. Raises `ClientError`."""
-        known = ClientError.of_transport(error) if isinstance(error, httpx2.TransportError) else error
+        known = ClientError.of_request(error) if isinstance(error, httpx2.RequestError) else error
         if not known.is_temporary:
             raise known
         delay = self._retries.delay_after(known)
@@ -133,9 +133,9 @@ class Resource:
         )
         retries = Retries(self._retry_for if only_within is None else 0)
         while True:
-            outcome: httpx2.Response | httpx2.TransportError = yield request
-            if isinstance(outcome, httpx2.TransportError):
-                error = ClientError.of_transport(outcome)
+            outcome: httpx2.Response | httpx2.RequestError = yield request
+            if isinstance(outcome, httpx2.RequestError):
+                error = ClientError.of_request(outcome)
             elif outcome.is_success:
                 return _decoded(outcome, result)
             else:
@@ -172,7 +172,7 @@ class SyncResource(Resource):
     _http: httpx2.Client
 
     def _run(self, exchange: Exchange[ResultT]) -> ResultT:
-        outcome: httpx2.Response | httpx2.TransportError | None = None
+        outcome: httpx2.Response | httpx2.RequestError | None = None
         while True:
             try:
                 command = exchange.send(outcome)
@@ -183,7 +183,7 @@ class SyncResource(Resource):
                 continue
             try:
                 outcome = self._http.send(command)
-            except httpx2.TransportError as error:
+            except httpx2.RequestError as error:
                 outcome = error
 
     def _iterate(self, page_after: Callable[[str | None], Exchange[Page[ResultT]]]) -> Generator[ResultT, None, None]:
@@ -209,7 +209,7 @@ class SyncResource(Resource):
                         if event := position.advance(received):
                             yield event
                 delay = position.retry_delay
-            except (httpx2.TransportError, ClientError) as error:
+            except (httpx2.RequestError, ClientError) as error:
                 delay = position.delay_after(error)
             time.sleep(delay)
 
@@ -220,7 +220,7 @@ class AsyncResource(Resource):
     _http: httpx2.AsyncClient
 
     async def _run(self, exchange: Exchange[ResultT]) -> ResultT:
-        outcome: httpx2.Response | httpx2.TransportError | None = None
+        outcome: httpx2.Response | httpx2.RequestError | None = None
         while True:
             try:
                 command = exchange.send(outcome)
@@ -231,7 +231,7 @@ class AsyncResource(Resource):
                 continue
             try:
                 outcome = await self._http.send(command)
-            except httpx2.TransportError as error:
+            except httpx2.RequestError as error:
                 outcome = error
 
     async def _iterate(
@@ -260,7 +260,7 @@ class AsyncResource(Resource):
                         if event := position.advance(received):
                             yield event
                 delay = position.retry_delay
-            except (httpx2.TransportError, ClientError) as error:
+            except (httpx2.RequestError, ClientError) as error:
                 delay = position.delay_after(error)
             await asyncio.sleep(delay)
 

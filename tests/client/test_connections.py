@@ -193,6 +193,20 @@ def test_an_answer_of_a_proxy_is_an_error(kind: str) -> None:
         assert (caught.value.status, caught.value.error) == (200, "invalid response")
 
 
+def test_a_response_that_cannot_be_decompressed_is_an_error(kind: str) -> None:
+    corrupt = (200, {"content-encoding": "gzip"}, "{}")
+    with answering(corrupt) as url, connected(kind, url) as client, pytest.raises(ClientError) as caught:
+        client.messages.enqueue("mail")
+    assert (caught.value.status, caught.value.error) == (200, "invalid response")
+
+
+def test_a_redirect_is_an_error_that_says_where_it_leads(kind: str) -> None:
+    moved = (307, {"location": "https://queue.example.com/api/jobs"}, "")
+    with answering(moved) as url, connected(kind, url) as client, pytest.raises(ClientError) as caught:
+        client.jobs.run(INVOICE)
+    assert str(caught.value) == "307 temporary redirect: to https://queue.example.com/api/jobs"
+
+
 @pytest.mark.parametrize(
     ("key", "status", "error"),
     [(None, 401, "unauthorized"), ("a key", 401, "unauthorized"), (VIEWER, 403, "forbidden")],
