@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from queue_manager.client.errors import ClientError, Retries
 from queue_manager.client.exchanges import (
     AsyncResource,
     EventPosition,
@@ -25,6 +26,7 @@ from queue_manager.client.exchanges import (
 )
 
 FIRST_WAIT, MAX_WAIT = 0.1, 2.0  # seconds between two requests for the state of a job
+MIN_REQUEST_TIMEOUT = 1.0  # seconds of the last of these requests
 
 
 class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,18 +158,26 @@ class JobOperations(Resource):
     def wait(self, id: str, *, timeout: float | None = None) -> Exchange[StoredJob]:
         """Wait until a job is finished, and return it; check its `state`. Not for repeating jobs, which never are.
 
-        Raises: TimeoutError after `timeout` seconds.
+        Raises: TimeoutError after `timeout` seconds, also while the server is unavailable.
         """
         ends_at, delay = time.monotonic() + (math.inf if timeout is None else timeout), FIRST_WAIT
+        retries, path = Retries(self._retry_for), f"/api/jobs/{path_segment(id)}"
         while True:
-            job = yield from self._change("GET", id)
+            limit = max(ends_at - time.monotonic(), MIN_REQUEST_TIMEOUT)
+            try:
+                job = (yield from self._exchange("GET", path, _OneJob, only_within=limit)).job
+                if job.is_finished:
+                    return job
+                retries.reset()
+                reason, pause, delay = f"its state is {job.state}", delay, min(delay * 2, MAX_WAIT)
+            except ClientError as error:
+                if not error.is_temporary:
+                    raise
+                reason, pause = f"the last request failed: {error}", retries.delay_after(error)
             remaining = ends_at - time.monotonic()
-            if job.is_finished:
-                return job
             if remaining <= 0:
-                raise TimeoutError(f"The job {id} is not finished after {timeout:g} s; its state is {job.state}")
-            yield Sleep(min(delay, remaining))
-            delay = min(delay * 2, MAX_WAIT)
+                raise TimeoutError(f"The job {id} is not finished after {timeout:g} s; {reason}")
+            yield Sleep(min(pause, remaining))
 
     @operation
     def cancel(self, id: str) -> Exchange[StoredJob]:

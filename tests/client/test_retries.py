@@ -17,6 +17,7 @@ import pytest
 
 from queue_manager.client import ClientError, ReceivedMessage, StoredMessage
 from queue_manager.client.errors import FIRST_RETRY_DELAY, Retries
+from queue_manager.client.jobs import JobClient
 from tests.client.clients import connected, url_of
 
 RETRY_FOR = 30.0  # seconds, as by default
@@ -89,6 +90,11 @@ LOST = ""
 UNAVAILABLE = "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n\r\n"
 STORED = {"id": "1", "type": "mail", "payload": None, "priority": 0, "created_at": "2026-01-01T00:00:00Z"}
 MESSAGE = response("application/json", json.dumps({**STORED, "attempt_count": 1}))
+CREATED = "2026-01-01T00:00:00Z"
+JOB = {"_id": "1", "name": "mail", "arguments": [], "state": "pending", "due": CREATED, "priority": 0, "attempts": 0}
+PENDING = response(
+    "application/json", json.dumps({"job": {**JOB, "created": CREATED, "updated": CREATED, "history": []}})
+)
 EVENT = "retry: 1\nid: 7\ndata: {}\n\n"
 PING = ": ping\n\n"  # a comment, of which the client learns nothing
 
@@ -177,6 +183,40 @@ def test_a_poll_is_repeated_until_the_time_after_its_first_error_is_over(kind: s
         with pytest.raises(ClientError, match="no response"):
             client.messages.dequeue(55)
         assert server.requests == 3
+
+
+# Waiting for a job
+
+
+def test_waiting_for_a_job_ends_in_time_although_the_server_is_away(
+    kind: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queue_manager.client.jobs.time", clock)
+    turns = (0, PENDING), (3, LOST), (3, UNAVAILABLE)
+    with responding(clock, *turns) as server, connected(kind, server.url, retry_for=inf) as client:
+        with pytest.raises(TimeoutError, match="not finished after 5 s; the last request failed: 503"):
+            client.jobs.wait("1", timeout=5)
+        assert server.requests == 3
+
+
+def test_waiting_for_a_job_ends_when_the_server_is_away_for_too_long(
+    kind: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queue_manager.client.jobs.time", clock)
+    turns = (0, LOST), (RETRY_FOR - 1, PENDING), (0, LOST), (RETRY_FOR, LOST)
+    with responding(clock, *turns) as server, connected(kind, server.url, retry_for=RETRY_FOR) as client:
+        with pytest.raises(ClientError, match="no response"):
+            client.jobs.wait("1")
+        assert server.requests == 4
+
+
+def test_a_request_for_the_state_of_a_job_lasts_no_longer_than_the_wait(
+    clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queue_manager.client.jobs.time", clock)
+    with httpx2.Client(base_url="http://127.0.0.1", timeout=60) as http:
+        request = next(JobClient.wait(JobClient(http, RETRY_FOR), "1", timeout=5))
+    assert request.extensions["timeout"] == dict.fromkeys(("connect", "read", "write", "pool"), 5)
 
 
 # Events
