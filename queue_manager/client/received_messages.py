@@ -168,11 +168,19 @@ class Received(Resource):
         if error is None:
             yield from self._ack()
             return
-        reason = f"{type(error).__name__}: {error}"[:MAX_SENT_REASON_LENGTH]
+        only_within = None if isinstance(error, Exception) else INTERRUPTED_TIMEOUT
         try:
-            yield from self._nack(reason, only_within=None if isinstance(error, Exception) else INTERRUPTED_TIMEOUT)
+            yield from self._nack(_reason_of(error), only_within=only_within)
         except ClientError as error_of_nack:  # the caller must see the error of the block
             log.warning("The message %s could not be rejected: %s", self.id, error_of_nack)
+
+
+def _reason_of(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as failure:  # also then the message must be rejected, and the caller must see its own error
+        text = f"its text raises {type(failure).__name__}"
+    return f"{type(error).__name__}: {text}"[:MAX_SENT_REASON_LENGTH]
 
 
 class ReceivedMessage(Received, SyncResource):

@@ -102,6 +102,20 @@ def test_a_block_whose_error_is_long_rejects_the_message(client: Client) -> None
     assert found.last_error.startswith("ValueError: xxx")
 
 
+def test_a_block_whose_error_has_no_text_rejects_the_message(client: Client) -> None:
+    class UnreadableError(Exception):
+        def __str__(self) -> str:
+            return str(self.args[0])
+
+    id = client.messages.enqueue("mail")
+    message = client.messages.dequeue()
+    assert message is not None
+    with pytest.raises(UnreadableError), message:
+        raise UnreadableError
+    found = client.messages.get(id)
+    assert (found.state, found.last_error) == ("main", "UnreadableError: its text raises IndexError")
+
+
 def test_a_block_that_settled_its_message_is_not_warned_about_a_lost_lock(
     queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
