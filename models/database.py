@@ -48,6 +48,7 @@ OUTAGES = (ConnectionFailure, ExecutionTimeout, WTimeoutError)
 
 APP_NAME = "queue-manager"
 OBJECT_ID_DIGITS = 24
+MAX_ID_DEPTH = 100  # levels of nesting; MongoDB refuses commands with about 200
 DUPLICATE_KEY = 11_000  # MongoDB's code for a document that a unique index refuses
 CLOCK_TIMEOUT = seconds(5)
 MAX_PINGS = 4
@@ -248,6 +249,8 @@ def read_id(value: Any, *, field: str) -> Any:
         found = json_util.loads(value, json_options=_ID_JSON)
         if isinstance(found, list | Regex | Code) or (isinstance(found, dict) and _is_condition(found)):
             raise TypeError("MongoDB has no such ids")
+        if _depth(found) > MAX_ID_DEPTH:
+            raise ValueError("nested too deep")
         bson.encode({"_id": found})
     except Exception as error:  # bson raises many types of errors for malformed values
         raise PermanentError(
@@ -275,6 +278,13 @@ def shown_id(id: Any) -> str:
 def _is_condition(document: Document) -> bool:
     """Return True if a document is a condition in a query instead of a value."""
     return any(name.startswith("$") for name in document)
+
+
+def _depth(value: Any) -> int:
+    """Return the levels of nested documents and lists."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
 
 
 def ping() -> None:

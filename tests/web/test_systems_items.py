@@ -295,6 +295,13 @@ def test_what_is_not_to_be_retried_is_refused(rooms: dict[str, ObjectId], clean:
     assert waiting_messages(clean.valkey.url, "support-snooze") == []
 
 
+@pytest.mark.parametrize("depth", [100, 500])
+def test_an_id_that_is_nested_deep_is_not_found(depth: int, process: Web) -> None:
+    id = quote('{"a":' * depth + "1" + "}" * depth, safe="")
+    assert process.get(f"{ROOMS}/{id}").status == 404
+    assert process.post(f"{ROOMS}/{id}/retry").status == 404
+
+
 def test_all_that_match_are_sent(clean: Servers, process: Web) -> None:
     now = server_now()
     loud = {str(make_room(now - seconds(number), account_id=f"loud-{number}")) for number in range(1, 21)}
