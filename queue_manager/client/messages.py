@@ -186,13 +186,16 @@ class MessageOperations(Resource, Generic[ReceivedT]):
         order: Literal["asc", "desc"] = "desc",
         page_size: int = 50,
     ) -> Exchange[Page[StoredMessage]]:
-        """Iterate over the messages in a state, by default the newest first. `since` and `until`: when it was added."""
+        """Iterate over the messages in a state, by default the newest first. `since` and `until`: when it was added.
+
+        Raises: ValueError: `since` or `until` has no time zone.
+        """
         params = {
             "filterType": type,
             "filterPriority": priority,
             "filterAttempts": attempts,
-            "startDate": None if since is None else since.isoformat(),
-            "endDate": None if until is None else until.isoformat(),
+            "startDate": _moment("since", since),
+            "endDate": _moment("until", until),
             "search": search,
             "sortOrder": order,
             "limit": page_size,
@@ -238,6 +241,12 @@ class MessageOperations(Resource, Generic[ReceivedT]):
                 raise
             return None
         return self.received(self._http, self._retry_for, message, ack_timeout)
+
+
+def _moment(name: str, moment: datetime | None) -> str | None:
+    if moment is not None and moment.tzinfo is None:  # the server would take a local time for UTC
+        raise ValueError(f"{name}: must be a datetime with a time zone, such as datetime.now(UTC) - timedelta(hours=1)")
+    return None if moment is None else moment.isoformat()
 
 
 class MessageClient(MessageOperations[ReceivedMessage], SyncResource):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 import pytest
@@ -196,6 +197,16 @@ def test_a_list_follows_the_cursor(client: Client) -> None:
     ids = client.messages.enqueue_batch([OutgoingMessage(type="mail") for _ in range(7)])
     assert [message.id for message in client.messages.list("main", page_size=3, order="asc")] == ids
     assert [message.id for message in client.messages.list("main", page_size=3, type="sms")] == []
+
+
+def test_a_list_is_limited_by_times_with_a_zone_only(client: Client) -> None:
+    id, now = client.messages.enqueue("mail"), datetime.now(UTC)
+    assert [one.id for one in client.messages.list("main", since=now - timedelta(hours=1))] == [id]
+    assert list(client.messages.list("main", until=now - timedelta(hours=1))) == []
+    with pytest.raises(ValueError, match=r"^since: must be a datetime with a time zone"):
+        list(client.messages.list("main", since=now.replace(tzinfo=None)))
+    with pytest.raises(ValueError, match=r"^until: must be a datetime with a time zone"):
+        list(client.messages.list("main", until=now.replace(tzinfo=None)))
 
 
 def test_types_are_paused_and_resumed(client: Client, queue: Queue) -> None:
