@@ -29,6 +29,7 @@ from services.message_queue.messages import (
     MAX_TYPE_BYTES,
     as_json,
     checked_id,
+    checked_new_type,
     checked_options,
     checked_text,
     is_id,
@@ -238,7 +239,7 @@ class QueueAdmin(MessageBrowser):
             f"custom_{name}": None for name in ("ack_timeout", "max_attempts") if name in known and known[name] is None
         }
         if "type" in known:
-            record["type"] = checked_text(known["type"], "type", max_bytes=MAX_TYPE_BYTES)
+            record["type"] = checked_new_type(known["type"])
         if "priority" in known:
             record["priority"] = self._options.checked_priority(known["priority"])
         payload = self._options.checked_payload(known["payload"]) if "payload" in known else ""

@@ -28,6 +28,7 @@ MAX_REASON_BYTES = 4_096  # longer failure reasons are truncated
 
 _NEW_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.:@-]{1,128}")  # URLs cannot contain `.` and `..`
 _PRINTABLE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")
+_LINE_OR_C1_CONTROL = re.compile(r"[\x80-\x9f\u2028\u2029]")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]')
 
@@ -150,6 +151,17 @@ def checked_text(value: Any, field: str, *, max_bytes: int) -> str:
     return value
 
 
+def checked_new_type(value: Any) -> str:
+    """Return `value` if a producer may choose it as a type. Raises `InvalidMessage`.
+
+    The types of other programs may contain what is refused here: `checked_text` accepts it, to find their messages.
+    """
+    type = checked_text(value, "type", max_bytes=MAX_TYPE_BYTES)
+    if _LINE_OR_C1_CONTROL.search(type):
+        raise InvalidMessage("type", "a text without control characters and line separators (U+2028, U+2029)")
+    return type
+
+
 def checked_id(value: Any, field: str = "id") -> str:
     """Return `value` if it is a valid message id. Raises `InvalidMessage`."""
     return checked_text(value, field, max_bytes=MAX_ID_BYTES)
@@ -256,7 +268,7 @@ class NewMessage:
         id = uuid4().hex if self.id is None else self.id
         if not isinstance(id, str) or not _NEW_ID.fullmatch(id):
             raise InvalidMessage("id", "1 to 128 letters, digits or any of _ . : @ -, but not . or ..")
-        type = checked_text(self.type, "type", max_bytes=MAX_TYPE_BYTES)
+        type = checked_new_type(self.type)
         priority = queue.checked_priority(self.priority)
         options = "".join(f'"{name}":{json.dumps(value)},' for name, value in self._options().items())
         payload = queue.checked_payload(self.payload)

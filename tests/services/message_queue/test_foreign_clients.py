@@ -352,6 +352,20 @@ def test_record_that_another_wrote_breaks_nothing(lab: Lab, record: bytes) -> No
         assert lab.client.hlen("q_metadata") == 0
 
 
+@pytest.mark.parametrize("character", ["\x80", "\x85", "\x9f", "\u2028", "\u2029"])
+def test_types_with_invisible_controls_are_read_and_not_written(lab: Lab, character: str) -> None:
+    type = f"job{character}"
+    lab.client.xadd("q", {"data": data(id="theirs", type=type)})
+    message = lab.take(type=type)
+    assert (message.id, message.type) == ("theirs", type)
+    lab.queue.nack("theirs", message.lock_token)
+    lab.contents.update("theirs", {"priority": 1})
+    with pytest.raises(InvalidMessage, match=r"^type: must be a text without control characters and line separators"):
+        lab.contents.update("theirs", {"type": type})
+    with pytest.raises(InvalidMessage, match=r"^type: must be a text without control characters and line separators"):
+        lab.queue.enqueue(type)
+
+
 # Entries that are no messages
 
 NO_MESSAGES: dict[str, dict[Any, Any]] = {
