@@ -25,6 +25,7 @@ from queue_manager.cli.messages_render import add_row, console, print_json, prin
 from queue_manager.core.clock import to_iso
 from queue_manager.core.redis_client import connect, outage
 from queue_manager.core.settings import redact_url, settings
+from queue_manager.explanation import many
 
 AUDITED_BROKER = "broker"
 """What the audit calls the broker, as health does."""
@@ -68,9 +69,7 @@ def clear(yes: YesOption = False) -> None:
     Example: `queue-manager dead-letters clear --yes`
     """
     with _redis() as client:
-        count = dead_letters.count(client)
-        if count:
-            confirm(f"Delete {count} dead letter{'s'[: count > 1]}?", yes=yes)
+        _confirm("Delete", dead_letters.count(client), yes=yes)
         with audited("clear", system=AUDITED_BROKER, is_in_redis=True) as action:
             action.count = dead_letters.clear(client, keep=action.keeper("dead-letter"))
         typer.echo(f"{action.count} deleted")
@@ -81,10 +80,11 @@ def clear(yes: YesOption = False) -> None:
 def replay(
     ids: Annotated[list[str] | None, typer.Argument(help="Ids of dead letters.", metavar="[ID]...")] = None,
     all_letters: Annotated[bool, typer.Option("--all", help="Replay all dead letters.")] = False,
+    yes: YesOption = False,
 ) -> None:
     """Put messages back into their queues. Undecodable messages are refused, with the reason.
 
-    Exit code 1 if a message was not replayed.
+    `--all` asks for confirmation with the number of dead letters. Exit code 1 if a message was not replayed.
 
     Example: `queue-manager dead-letters replay --all`
     """
@@ -92,18 +92,26 @@ def replay(
         raise typer.BadParameter("give the ids of dead letters, or --all")
     replayed, failed = 0, []
     missing = dict.fromkeys(ids or [])
-    with _redis() as client, audited("replay", system=AUDITED_BROKER, is_in_redis=True, ids=[*missing]) as action:
-        for letter, refused in dead_letters.replay(client, None if all_letters else missing.copy()):
-            missing.pop(letter.id, None)
-            if refused:
-                failed.append(f"{letter.id}: {refused}")
-            else:
-                action.count = replayed = replayed + 1
+    with _redis() as client:
+        if all_letters:
+            _confirm("Replay", dead_letters.count(client), yes=yes)
+        with audited("replay", system=AUDITED_BROKER, is_in_redis=True, ids=[*missing]) as action:
+            for letter, refused in dead_letters.replay(client, None if all_letters else missing.copy()):
+                missing.pop(letter.id, None)
+                if refused:
+                    failed.append(f"{letter.id}: {refused}")
+                else:
+                    action.count = replayed = replayed + 1
     typer.echo(f"{replayed} replayed")
     for line in (*failed, *(f"{id}: there is no such dead letter" for id in missing)):
         typer.echo(printable(line), err=True)
     if failed or missing:
         sys.exit(1)
+
+
+def _confirm(verb: str, count: int, *, yes: bool) -> None:
+    if count:
+        confirm(f"{verb} {many(count, 'dead letter')}?", yes=yes)
 
 
 def _table(letters: Sequence[DeadLetter]) -> Table:

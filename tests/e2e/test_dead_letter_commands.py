@@ -138,7 +138,12 @@ def test_all_are_put_back_byte_for_byte_and_in_order(clean: Servers, tmp_path: P
     for queue, message in (("celery", first), ("celery", second), ("celery", urgent), ("scans", json.dumps(tried))):
         bury(clean, queue, message)
 
-    result = queue_manager("dead-letters", "replay", "--all", cwd=tmp_path)
+    refused = queue_manager("dead-letters", "replay", "--all", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "Replay 4 dead letters?" in refused.stdout
+    assert contents(clean, "celery", "scans") == [[], []]
+
+    result = queue_manager("dead-letters", "replay", "--all", "--yes", cwd=tmp_path)
 
     assert (result.returncode, result.stdout, result.stderr) == (0, "4 replayed\n", "")
     *others, [again] = contents(clean, "celery", "celery\x06\x163", dead_letters.DEAD_LETTERS, "scans")
