@@ -40,7 +40,7 @@ OneOrAll = Annotated[
 def status(name: OneOrAll = None, as_json: AnswerJsonOption = False) -> None:
     """Show how many items are due, in progress, stuck and failed, the rates and the problems.
 
-    Servers that do not answer are named; numbers that could not be read are empty.
+    Numbers that could not be read are empty. Exit code 1 if MongoDB or Redis does not answer.
 
     Example: `queue-manager systems status support-snooze --json`
     """
@@ -50,13 +50,15 @@ def status(name: OneOrAll = None, as_json: AnswerJsonOption = False) -> None:
     with report_errors():
         system = None if name is None else find_system(name, systems())
         state = asyncio.run(read_overview())
+    unread = [text for text in (state.servers.mongodb, state.servers.redis) if text]
     if as_json:
         print_answer(state if system is None else one_of(state, system))
-        return
-    shown = [one for one in state.systems if system is None or one.name == system.name]
-    print_table(shown, STATUS_COLUMNS, nothing="no system")
-    problems = state.all_problems if system is None else shown[0].problems
-    _print_problems([text for text in (state.servers.mongodb, state.servers.redis) if text], problems)
+    else:
+        shown = [one for one in state.systems if system is None or one.name == system.name]
+        print_table(shown, STATUS_COLUMNS, nothing="no system")
+        _print_problems(unread, state.all_problems if system is None else shown[0].problems)
+    if unread:
+        raise typer.Exit(1)
 
 
 def scans(
