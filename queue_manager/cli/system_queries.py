@@ -11,7 +11,7 @@ import typer
 
 from beat_schedule import systems
 from queue_manager.cli.completion import complete_system
-from queue_manager.cli.errors import report_errors
+from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer, print_table
 from queue_manager.cli.messages_render import printable
 from queue_manager.core.clock import seconds, to_iso
@@ -85,7 +85,7 @@ def scans(
 
 def history(
     name: OneOrAll = None,
-    chosen: Annotated[Range, typer.Option("--range", help="How far back; 24h without NAME.")] = "24h",
+    chosen: Annotated[Range | None, typer.Option("--range", help="How far back, with NAME; otherwise 24h.")] = None,
     as_json: AnswerJsonOption = False,
 ) -> None:
     """Show how many items ended, by outcome: of one system in steps of a range, or of all systems in 24 hours.
@@ -98,11 +98,13 @@ def history(
     from queue_manager.web.routes.systems.history import system_history
     from queue_manager.web.routes.systems.queries import find_system
 
+    if name is None and chosen is not None:
+        fail("--range: give NAME too, because the history of all systems is that of 24 hours", code=2)
     with report_errors():
         if name is None:
             _print_day(history_of(systems()), as_json=as_json)
             return
-        found = system_history(find_system(name, systems()), chosen)
+        found = system_history(find_system(name, systems()), chosen or "24h")
     if as_json:
         print_answer(found)
         return
