@@ -22,6 +22,7 @@ from queue_manager.cli.messages_render import printable
 from queue_manager.core import log
 from queue_manager.core.pause import MAX_REASON_LENGTH
 from queue_manager.core.settings import settings
+from queue_manager.explanation import many
 from services.audit import Actor, AuditedAction, recorded
 
 TYPED_FROM = 1_000  # entries; who deletes more has to type their name
@@ -30,18 +31,23 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 PauseReason = Annotated[str | None, typer.Option("--reason", help="Reason, shown to other operators.", metavar="TEXT")]
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask for confirmation unless it was given; exit code 1 without it."""
-    if not yes:
-        typer.confirm(printable(question), abort=True)
+def confirm(action: str, count: int, noun: str, of: str = "", *, yes: bool, typed: str | None = None) -> None:
+    """Ask for confirmation unless it was given, exit code 1 without it; end with 0 if there is nothing to change.
 
-
-def confirm_deletion(question: str, *, count: int, name: str, yes: bool) -> None:
-    """Ask for confirmation of a deletion; of more than 1,000 entries, their name must be typed."""
-    if yes or count <= TYPED_FROM:
-        confirm(question, yes=yes)
-    elif typer.prompt(printable(f"{question} Type {name} to confirm")).strip() != name:
-        fail(f"nothing was deleted, because the name that was typed is not {name}", code=1)
+    Args:
+        of: what follows the noun, such as ` in main`.
+        typed: what must be typed to delete more than 1,000.
+    """
+    if not count:
+        typer.echo(printable(f"no {noun}s{of} to {action}"))
+        raise typer.Exit
+    question = printable(f"{action.capitalize()} {many(count, noun)}{of}?")
+    if yes:
+        return
+    if typed is None or count <= TYPED_FROM:
+        typer.confirm(question, abort=True)
+    elif typer.prompt(f"{question} Type {printable(typed)} to confirm").strip() != typed:
+        fail(f"nothing was deleted, because the name that was typed is not {typed}", code=1)
 
 
 @contextmanager

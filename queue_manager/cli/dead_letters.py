@@ -25,7 +25,6 @@ from queue_manager.cli.messages_render import add_row, console, print_json, prin
 from queue_manager.core.clock import to_iso
 from queue_manager.core.redis_client import connect, outage
 from queue_manager.core.settings import redact_url, settings
-from queue_manager.explanation import many
 
 AUDITED_BROKER = "broker"
 """What the audit calls the broker, as health does."""
@@ -69,7 +68,7 @@ def clear(yes: YesOption = False) -> None:
     Example: `queue-manager dead-letters clear --yes`
     """
     with _redis() as client:
-        _confirm("Delete", dead_letters.count(client), yes=yes)
+        confirm("delete", dead_letters.count(client), "dead letter", yes=yes)
         with audited("clear", system=AUDITED_BROKER, is_in_redis=True) as action:
             action.count = dead_letters.clear(client, keep=action.keeper("dead-letter"))
         typer.echo(f"{action.count} deleted")
@@ -94,7 +93,7 @@ def replay(
     missing = dict.fromkeys(ids or [])
     with _redis() as client:
         if all_letters:
-            _confirm("Replay", dead_letters.count(client), yes=yes)
+            confirm("replay", dead_letters.count(client), "dead letter", yes=yes)
         with audited("replay", system=AUDITED_BROKER, is_in_redis=True, ids=[*missing]) as action:
             for letter, refused in dead_letters.replay(client, None if all_letters else missing.copy()):
                 missing.pop(letter.id, None)
@@ -107,11 +106,6 @@ def replay(
         typer.echo(printable(line), err=True)
     if failed or missing:
         sys.exit(1)
-
-
-def _confirm(verb: str, count: int, *, yes: bool) -> None:
-    if count:
-        confirm(f"{verb} {many(count, 'dead letter')}?", yes=yes)
 
 
 def _table(letters: Sequence[DeadLetter]) -> Table:

@@ -92,7 +92,7 @@ def replay(
     with report_errors():
         found, is_complete = find_group(group)
         ids = found.until(None)
-        confirm(f"Replay {len(ids):,} of {found.name}: {found.reason}?", yes=yes)
+        confirm("replay", len(ids), "failure", f" of {found.name}: {found.reason}", yes=yes)
         with audited(action_on(found), **audited_as(found, ids)) as action:
             action.count, is_in_time = replay(found, ids)
     typer.echo(f"{action.count} of {len(ids)} replayed")

@@ -167,10 +167,10 @@ def retry(
         found = _found(system)
         given: dict[str, Any] = {"ids": ids} if ids else {"state": state, "search": search}
         body = validated(RetriedItems, given)
-        if state is not None and not yes:
+        if state is not None:
             counted = count_items(found, state, search)
             more = "" if counted.is_complete else " or more"
-            confirm(f"Send {counted.count:,}{more} items of {system}?", yes=yes)
+            confirm("send", counted.count, "item", f"{more} of {system}", yes=yes)
         answer = retry_items(found, body, current_actor())
     typer.echo(f"{answer.sent} of {answer.of} sent")
     if answer.sent != answer.of:

@@ -23,7 +23,7 @@ from queue_manager.cli.changes import (
     YesOption,
     audited,
     checked_reason,
-    confirm_deletion,
+    confirm,
     current_actor,
     echo_undo,
     switch,
@@ -34,7 +34,6 @@ from queue_manager.cli.jobs_render import print_document
 from queue_manager.cli.messages_render import printable
 from queue_manager.core.clock import to_iso
 from queue_manager.core.pause import COMMAND_LINE
-from queue_manager.explanation import many
 from queue_manager.web.http.requests import validated
 from services import job_queues
 from services.job_queues import as_json
@@ -168,8 +167,7 @@ def clear(
         body = validated(JobsToDelete, {"states": states, "name": name})
         count = sum(job_queues.jobs.count(name=name, state=checked_state(state)) for state in dict.fromkeys(states))
         of = name or ALL_NAMES
-        question = f"Delete {many(count, 'job')} of {of} in the state {' or '.join(states)}?"
-        confirm_deletion(question, count=count, name=of, yes=yes)
+        confirm("delete", count, "job", f" of {of} in the state {' or '.join(states)}", yes=yes, typed=of)
         answer = clear_jobs(body, current_actor())
     typer.echo(f"{answer.deleted} deleted")
     echo_undo(answer.undo)

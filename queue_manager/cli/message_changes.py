@@ -14,11 +14,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from models.audit import ActionName
-from queue_manager.cli.changes import YesOption, audited, confirm, confirm_deletion, current_actor, echo_undo
+from queue_manager.cli.changes import YesOption, audited, confirm, current_actor, echo_undo
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.message_filters import filtered
 from queue_manager.cli.messages_render import print_json, printable
-from queue_manager.explanation import many
 from services import message_queue
 from services.audit import AuditedAction
 from services.message_queue import Filter, InvalidMessage, MessageState, NewMessage
@@ -186,7 +185,7 @@ def clear(
         counts = message_queue.queue_admin().counts()
         count = sum(map(counts.of, MESSAGE_STATES if state is None else [state]))
         name = state or "all"
-        confirm_deletion(f"Delete {many(count, 'message')} in {name}?", count=count, name=name, yes=yes)
+        confirm("delete", count, "message", f" in {name}", yes=yes, typed=name)
         answer = cleared(state, current_actor(), is_over=lambda: False)
     typer.echo(f"{answer.cleared} deleted")
     echo_undo(answer.undo)
@@ -257,10 +256,7 @@ def _change(
     """Change messages in batches, and print the outcomes of each at once, because the next one may fail."""
     action, past = words
     noun = "dead letter" if state == "dead" else "message"
-    if not ids:
-        typer.echo(f"no {noun}s to {action}")
-        return
-    confirm(f"{action.capitalize()} {many(len(ids), noun)}?", yes=yes)
+    confirm(action, len(ids), noun, yes=yes)
     changed: list[str] = []
     with audited(
         action, system=message_queue.system.name, is_in_redis=True, filter=selected, ids=ids, detail=detail

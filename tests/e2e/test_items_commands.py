@@ -138,10 +138,12 @@ class TestRetry:
         assert (entry.via, entry.system, entry.count, set(entry.ids)) == ("cli", ROOMS, 2, {failed, due, later})
 
     def test_items_of_a_state_are_sent_after_confirmation(self, clean: Servers) -> None:
+        nothing = items("retry", ROOMS, "--state", "failed")
+        assert (nothing.returncode, nothing.stdout) == (0, f"no items of {ROOMS} to send\n")
         broken, slow = failed_room("Boom: the socket broke"), failed_room("timeout")
         refused = items("retry", ROOMS, "--state", "failed", "--search", "socket", answer="n\n")
         assert refused.returncode == 1
-        assert f"Send 1 items of {ROOMS}?" in refused.stdout
+        assert f"Send 1 item of {ROOMS}?" in refused.stdout
         assert sent() == set()
         assert items("retry", ROOMS, "--state", "failed", "--search", "socket", answer="y\n").returncode == 0
         assert sent() == {broken}

@@ -91,6 +91,8 @@ class TestClear:
         assert model.jobs().count_documents({}) == 0
 
     def test_executing_jobs_are_never_deleted(self, clean: Servers) -> None:
+        result = run("clear", "success", "--name", INVOICE)
+        assert (result.returncode, result.stdout) == (0, f"no jobs of {INVOICE} in the state success to delete\n")
         result = run("clear", "executing", "--yes")
         assert (result.returncode, result.stdout) == (2, "")
         assert result.stderr.startswith("queue-manager: states: must be ")

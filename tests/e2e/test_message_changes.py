@@ -155,6 +155,11 @@ class TestClear:
         assert (state_of(waiting), state_of(dead)) == (None, "dead")
         assert run("clear", "--all", "--yes").stdout.startswith("1 deleted\n")
 
+    @pytest.mark.parametrize("options", [[], ["--yes"]])
+    def test_an_empty_state_needs_no_confirmation(self, options: list[str], queue: MessageQueue) -> None:
+        cleared = run("clear", "main", *options)
+        assert (cleared.returncode, cleared.stdout) == (0, "no messages in main to delete\n")
+
     def test_name_is_typed_above_a_thousand(self, queue: MessageQueue) -> None:
         for _ in range(3):
             add(queue, 400)
