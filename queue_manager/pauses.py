@@ -30,10 +30,10 @@ def pause(system: str, *, by: str, reason: str | None = None) -> PauseState:
     return made
 
 
-def resume(system: str) -> None:
-    """Dispatch items of a system again. Raises `Unavailable`."""
+def resume(system: str) -> bool:
+    """Dispatch items of a system again; return False if it was not paused. Raises `Unavailable`."""
     with redis_server() as client:
-        client.hdel(PAUSES_KEY, system)
+        return bool(client.hdel(PAUSES_KEY, system))
 
 
 def paused() -> Mapping[str, PauseState]:

@@ -9,7 +9,7 @@ import getpass
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -93,7 +93,7 @@ def switch(
     kind: str,
     names: Sequence[str],
     change: Callable[[Sequence[str]], None],
-    what: str,
+    outcome: Callable[[str], str],
     *,
     reason: str | None = None,
     **audit: Any,
@@ -102,13 +102,19 @@ def switch(
 
     Args:
         kind: what the names are of, in the audit.
+        outcome: what to print after a name.
         audit: the system, and what else `services.audit.recorded` takes.
     """
     selected = {kind: ", ".join(names)} | ({"reason": reason} if reason else {})
     with report_errors(), audited(action, filter=selected, **audit):
         change(names)
     for name in names:
-        typer.echo(f"{printable(name)}  {what}")
+        typer.echo(f"{printable(name)}  {outcome(name)}")
+
+
+def resumed(name: str, paused: Container[str]) -> str:
+    """Return what to say of a name that is resumed; `paused` are the names that were paused before."""
+    return "resumed" if name in paused else "was not paused"
 
 
 def _is_text(value: str) -> bool:

@@ -15,9 +15,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from models import job_queue
 from models.audit import ActionName
 from models.database import Document, id_text
 from models.job import JobState
+from models.job import names as stored_names
 from queue_manager.cli.changes import (
     PauseReason,
     YesOption,
@@ -26,6 +28,7 @@ from queue_manager.cli.changes import (
     confirm,
     current_actor,
     echo_undo,
+    resumed,
     switch,
 )
 from queue_manager.cli.completion import complete_job_name, complete_job_state
@@ -176,11 +179,21 @@ def clear(
 def pause(names: JobNames, reason: PauseReason = None) -> None:
     """Pause queues in the whole system: no job of these names is started; an executing one finishes.
 
+    A name without jobs is paused, too; the command says so if no function is registered for it either.
+
     Example: `queue-manager jobs pause send_invoice --reason "the mail provider is down"`
     """
     why = checked_reason(reason)
     change = partial(job_queues.jobs.pause, reason=why, by=COMMAND_LINE)
-    switch("pause", "names", names, change, "paused", reason=why, system=job_queues.system.name)
+    with report_errors():
+        stored = stored_names()
+    # The functions are not imported for names that have jobs, so that those can be paused while an import fails.
+    known = stored if {*names} <= {*stored} else [*stored, *job_queues.registry.names()]
+
+    def outcome(name: str) -> str:
+        return "paused" if name in known else "paused, but there is no job and no function of this name"
+
+    switch("pause", "names", names, change, outcome, reason=why, system=job_queues.system.name)
 
 
 def resume(names: JobNames) -> None:
@@ -188,7 +201,9 @@ def resume(names: JobNames) -> None:
 
     Example: `queue-manager jobs resume send_invoice`
     """
-    switch("resume", "names", names, job_queues.jobs.resume, "resumed", system=job_queues.system.name)
+    with report_errors():
+        outcome = partial(resumed, paused=job_queue.paused())
+    switch("resume", "names", names, job_queues.jobs.resume, outcome, system=job_queues.system.name)
 
 
 # Arguments

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from queue_manager.cli.changes import PauseReason, audited, checked_reason, switch
+from queue_manager.cli.changes import PauseReason, audited, checked_reason, resumed, switch
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import (
     AnswerJsonOption,
@@ -264,7 +264,16 @@ def pause(types: MessageTypes, reason: PauseReason = None) -> None:
     """
     why = checked_reason(reason)
     change = partial(message_queue.queue_admin().pause, by=COMMAND_LINE, reason=why)
-    switch("pause", "types", types, change, "paused", reason=why, system=message_queue.system.name, is_in_redis=True)
+    switch(
+        "pause",
+        "types",
+        types,
+        change,
+        lambda _: "paused",
+        reason=why,
+        system=message_queue.system.name,
+        is_in_redis=True,
+    )
 
 
 @queue.command()
@@ -273,12 +282,14 @@ def resume(types: MessageTypes) -> None:
 
     Example: `queue-manager queue resume send_mail`
     """
+    with report_errors():
+        outcome = partial(resumed, paused=message_queue.queue_admin().pauses())
     switch(
         "resume",
         "types",
         types,
         message_queue.queue_admin().resume,
-        "resumed",
+        outcome,
         system=message_queue.system.name,
         is_in_redis=True,
     )

@@ -117,8 +117,8 @@ def resume(name: SystemName) -> None:
     with report_errors():
         system = named(name, systems()).name
         with audited("resume", system=system, is_in_redis=True):
-            pauses.resume(system)
-    typer.echo(f"{name}  resumed")
+            was_paused = pauses.resume(system)
+    typer.echo(f"{name}  {'resumed' if was_paused else 'was not paused'}")
 
 
 for _query in (status, scans, history, schedule):

@@ -216,6 +216,17 @@ class TestChanging:
         refused = run("pause", INVOICE, "a b")
         assert (refused.returncode, refused.stdout) == (2, "")
 
+    def test_misspelled_names_are_paused_but_named(self, clean: Servers) -> None:
+        made(INVOICE, 1)
+        paused = invoke("jobs", "pause", INVOICE, "send_invoce")
+        assert (paused.returncode, paused.stdout) == (
+            0,
+            f"{INVOICE}  paused\nsend_invoce  paused, but there is no job and no function of this name\n",
+        )
+        assert job_queue.paused() == {INVOICE, "send_invoce"}
+        resumed = invoke("jobs", "resume", REPORT, INVOICE)
+        assert (resumed.returncode, resumed.stdout) == (0, f"{REPORT}  was not paused\n{INVOICE}  resumed\n")
+
     @pytest.mark.parametrize("command", ["cancel", "retry", "remove", "pause", "resume", "show", "run"])
     def test_it_must_be_said_which(self, command: str) -> None:
         assert run(command).returncode == 2

@@ -60,6 +60,7 @@ class TestPause:
         assert "by command line: a [red]spill\n" in listed
         assert "Paused: send_mail since 20" in listed
         assert run("resume", "send_mail", "export").stdout == "send_mail  resumed\nexport  resumed\n"
+        assert run("resume", "export").stdout == "export  was not paused\n"
         received = queue.dequeue()
         assert received is not None
         assert received.id == "first"

@@ -176,6 +176,7 @@ def test_pause_and_resume_name_the_system(tmp_path: Path) -> None:
     assert (too_long.returncode, too_long.stdout) == (2, "")
     assert systems(tmp_path, "resume", "support-snooze").stdout == "support-snooze  resumed\n"
     assert pauses.paused() == {}
+    assert systems(tmp_path, "resume", "support-snooze").stdout == "support-snooze  was not paused\n"
     refused = systems(tmp_path, "pause", "overdue-messages")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "there is no system 'overdue-messages'; the systems are: support-snooze, " in refused.stderr
