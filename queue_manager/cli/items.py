@@ -21,9 +21,10 @@ from queue_manager.cli.lists import (
     print_answer,
     print_table,
 )
-from queue_manager.cli.messages_render import print_json
+from queue_manager.cli.messages_render import print_json, printable
 from queue_manager.cli.why import print_diagnosis
 from queue_manager.items import Listed, State
+from queue_manager.server_calls import mongodb
 from queue_manager.system import System
 from queue_manager.web.diagnosis import diagnose
 from queue_manager.web.http.requests import validated
@@ -151,7 +152,7 @@ def retry(
     """Send items to the workers now: dispatch those that are due, retry those that are stuck or failed.
 
     At most 1,000 are sent at once. Items that are in progress, not due or gone are left alone. `--state` asks for
-    confirmation with the number of items. Exit code 1 if not all were sent.
+    confirmation with the number of items. Exit code 1 if not all were sent; ids that no item has are named.
 
     Examples: `queue-manager items retry support-snooze 65a1b2c3d4e5f60718293a4b`, `queue-manager items retry
     support-snooze --state failed --search timeout --yes`
@@ -173,8 +174,15 @@ def retry(
             confirm("send", counted.count, "item", f"{more} of {system}", yes=yes)
         answer = retry_items(found, body, current_actor())
     typer.echo(f"{answer.sent} of {answer.of} sent")
-    if answer.sent != answer.of:
-        raise typer.Exit(1)
+    if answer.sent == answer.of:
+        return
+    with report_errors(), mongodb():
+        unknown = [id for id in dict.fromkeys(body.ids or ()) if not found[1]().has(id)]
+    for id in unknown:
+        typer.echo(f"{printable(id)}: there is no such item", err=True)
+    if body.ids and answer.sent + len(unknown) < answer.of:
+        typer.echo("the others are in progress or not due", err=True)
+    raise typer.Exit(1)
 
 
 def _found(name: str) -> tuple[System, Callable[[], Listed]]:

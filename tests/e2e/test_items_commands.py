@@ -132,6 +132,7 @@ class TestRetry:
         later = str(make_room(server_now() + hours(1)))
         first = items("retry", ROOMS, failed, due, later)
         assert (first.returncode, first.stdout) == (1, "2 of 3 sent\n"), first.stderr
+        assert first.stderr == "the others are in progress or not due\n"
         assert sent() == {failed, due}
         assert items("retry", ROOMS, failed).stdout == "0 of 1 sent\n"
         (_, entry), _ = audit.page(AuditQuery(action="retry"), after=None, limit=10)
@@ -149,6 +150,12 @@ class TestRetry:
         assert sent() == {broken}
         assert items("retry", ROOMS, "--state", "failed", "--yes").stdout == "1 of 1 sent\n"
         assert sent() == {broken, slow}
+
+    def test_unknown_ids_are_named(self, clean: Servers) -> None:
+        due = str(due_room())
+        result = items("retry", ROOMS, due, GONE)
+        assert (result.returncode, result.stdout) == (1, "1 of 2 sent\n")
+        assert result.stderr == f"{GONE}: there is no such item\n"
 
     @pytest.mark.parametrize("arguments", [[], [GONE, "--state", "failed"], [GONE, "--search", "x"]])
     def test_ids_or_state_must_be_given(self, arguments: list[str], clean: Servers) -> None:
