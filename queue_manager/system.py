@@ -251,22 +251,25 @@ def task_modules(systems: Iterable[System]) -> list[str]:
     return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
 
 
-def declared(modules: Iterable[str]) -> list[System]:
-    """Import the modules that `QM_SYSTEMS` names, and return the systems that they declare.
+def declared(modules: Iterable[str], *, setting: str = "QM_SYSTEMS") -> list[System]:
+    """Import modules, and return the systems that they declare.
+
+    Args:
+        setting: what names the modules, for errors.
 
     Raises:
         ConfigurationError: a module cannot be imported, or declares no system.
     """
     found: list[System] = []
     for name in modules:
-        module = import_named(name, setting="QM_SYSTEMS")
+        module = import_named(name, setting=setting)
         # By type(): isinstance() would evaluate the proxies of Celery's tasks, which read its configuration.
         values = [
             one for value in vars(module).values() for one in (value if type(value) in (list, tuple) else [value])
         ]
         of_module = [value for value in values if issubclass(type(value), System)]
         if not of_module:
-            raise ConfigurationError(f"QM_SYSTEMS: {name!r} declares no System")
+            raise ConfigurationError(f"{setting}: {name!r} declares no System")
         found += [system for system in of_module if not any(system is known for known in found)]
     return found
 

@@ -214,6 +214,6 @@ def _selected(target: str) -> list[System]:
         return [known[target]]
     if not all(part.isidentifier() for part in target.split(".")):
         raise ConfigurationError(f"{target!r} must be a module, or one of {', '.join(known)}")
-    found = declared([target])
+    found = declared([target], setting="MODULE_OR_NAME")
     require_distinct([*known.values(), *found])
     return found
