@@ -6,6 +6,7 @@ Guarantee: commands on several jobs report an outcome for each; exit code 1 if o
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -211,13 +212,20 @@ def resume(names: JobNames) -> None:
 
 def _value(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError):
         return text
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)  # so that NaN is a text
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)  # so that 1e400, which no float can hold, is a text
+    return number
 
 
 def _delay(amount: float | None, option: str, *, least: int = 0) -> timedelta | None:

@@ -55,9 +55,9 @@ def begin(job: Document) -> None:
 
 class TestRun:
     def test_it_stores_the_job_and_prints_it(self, clean: Servers) -> None:
-        job = printed("run", INVOICE, "42", '{"a": [1.5, null]}', "x y", "NaN", '"7"', "--priority", "3")
+        job = printed("run", INVOICE, "42", '{"a": [1.5, null]}', "x y", "NaN", "1e400", '"7"', "--priority", "3")
         stored = jobs.get(job["_id"])
-        assert stored["arguments"] == job["arguments"] == [42, {"a": [1.5, None]}, "x y", "NaN", "7"]
+        assert stored["arguments"] == job["arguments"] == [42, {"a": [1.5, None]}, "x y", "NaN", "1e400", "7"]
         assert (stored["priority"], stored["state"]) == (3, JobState.PENDING)
 
     def test_later(self, clean: Servers) -> None:
