@@ -78,7 +78,8 @@ class DispatchState:
     idle: Idle | None
     pause: PauseState | None = None
     """Why its scans dispatch nothing."""
-    has_leader: bool
+    has_leader: bool | None
+    """`None` if Redis does not answer."""
     next_scan_at: datetime | None
     period: timedelta
     workers: Sequence[str] | None
@@ -99,6 +100,8 @@ class DispatchState:
             return f"the system is paused{why}: see `queue-manager systems resume {self.name}`"
         if self.idle == "dry run":
             return "the system is in a dry run: see QM_DRY_RUN"
+        if self.has_leader is None:
+            return "the time of the next scan is unknown, because Redis does not answer"
         if not self.has_leader:
             return "no scan runs, because no beat leads"
         if self.next_scan_at is None:

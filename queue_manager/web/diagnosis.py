@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from pydantic import BaseModel, Field
 
 from beat_schedule import systems
-from models import audit, database, item_events
+from models import audit, item_events
 from models.audit import AuditEntry
 from models.database import server_now
 from queue_manager import leases, pauses
 from queue_manager.beat.status import leadership, next_runs
-from queue_manager.core.errors import AppError, reason
+from queue_manager.core.errors import AppError, Unavailable, reason
+from queue_manager.core.pause import PauseState
 from queue_manager.core.settings import settings
 from queue_manager.explanation import DispatchState, Explanation, newest_first, sentence, when
 from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.system import System
 from queue_manager.telemetry import worker_heartbeats
+from queue_manager.telemetry.worker_heartbeats import OnlineWorker
+from queue_manager.web.auth.keys import now as own_now
 from queue_manager.web.http.responses import ServerTime
 from services.audit import DELETING_ACTIONS, timeline_event
 
 MAX_SEARCH_ID_LENGTH = 1_024  # characters
+AUDIT_LOG = "audit log"
+"""Its name in `Diagnosis.unread`."""
 _TASK_ID = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{32})?-\d{1,5}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -37,38 +42,60 @@ class Diagnosis(BaseModel):
     """What an id names."""
 
     found: list[FoundThing]
-    unread: dict[str, str] = Field(description="By system: why it could not be searched.")
+    unread: dict[str, str] = Field(description="By system, or `audit log`: why it could not be searched.")
     server_time: ServerTime
 
 
 def diagnose(id: str, *, among: Collection[str] | None = None) -> Diagnosis:
     """Explain what an id names: an item of any system, a message, a job, or the item of a task.
 
+    While Redis or MongoDB does not answer, explains what the other one has, and `unread` says what could not be read.
+
     Args:
         among: the names of the only systems to be searched.
 
     Raises:
-        Unavailable: Redis or MongoDB does not answer.
+        Unavailable: Redis or MongoDB does not answer, and nothing was found in the other one.
     """
     searched = [one for one in systems() if among is None or one.name in among]
-    states = _dispatch_states(searched)
     found: list[Explanation] = []
     unread: dict[str, str] = {}
+    away: list[Unavailable] = []
+    actions: dict[str, list[AuditEntry]] = {}
+    names: dict[tuple[str | None, str], None] = {(None, id): None}
+    now = own_now()
+    try:
+        with mongodb():
+            now = server_now()
+            names |= dict.fromkeys(_items_of_task(id))
+    except Unavailable as error:
+        away.append(error)
+    try:
+        in_redis = _read_redis(searched)
+    except Unavailable as error:
+        away.append(error)
+        in_redis = None
     with mongodb():
-        names = dict.fromkeys([(None, id), *_items_of_task(id)])
         for one in searched:
+            state = _dispatch_state(one, now, in_redis)
             try:
-                for of_system, name in names:
-                    if of_system in (None, one.name):
-                        found += one.explain(name, states[one.name])
-            except (AppError, database.Error) as error:
+                with mongodb():
+                    for of_system, name in names:
+                        if of_system in (None, one.name):
+                            found += one.explain(name, state)
+            except AppError as error:
                 unread[one.name] = reason(error)
-        actions = {one: audit.of_id(one) for one in {id, *(explanation.id for explanation in found)}}
-        now = server_now()
+    try:
+        with mongodb():
+            actions = {one: audit.of_id(one) for one in {id, *(explanation.id for explanation in found)}}
+    except Unavailable as error:
+        unread[AUDIT_LOG] = reason(error)
     without = {*unread, *(explanation.system for explanation in found)}
-    found += _deleted(id, [one for one in searched if one.name not in without], actions[id], now)
+    found += _deleted(id, [one for one in searched if one.name not in without], actions.get(id, []), now)
+    if away and not found:
+        raise away[0]
     found.sort(key=lambda explanation: explanation.id != id)
-    things = [_found(one, [act for act in actions[one.id] if act.system == one.system]) for one in found]
+    things = [_found(one, [act for act in actions.get(one.id, []) if act.system == one.system]) for one in found]
     return Diagnosis(found=things, unread=unread, server_time=now)
 
 
@@ -102,28 +129,39 @@ def _items_of_task(id: str) -> Iterator[tuple[str, str]]:
         yield system, leases.id_of(lease)
 
 
-def _dispatch_states(some: list[System]) -> dict[str, DispatchState]:
-    with redis_server() as client:
-        leader = leadership(client)
-        next_at = next_runs(client, [system.name for system in some]) if some else {}
-        workers = worker_heartbeats.online(client)
-    paused = pauses.paused()
-    with mongodb():
-        now = server_now()
-    chosen, are_queues_known = settings(), all(worker.queues is not None for worker in workers)
+@dataclass(frozen=True, kw_only=True)
+class _InRedis:
+    """What Redis knows of the dispatch of systems."""
 
-    def state(system: System) -> DispatchState:
-        return DispatchState(
-            name=system.name,
-            now=now,
-            is_on=system.is_on(chosen),
-            flag=system.flag,
-            pause=paused.get(system.name),
-            idle=system.idle(chosen, is_paused=system.name in paused),
-            has_leader=leader is not None,
-            next_scan_at=next_at.get(system.name),
-            period=system.period(chosen),
-            workers=[one.name for one in workers if system.queue in (one.queues or ())] if are_queues_known else None,
+    has_leader: bool
+    next_at: Mapping[str, datetime]
+    workers: Sequence[OnlineWorker]
+    paused: Mapping[str, PauseState]
+
+
+def _read_redis(some: Sequence[System]) -> _InRedis:
+    """Raises `Unavailable`."""
+    with redis_server() as client:
+        return _InRedis(
+            has_leader=leadership(client) is not None,
+            next_at=next_runs(client, [system.name for system in some]) if some else {},
+            workers=worker_heartbeats.online(client),
+            paused=pauses.paused(),
         )
 
-    return {system.name: state(system) for system in some}
+
+def _dispatch_state(system: System, now: datetime, in_redis: _InRedis | None) -> DispatchState:
+    workers, paused = (None, {}) if in_redis is None else (in_redis.workers, in_redis.paused)
+    are_queues_known = workers is not None and all(worker.queues is not None for worker in workers)
+    return DispatchState(
+        name=system.name,
+        now=now,
+        is_on=system.is_on(settings()),
+        flag=system.flag,
+        pause=paused.get(system.name),
+        idle=system.idle(settings(), is_paused=system.name in paused),
+        has_leader=None if in_redis is None else in_redis.has_leader,
+        next_scan_at=None if in_redis is None else in_redis.next_at.get(system.name),
+        period=system.period(settings()),
+        workers=[one.name for one in workers or () if system.queue in (one.queues or ())] if are_queues_known else None,
+    )

@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from dev.ports import free_port
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
+from services.message_queue import message_queue
+from tests.any_jobs import INVOICE, MODULE, made
 from tests.docs.transcript import Transcript
 from tests.documented import DOCS, block, output
 from tests.e2e.commands import environment
 from tests.eventually import eventually
+from tests.real_servers import Servers
 from tests.rooms import make_room, make_work, scan
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "why"]
@@ -57,6 +61,23 @@ def test_an_id_that_nothing_has_and_a_system_that_does_not_exist(tmp_path: Path)
     said = why(tmp_path, "nothing", "--system", "rooms")
     assert said.returncode == 2
     assert "there is no system 'rooms'; the systems are: support-snooze, " in said.stderr
+
+
+def test_a_job_is_explained_without_redis(tmp_path: Path) -> None:
+    id = str(made(INVOICE, 1)["_id"])
+    said = why(tmp_path, id, REDIS_URL="redis://127.0.0.1:1/0", QM_JOBS="true", JOBS_IMPORTS=f'["{MODULE}"]')
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith(f"job {id}  ")
+    assert "because Redis does not answer" in said.stdout
+
+
+def test_a_message_is_explained_without_mongodb(clean: Servers, tmp_path: Path) -> None:
+    id = message_queue().enqueue("send_mail")
+    gone = f"mongodb://127.0.0.1:{free_port()}/product?serverSelectionTimeoutMS=300"
+    said = why(tmp_path, id, MONGO_DB_URL=gone, QM_MESSAGE_QUEUE="true")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith(f"message {id}  ")
+    assert "audit log could not be searched: MongoDB at mongodb://127.0.0.1" in said.stdout
 
 
 def test_a_server_that_is_away_is_one_line(tmp_path: Path) -> None:

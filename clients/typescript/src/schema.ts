@@ -2182,7 +2182,7 @@ export interface components {
             found: components["schemas"]["FoundThing"][];
             /**
              * Unread
-             * @description By system: why it could not be searched.
+             * @description By system, or `audit log`: why it could not be searched.
              */
             unread: {
                 [key: string]: string;
