@@ -57,6 +57,9 @@ IS_JOB: Document = {"_id": {"$type": ["objectId", "string"]}, **COUNTED_ATTEMPTS
 The id of an adopted job may be a text.
 """
 
+# An attempt adds one, and is found by the sum. A list has none, and a decimal is not always equal to a Python number.
+VALID_ATTEMPTS: Document = {"attempts": {"$gte": 0, "$lte": MAX_EXACT_COUNT, "$not": {"$type": ["array", "decimal"]}}}
+
 EXECUTION_ORDER = [("first", DESCENDING), ("priority", DESCENDING), ("waiting", ASCENDING)]
 
 JOB_SORT_FIELDS = ("due", "updated", "priority", "attempts")
@@ -91,7 +94,21 @@ class DuplicateJob(AppError):
 def is_job(document: Document) -> bool:
     """Return True if a document meets `IS_JOB`."""
     attempts = document.get("attempts")
-    return isinstance(document["_id"], ObjectId | str) and isinstance(attempts, int | float) and attempts >= 0
+    numbers = attempts if isinstance(attempts, list) else [attempts]  # a query compares each element
+    return isinstance(document["_id"], ObjectId | str) and any(map(_is_counted, numbers))
+
+
+def _is_counted(attempts: Any) -> bool:
+    if isinstance(attempts, Decimal128):
+        number = attempts.to_decimal()
+        return not number.is_nan() and number >= 0
+    return isinstance(attempts, int | float) and not isinstance(attempts, bool) and attempts >= 0
+
+
+def has_valid_attempts(job: Document) -> bool:
+    """Return True if a job meets `VALID_ATTEMPTS`, without which it is not started."""
+    attempts = job["attempts"]
+    return isinstance(attempts, int | float) and attempts <= MAX_EXACT_COUNT
 
 
 def as_count(value: Any) -> int:
@@ -227,7 +244,7 @@ def names() -> list[str]:
 def next_due(name: str) -> datetime | None:
     """Return the earliest start of the jobs of `name`; `None` if there is none."""
     found = jobs().find_one(
-        {"name": _only(name), **STARTABLE, **COUNTED_ATTEMPTS},
+        {"name": _only(name), **STARTABLE, **VALID_ATTEMPTS},
         {"_id": 0, "waiting": 1},
         sort=[("waiting", ASCENDING)],
         hint="due_names",
@@ -238,9 +255,9 @@ def next_due(name: str) -> datetime | None:
 def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId] = ()) -> list[Document]:
     """Return the due jobs of `name` in execution order, without those whose ids are `excluded`.
 
-    A malformed history, to which nothing could be added, is removed. Attempts are numbers that can be added to.
+    A malformed history, to which nothing could be added, is removed.
     """
-    query = {"name": _only(name), "waiting": {"$gte": EPOCH, "$lte": now}, **COUNTED_ATTEMPTS}
+    query = {"name": _only(name), "waiting": {"$gte": EPOCH, "$lte": now}, **VALID_ATTEMPTS}
     if excluded:
         query["_id"] = {"$nin": [*excluded]}
     found = list(jobs().find(query, sort=EXECUTION_ORDER, hint="next_of_a_name", limit=limit))
@@ -248,9 +265,6 @@ def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId]
         remove_malformed_history([one["_id"] for one in malformed])
         for one in malformed:
             del one["history"]
-    for one in found:
-        if isinstance(one["attempts"], Decimal128):  # equal to the same number of another type
-            one["attempts"] = float(one["attempts"].to_decimal())
     return found
 
 
@@ -277,7 +291,7 @@ def adding_to_history(id: JobId, write: Callable[[], T]) -> T:
 
 def count_due(name: str, now: datetime, *, limit: int) -> int:
     """Count the due jobs of a name, up to `limit`."""
-    due = {"name": _only(name), "waiting": {"$gte": EPOCH, "$lte": now}, **COUNTED_ATTEMPTS}
+    due = {"name": _only(name), "waiting": {"$gte": EPOCH, "$lte": now}, **VALID_ATTEMPTS}
     return jobs().count_documents(due, hint="due_names", limit=limit)
 
 

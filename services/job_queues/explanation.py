@@ -54,7 +54,7 @@ def _malformed(system: System, document: Document, field: str) -> Explanation:
         title=str(document.get("name")),
         label=str(document.get("state")),
         tone="bad",
-        answer=sentence(f"malformed: its field {field} is missing, or has another type than that of a job"),
+        answer=sentence(f"malformed: its field {field} is missing, or has another type or value than that of a job"),
         due_at=None,
         page=system.page_of_item(id),
         document=f"/api/jobs/{quote(id, safe='')}",
@@ -64,7 +64,7 @@ def _malformed(system: System, document: Document, field: str) -> Explanation:
 
 
 def _malformed_field(document: Document) -> str | None:
-    """Return a field of a job that has another type than each job that was stored here; `None` if there is none."""
+    """Return a field of a job that no job that was stored here has like this; `None` if there is none."""
     expected: dict[str, type | tuple[type, ...]] = {
         "name": str,
         "arguments": list,
@@ -74,6 +74,8 @@ def _malformed_field(document: Document) -> str | None:
     }
     if document.get("state") not in [*JobState]:
         return "state"
+    if not job.has_valid_attempts(document):
+        return "attempts"
     if document["state"] == JobState.EXECUTING and not _is_claim(document.get("claim")):
         return "claim"
     if not isinstance(document.get("waiting", datetime.min), datetime):

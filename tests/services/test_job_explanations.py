@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from bson import Decimal128, ObjectId
 
 from models import job_queue, schema
 from models.database import server_now
@@ -49,6 +50,15 @@ def test_one_that_is_due_and_why_it_does_not_run(lab: Lab) -> None:
     assert why(id).answer.endswith(" by alice (the provider is down): see `queue-manager jobs resume mail`.")
     job_queue.queues().update_one({"_id": "mail"}, {"$unset": {"pause": ""}})  # an older release paused it
     assert why(id).answer.endswith("; its queue is paused: see `queue-manager jobs resume mail`.")
+
+
+@pytest.mark.parametrize("attempts", [[1], Decimal128("1E+400"), float("inf")], ids=str)
+def test_one_that_is_not_started_because_its_attempts_are_malformed(attempts: Any, lab: Lab) -> None:
+    id = lab.run("mail")
+    jobs().update_one({"_id": ObjectId(id)}, {"$set": {"attempts": attempts}})
+    found = why(id)
+    assert (found.label, found.tone) == ("pending", "bad")
+    assert found.answer.startswith("Malformed: its field attempts ")
 
 
 def test_one_that_is_executed(lab: Lab) -> None:

@@ -34,14 +34,40 @@ def test_queue_runs_through_its_jobs_and_leaves_the_others_alone(lab: Lab) -> No
     assert foreign_jobs() == others
 
 
-@pytest.mark.parametrize("attempts", [Decimal128("0"), Decimal128("2.5"), float("inf")], ids=str)
-def test_a_job_with_an_odd_number_of_attempts_is_executed_and_stops_no_other(attempts: Any, lab: Lab) -> None:
-    odd, other = lab.run(NAME), lab.run("report")
+@pytest.mark.parametrize(
+    "attempts", [[1], [], Decimal128("0"), Decimal128("0.1"), Decimal128("1E+400"), float("inf"), 2**62], ids=str
+)
+def test_a_job_whose_attempts_are_malformed_is_not_started_and_stops_no_other(attempts: Any, lab: Lab) -> None:
+    odd, behind, other = lab.run(NAME, priority=1), lab.run(NAME), lab.run("report")
     job.jobs().update_one({"_id": ObjectId(odd)}, {"$set": {"attempts": attempts}})
-    assert lab.dispatch(epoch=1)
+
+    lab.serve(epoch=1)
+
+    assert (lab.state(odd), lab.state(behind), lab.state(other)) == ("pending", "success", "success")
+    assert (job.next_due(NAME), job.count_due(NAME, lab.clock(), limit=9)) == (None, 0)
+
+
+@pytest.mark.parametrize("attempts", [2.5, float(2**53 - 1)], ids=str)
+def test_a_job_whose_attempts_are_a_float_is_executed(attempts: float, lab: Lab) -> None:
+    odd = lab.run(NAME)
+    job.jobs().update_one({"_id": ObjectId(odd)}, {"$set": {"attempts": attempts}})
     lab.run_through(NAME)
-    lab.run_through("report")
-    assert (lab.state(odd), lab.state(other)) == ("success", "success")
+    assert lab.state(odd) == "success"
+
+
+@pytest.mark.parametrize(
+    "attempts",
+    [0, 2**62, 0.5, float("inf"), float("nan"), -1, -0.0, True, None, "1", [], [1], ["a", -1], [None, 2], [[1]]]
+    + [Decimal128(text) for text in ("0", "-1", "1E+400", "Infinity", "-Infinity", "NaN")],
+    ids=str,
+)
+def test_a_document_is_a_job_exactly_if_it_is_listed(attempts: Any, lab: Lab) -> None:
+    job.jobs().update_one({"_id": ObjectId(lab.run(NAME))}, {"$set": {"attempts": attempts}})
+    (document,) = job.jobs().find()
+    is_listed = [one["_id"] for one in lab.jobs.list()] == [document["_id"]]
+    assert job.is_job(document) is is_listed
+    is_startable = job.jobs().count_documents(job.VALID_ATTEMPTS) == 1
+    assert (is_listed and job.has_valid_attempts(document)) is is_startable
 
 
 @pytest.mark.parametrize("field", ["attempts", "settled", "losses"])
