@@ -11,7 +11,8 @@
     {key, unique_key, singular, singular_key}   hash of name and arguments, and its uniqueness constraints
     {text}                                  arguments as searchable text
     {uncounted}                             finished, and not included in the counts of its name (`job_counts`)
-    {repetition, settled}                   `every_ms` or `cron`, and `since`; the attempts up to the last success
+    {repetition, settled}                   `every_ms` or `cron`, and `since`; the attempts up to the last success,
+                                            and those since then that do not count
 
 Guarantee: at most one job of a name is `executing`, by a unique index. Every change of state is one conditional write:
 of concurrent changes one succeeds, and a late one has no effect. Documents that another program stored in the same

@@ -51,7 +51,7 @@ class JobOutcome:
     next_due: datetime | None = None
     """Of a repeating job that succeeded: it is pending again, until then."""
     is_counted: bool = True
-    """False if its worker ended the attempt: the job is due as before."""
+    """False if its worker ended the attempt or lacks the function. Without backoff, the job is due as before."""
 
     @property
     def runs_again(self) -> bool:
@@ -261,7 +261,8 @@ def _finish(ended: EndedAttempt, token: str, now: datetime) -> tuple[Document, D
     if outcome.next_due is not None:
         changed["settled"] = job["attempts"] + 1
     if not outcome.is_counted:
-        changed |= {"waiting": job["waiting"], "settled": as_count(job.get("settled")) + 1}
+        changed.setdefault("waiting", job["waiting"])
+        changed["settled"] = as_count(job.get("settled")) + 1
     if not ended.is_reserved:
         not_canceled = {"claim.canceled_at": {"$exists": False}} if outcome.runs_again else {}
         return {**_claim_condition(job, token), **not_canceled}, change

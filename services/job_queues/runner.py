@@ -24,7 +24,7 @@ from models.job import JobState, NameBusy
 from models.job_attempt import EndedAttempt, JobOutcome, TimeLimit
 from queue_manager.core import shutdown
 from queue_manager.core.background import in_thread
-from queue_manager.core.clock import unix_ms
+from queue_manager.core.clock import minutes, unix_ms
 from queue_manager.core.errors import Contended, PermanentError, reason
 from queue_manager.core.functions import require_done
 from queue_manager.core.log import get_logger
@@ -32,7 +32,7 @@ from queue_manager.core.memory import drop_tracebacks
 from queue_manager.telemetry import error_reports, latency
 from services.job_queues.dispatch import JOBS_INITIATOR, RENEWALS_PER_LEASE
 from services.job_queues.job_run import JOB_RETRY_POLICY, JobRun, Stop, as_text
-from services.job_queues.registry import JobFunction, Registry, accepts_run
+from services.job_queues.registry import JobFunction, Registry, UnknownJob, accepts_run
 from services.job_queues.repetition import next_due
 
 MIN_JOBS_PER_READ, JOBS_PER_READ = 32, 128  # while each job is started alone; while batches are
@@ -41,6 +41,7 @@ MAX_JOBS_PER_BATCH = 64
 MAX_RESERVED_TIME = job_attempt.RESERVATION.total_seconds() / 2  # seconds; clocks may differ by the rest
 READ_TTL = 0.2  # seconds until the order of jobs, a pause and the leader are read again
 WRITE_RETRY_DELAY = 0.5  # seconds between two attempts to write an outcome
+UNREGISTERED_DELAY = minutes(1)  # before a job is retried that reached a worker without its function
 
 log = get_logger(JOBS_INITIATOR)
 
@@ -249,7 +250,7 @@ class Runner:
             self.report.succeeded += 1
         elif outcome.state is JobState.CANCELED:
             self.report.canceled += 1
-        elif outcome.is_counted:
+        elif outcome.state is JobState.FAILURE:
             self.report.failed += 1
 
     # Execution
@@ -318,6 +319,12 @@ class Runner:
     def _failure(self, run: JobRun, error: BaseException, took_ms: int) -> JobOutcome:
         message = f"{type(error).__name__}: {as_text(error)}"
         log.warning(f"Job failed: {message}", job=run.id, name=self.name, attempt=run.attempt)
+        if isinstance(error, UnknownJob) and self.name not in self.registry.names():  # not an error of the function
+            # The other jobs are left to a worker that has the function, such as a newer one during a deployment.
+            self.report.stopped = "this worker has no function for jobs of this name"
+            return JobOutcome(
+                state=JobState.FAILURE, backoff=UNREGISTERED_DELAY, error=message, took_ms=took_ms, is_counted=False
+            )
         is_final = isinstance(error, PermanentError)
         if is_final:
             error_reports.report(error, where=f"job {self.name}", job=run.id, attempts=run.attempt)

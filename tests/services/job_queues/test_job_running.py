@@ -29,7 +29,7 @@ from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetD
 from queue_manager.core.settings import settings
 from services import job_queues
 from services.job_queues import JobCancelled, JobRun, queue_run
-from services.job_queues.runner import READ_TTL
+from services.job_queues.runner import READ_TTL, UNREGISTERED_DELAY
 from tests.eventually import eventually
 from tests.job_lab import LEASE, Lab, lost_lease, only, successes
 from tests.real_servers import Servers
@@ -185,10 +185,31 @@ def test_job_that_is_called_wrongly_fails_like_any_other(lab: Lab) -> None:
 
 
 def test_job_whose_function_is_gone_fails_and_says_so(lab: Lab) -> None:
-    lab.run("mail")
+    first, second = lab.run("mail", priority=1), lab.run("mail")
+    functions = {**lab.registry._functions}
     lab.registry._functions.clear()
-    assert lab.run_through().failed == 1
-    assert "There is no job 'mail'" in only(lab)["last_error"]
+    report = lab.run_through()
+    assert (report.failed, report.stopped) == (1, "this worker has no function for jobs of this name")
+    failed = lab.jobs.get(first)
+    assert failed["state"] == "failure"
+    assert "There is no job 'mail'" in failed["last_error"]
+    assert failed["waiting"] == failed["due"] == lab.clock() + UNREGISTERED_DELAY
+    assert lab.state(second) == "pending"
+
+    attempts: list[int] = []
+    lab.works["mail"] = lambda run: attempts.append(run.attempt)
+    lab.registry._functions |= functions
+    assert lab.run_through().succeeded == 1
+    lab.hand.advance(UNREGISTERED_DELAY)
+    assert lab.run_through().succeeded == 1
+    assert attempts == [1, 1]
+
+
+def test_unknown_job_that_a_function_raises_is_an_error_like_any_other(lab: Lab) -> None:
+    lab.works["mail"] = lambda run: lab.registry.function_for("nobody")
+    id = lab.run("mail")
+    report = lab.run_through()
+    assert (report.failed, report.stopped, lab.jobs.get(id).get("settled")) == (1, None, None)
 
 
 def test_functions_without_run_and_without_a_signature_are_called_plainly(lab: Lab) -> None:
