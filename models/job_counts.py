@@ -32,7 +32,8 @@ from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.retry import doubling
 
 COUNTS_COLLECTION = "qm_job_counts"
-RECOUNT_ID, ATTEMPT_ID = "*", "*attempt"  # no name of a job contains an asterisk
+RECOUNT_ID, ATTEMPT_ID = "*", "*attempt"
+RECORD_IDS = (RECOUNT_ID, ATTEMPT_ID)  # jobs of such names, which only other programs can store, are not counted here
 RECOUNT_INTERVAL = hours(1)  # for jobs that other programs, or release 0.1, finished or deleted
 MAX_RECOUNT_TIME = seconds(60)  # of a process of a worker; a server counts about a million jobs a second
 FIRST_RECOUNT_PAUSE = minutes(5)  # after an attempt that failed; doubled after each further one
@@ -143,7 +144,7 @@ def recount(now: datetime) -> bool:
                 return False
         _increase(numbers, 1, session)
         nothing: Document = {state: {"$in": [0, None]} for state in FINISHED_STATES}
-        job_counts().delete_many({"_id": {"$nin": [RECOUNT_ID, ATTEMPT_ID]}, **nothing}, session=session)
+        job_counts().delete_many({"_id": {"$nin": [*RECORD_IDS]}, **nothing}, session=session)
         job_counts().delete_one({"_id": ATTEMPT_ID}, session=session)
         return True
 
@@ -191,7 +192,7 @@ def _increase(numbers: Counter[tuple[str, str]], sign: int, session: ClientSessi
     writes = [
         UpdateOne({"_id": name}, {"$inc": {state: sign * number}}, upsert=True)
         for (name, state), number in numbers.items()
-        if number
+        if number and name not in RECORD_IDS
     ]
     if writes:
         job_counts().bulk_write(writes, session=session)

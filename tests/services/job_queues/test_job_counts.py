@@ -13,6 +13,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+from bson import ObjectId
 from pymongo.errors import ExecutionTimeout
 
 from models import job, job_counts, transaction
@@ -302,3 +303,18 @@ def test_transaction_that_fails_changes_neither_the_marks_nor_the_counts(
         with pytest.raises(KeyboardInterrupt):
             job_counts.add_finished(limit=10)
     assert (uncounted(), job_counts.by_name()) == (1, {"mail": {JobState.CANCELED: 1}})
+
+
+@pytest.mark.parametrize("name", [job_counts.RECOUNT_ID, job_counts.ATTEMPT_ID])
+def test_a_finished_job_with_the_name_of_a_record_of_the_counts_changes_none(name: str, lab: Lab) -> None:
+    id = lab.run("mail")
+    lab.run_through("mail")
+    job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"name": name}})  # as another program may name it
+
+    assert job_counts.add_finished(limit=10) == 1
+
+    assert job_counts.recounted_at() is None
+    assert job_counts.begin_recount(lab.clock())
+    assert job_counts.recount(lab.clock())
+    assert job_counts.recounted_at() == lab.clock()
+    assert [one["_id"] for one in job_counts.job_counts().find()] == [job_counts.RECOUNT_ID]
