@@ -610,7 +610,9 @@ def test_documents_of_another_program_stop_no_page(sort: str, api: Api) -> None:
         cursor = answer.body["cursor"]
     assert sorted(found) == sorted(ids)
     assert api.get("/status").body["other_documents"] == len(others)
-    assert api.get(f"/{TEXT_ID}").body["job"]["_id"] == TEXT_ID
+    answer = api.get(f"/{TEXT_ID}")
+    assert (answer.status, answer.body["error"]) == (404, "not found")
+    assert "was stored by another program and is not a job" in answer.body["message"]
     assert api.post(f"/{TEXT_ID}/cancel").status == 409
 
 

@@ -1332,7 +1332,7 @@ export interface paths {
         };
         /**
          * Show
-         * @description Return one job.
+         * @description Return one job. 404 also for a document that is not a job, which the list leaves out.
          */
         get: operations["jobs_show"];
         put?: never;
@@ -1715,16 +1715,6 @@ export interface components {
             /** By Severity */
             by_severity: {
                 [key: string]: number;
-            };
-        };
-        /**
-         * AnyJob
-         * @description One job, or a document that another program stored in the same collection.
-         */
-        AnyJob: {
-            /** Job */
-            job: components["schemas"]["Job"] | {
-                [key: string]: unknown;
             };
         };
         /**
@@ -10225,7 +10215,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["AnyJob"];
+                    "application/json": components["schemas"]["JobAnswer"];
                 };
             };
             /** @description No key, or an unknown or expired one */

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator
 
 from models.audit import ActionName
 from models.database import id_text, server_now
-from models.job import JobState
+from models.job import JobState, is_job
 from models.job_operations import KeepJobs
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
 from queue_manager.core.clock import to_iso
@@ -32,7 +32,6 @@ from queue_manager.web.live.event_feed import EventStream
 from queue_manager.web.live.search import MAX_SLICE_BYTES, SEARCH_EVENTS, SearchSlice, search
 from queue_manager.web.routes.jobs.schemas import (
     MAX_JOB_BODY,
-    AnyJob,
     ChangedJob,
     ChangedJobs,
     ChangeResult,
@@ -213,11 +212,14 @@ def latency() -> JobLatencies:
         return JobLatencies(names=names, server_time=server_now())
 
 
-@queries.get("/jobs/{id}", response_model=AnyJob, responses=errors(404))
+@queries.get("/jobs/{id}", response_model=JobAnswer, responses=errors(404))
 def show(id: str) -> JSONResponse:
-    """Return one job."""
+    """Return one job. 404 also for a document that is not a job, which the list leaves out."""
     with mongodb():
-        return JSONResponse({"job": as_json(jobs.get(id))})
+        found = jobs.get(id)
+    if not is_job(found):
+        raise UnknownJob(f"The document {id} was stored by another program and is not a job")
+    return JSONResponse({"job": as_json(found)})
 
 
 # Commands

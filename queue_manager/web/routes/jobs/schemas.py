@@ -183,12 +183,6 @@ class RemovedJob(JobAnswer):
     undo: UndoId
 
 
-class AnyJob(BaseModel):
-    """One job, or a document that another program stored in the same collection."""
-
-    job: Job | dict[str, Any]
-
-
 class Jobs(BaseModel):
     """A page of jobs."""
 
