@@ -143,6 +143,17 @@ def describe(error: PyMongoError) -> str:
     return f"MongoDB at {url} refused the command ({text:.300})"
 
 
+def duplicates(error: BulkWriteError) -> list[int]:
+    """Return the positions of documents that a unique index refused.
+
+    Raises the error if there is another: documents that no majority has confirmed may be rolled back.
+    """
+    details = error.details or {}
+    if details["writeConcernErrors"] or any(one["code"] != DUPLICATE_KEY for one in details["writeErrors"]):
+        raise error
+    return [one["index"] for one in details["writeErrors"]]
+
+
 def database() -> Database[Document]:
     """Return the database that the path of `MONGO_DB_URL` names."""
     return client().get_default_database(codec_options=_CODEC)

@@ -34,7 +34,7 @@ from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, OperationFailure
 
-from models.database import DUPLICATE_KEY, Document, collection
+from models.database import Document, collection, duplicates
 from queue_manager.core.clock import EPOCH
 from queue_manager.core.errors import AppError
 
@@ -189,17 +189,6 @@ def insert_many(new: Sequence[Document], *, unique: bool, singular: bool) -> set
         except BulkWriteError as error:
             refused |= {positions[number] for number in duplicates(error)}
     return refused
-
-
-def duplicates(error: BulkWriteError) -> list[int]:
-    """Return the positions of documents that a unique index refused.
-
-    Raises the error if there is another: documents that no majority has confirmed may be rolled back.
-    """
-    details = error.details or {}
-    if details["writeConcernErrors"] or any(one["code"] != DUPLICATE_KEY for one in details["writeErrors"]):
-        raise error
-    return [one["index"] for one in details["writeErrors"]]
 
 
 def _unique_keys(job: Document, unique: bool, singular: bool) -> Document:

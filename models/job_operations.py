@@ -16,7 +16,7 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models import job_counts
-from models.database import Document
+from models.database import Document, duplicates
 from models.job import (
     COUNTED_ATTEMPTS,
     DECLARED_PREFIX,
@@ -29,7 +29,6 @@ from models.job import (
     JobId,
     JobState,
     adding_to_history,
-    duplicates,
     jobs,
     push_to_history,
     some,

@@ -18,7 +18,7 @@ from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models import account
-from models.database import DUPLICATE_KEY, Document, collection, value_at
+from models.database import Document, collection, duplicates, value_at
 from models.due_documents import A_DATE
 from queue_manager.core.settings import settings
 
@@ -82,18 +82,15 @@ def create_many(requests: Sequence[ReviewRequest], *, since: datetime, now: date
     if not requests:
         return []
     statements = [UpdateOne(_blocking([one], since), _new(one, now), upsert=True) for one in requests]
-    duplicates: set[int] = set()
+    refused: set[int] = set()
     try:
         created = pulses().bulk_write(statements, ordered=False).upserted_ids or {}
     except BulkWriteError as error:
-        failed = {one["index"]: one["code"] for one in error.details["writeErrors"]}
-        if set(failed.values()) != {DUPLICATE_KEY} or error.details["writeConcernErrors"]:
-            raise
-        duplicates = set(failed)
+        refused = {*duplicates(error)}
         created = {one["index"]: one["_id"] for one in error.details["upserted"]}
-    blocked = [number for number in range(len(requests)) if number not in created and number not in duplicates]
+    blocked = [number for number in range(len(requests)) if number not in created and number not in refused]
     statuses = _statuses([requests[number] for number in blocked], since)
-    outcomes: list[str | None] = [OPEN[0] if number in duplicates else None for number in range(len(requests))]
+    outcomes: list[str | None] = [OPEN[0] if number in refused else None for number in range(len(requests))]
     for number, status in zip(blocked, statuses, strict=True):
         outcomes[number] = status
     return outcomes

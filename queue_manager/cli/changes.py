@@ -9,7 +9,7 @@ import getpass
 import logging
 import os
 import socket
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -112,9 +112,9 @@ def switch(
         typer.echo(f"{printable(name)}  {outcome(name)}")
 
 
-def resumed(name: str, paused: Container[str]) -> str:
-    """Return what to say of a name that is resumed; `paused` are the names that were paused before."""
-    return "resumed" if name in paused else "was not paused"
+def resumed(was_paused: bool) -> str:
+    """Return what to print after the name of what is resumed."""
+    return "resumed" if was_paused else "was not paused"
 
 
 def _is_text(value: str) -> bool:

@@ -177,7 +177,8 @@ def retry(
     if answer.sent == answer.of:
         return
     with report_errors(), mongodb():
-        unknown = [id for id in dict.fromkeys(body.ids or ()) if not found[1]().has(id)]
+        listed = found[1]()
+        unknown = [id for id in dict.fromkeys(body.ids or ()) if not listed.has(id)]
     for id in unknown:
         typer.echo(f"{printable(id)}: there is no such item", err=True)
     if body.ids and answer.sent + len(unknown) < answer.of:

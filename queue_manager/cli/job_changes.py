@@ -203,8 +203,9 @@ def resume(names: JobNames) -> None:
     Example: `queue-manager jobs resume send_invoice`
     """
     with report_errors():
-        outcome = partial(resumed, paused=job_queue.paused())
-    switch("resume", "names", names, job_queues.jobs.resume, outcome, system=job_queues.system.name)
+        paused = job_queue.paused()
+    system = job_queues.system.name
+    switch("resume", "names", names, job_queues.jobs.resume, lambda name: resumed(name in paused), system=system)
 
 
 # Arguments

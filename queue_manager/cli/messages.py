@@ -283,13 +283,13 @@ def resume(types: MessageTypes) -> None:
     Example: `queue-manager queue resume send_mail`
     """
     with report_errors():
-        outcome = partial(resumed, paused=message_queue.queue_admin().pauses())
+        paused = message_queue.queue_admin().pauses()
     switch(
         "resume",
         "types",
         types,
         message_queue.queue_admin().resume,
-        outcome,
+        lambda type: resumed(type in paused),
         system=message_queue.system.name,
         is_in_redis=True,
     )

@@ -21,7 +21,7 @@ from beat_schedule import named, systems
 from models import database
 from models.due_documents import MAX_COUNT, DueCollection
 from queue_manager import pauses
-from queue_manager.cli.changes import PauseReason, audited, checked_reason
+from queue_manager.cli.changes import PauseReason, audited, checked_reason, resumed
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import report_errors
 from queue_manager.cli.messages_render import console, printable, table
@@ -118,7 +118,7 @@ def resume(name: SystemName) -> None:
         system = named(name, systems()).name
         with audited("resume", system=system, is_in_redis=True):
             was_paused = pauses.resume(system)
-    typer.echo(f"{name}  {'resumed' if was_paused else 'was not paused'}")
+    typer.echo(f"{name}  {resumed(was_paused)}")
 
 
 for _query in (status, scans, history, schedule):

@@ -75,7 +75,7 @@ def diagnose(id: str, *, among: Collection[str] | None = None) -> Diagnosis:
     except Unavailable as error:
         away.append(error)
         in_redis = None
-    with mongodb():
+    with mongodb():  # one limit for all systems; an outage leaves out only those that need MongoDB
         for one in searched:
             state = _dispatch_state(one, now, in_redis)
             try:
