@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,20 @@ if _wheel := VALKEY.in_wheel():  # the same server on every machine, also where 
 # A run of the suite is repeatable; the stress tests search with new examples.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def _same_logging() -> Iterator[None]:
+    """Fail the test that changes where this process logs, and not one that reads log lines after it."""
+    before = _logging()
+    yield
+    assert _logging() == before
+
+
+def _logging() -> tuple[int, list[logging.Handler]]:
+    """Return the level of this process's log lines and where they go, apart from pytest's own handlers."""
+    root = logging.getLogger()
+    return root.level, [handler for handler in root.handlers if type(handler) is logging.StreamHandler]
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pty
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from typer.testing import CliRunner
 
@@ -22,10 +25,26 @@ def environment(**env: str) -> dict[str, str]:
 
 def invoke(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command in this process, which takes a tenth of the time; for a wrong setting it raises."""
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(cli, arguments, input=answer, prog_name="queue-manager")
+    with _same_logging_and_signals():
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(cli, arguments, input=answer, prog_name="queue-manager")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
+
+
+@contextmanager
+def _same_logging_and_signals() -> Iterator[None]:
+    """Undo what a command changes for its process, which ends with it otherwise: log lines and SIGTERM."""
+    root, strategy = logging.getLogger(), logging.getLogger("celery.worker.strategy")
+    handlers, levels = list(root.handlers), (root.level, strategy.level)
+    terminate = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(levels[0])
+        strategy.setLevel(levels[1])
+        signal.signal(signal.SIGTERM, terminate)
 
 
 def said_on_a_terminal(command: Sequence[str]) -> str:

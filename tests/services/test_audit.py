@@ -7,18 +7,17 @@ from collections.abc import Callable
 
 import pytest
 from pymongo.errors import AutoReconnect, OperationFailure
-from typer.testing import CliRunner
 
 from beat_schedule import SYSTEMS
 from models import audit, schema
 from models.audit import AuditEntry, AuditQuery
 from models.database import collection
-from queue_manager.cli.commands import cli
 from queue_manager.core.clock import hours
 from queue_manager.core.errors import AppError, Unavailable
 from queue_manager.core.settings import settings
 from queue_manager.server_calls import mongodb
 from services.audit import MAX_AUDITED_IDS, Actor, recorded
+from tests.e2e.commands import invoke
 from tests.real_servers import Servers
 
 ADA = Actor(who="ada", via="cli", address="here")
@@ -29,9 +28,9 @@ def entries() -> list[AuditEntry]:
 
 
 def run(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(cli, arguments)
-    assert result.exit_code == code, result.output
-    return result.output
+    result = invoke(*arguments)
+    assert result.returncode == code, result.stderr
+    return result.stdout + result.stderr
 
 
 def test_an_entry_is_there_before_its_action_and_completed_after_it(clean: Servers) -> None:
