@@ -23,7 +23,7 @@ from tests.faults import clocks, isolation, report
 from tests.faults.schedule import Result, run
 from tests.faults.world import World, running_world
 
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = Path(__file__).with_name("results.md")
 SLOW = 15.0  # seconds of recovery after which the evidence is kept, too
 EVIDENCE = ROOT / "build" / "faults"
 
@@ -63,7 +63,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--schedules", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1, help="of the first schedule; each has the next number")
     parser.add_argument("--minutes", type=float, default=600, help="begin no schedule after so many")
-    parser.add_argument("--report", action="store_true", help="add a row to docs/reliability.md")
+    parser.add_argument("--report", action="store_true", help="add a row to tests/faults/results.md")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""The figures of a run: shown at its end, and as a row of the table in `docs/reliability.md`."""
+"""The figures of a run: shown at its end, and as a row of the table in `results.md`."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ function lead({ leader, servers }) {
 /** @param {Overview} overview @returns {Child} */
 function crew({ workers }) {
   if (!workers) return "—";
-  if (!workers.length) return [pill("No workers", "bad"), note("Start one: ", code("celery -A tasks worker"), ", or all: ", code("make up"))];
+  if (!workers.length) return [pill("No workers", "bad"), note("Start one: ", code("celery -A tasks worker"), ", or all: ", code("queue-manager start"))];
   return [pill(`${number(workers.length)} online`, "good"), note(workers.map(({ name, paused }) => (paused ? `${name} (takes no items)` : name)).join(", "))];
 }
 
