@@ -16,12 +16,9 @@ local function history_entry(data)
   return string.sub(data, 1, -2) .. ',' .. OUTCOME
 end
 
--- Returns the record of the history for that of a first delivery, of which it keeps the members from `kept_at` on.
-local function history_record(sid, created_at, stored, kept_at)
-  return OWN_RECORD .. '"stream":"' .. ACKNOWLEDGED .. '","sid":"' .. sid .. '","created_at":' .. created_at .. ','
-    .. string.sub(stored, kept_at, -3) .. 'acknowledged ' .. NOW_MS_TEXT .. ' \\n","acknowledged_at":' .. NOW_TEXT
-    .. ',"added":' .. #OUTCOME .. '}'
-end
+-- How the record of a first delivery ends in the history.
+local ACKNOWLEDGED_AT = 'acknowledged ' .. NOW_MS_TEXT .. ' \\n","acknowledged_at":' .. NOW_TEXT
+  .. ',"added":' .. #OUTCOME .. '}'
 
 -- One message, whose record is as a first delivery has written it, without the tables that several need. The oldest entry
 -- of the history is forgotten for it.
@@ -49,7 +46,7 @@ if oldest_id or free > 0 then
       redis.call('HDEL', RECORDS, oldest_id)
     end
     sid = redis.call('XADD', ACKNOWLEDGED, 'MAXLEN', '=', MAX_ACKNOWLEDGED, '*', 'data', history_entry(data))
-    redis.call('HSET', RECORDS, id, history_record(sid, created_at, stored, kept_at))
+    redis.call('HSET', RECORDS, id, moved_record(stored, kept_at, ACKNOWLEDGED, sid, created_at, ACKNOWLEDGED_AT))
     redis.call('INCRBY', TOTAL_ACKNOWLEDGED, '1')
     announce_with('acknowledge', '{"count":1,"ids":["' .. id .. '"]}',
       'due_to_done', created_at, 'run', started_at, 'done', '1')
@@ -107,9 +104,10 @@ if first then
       else
         sid = redis.call('XADD', ACKNOWLEDGED, '*', 'data', history_entry(data))
       end
+      local created_at = first[i].created_at
       records[#records + 1] = ids[i]
-      records[#records + 1] = history_record(sid, first[i].created_at, stored[i], first[i].kept_at)
-      add_duration('due_to_done', first[i].created_at)
+      records[#records + 1] = moved_record(stored[i], first[i].kept_at, ACKNOWLEDGED, sid, created_at, ACKNOWLEDGED_AT)
+      add_duration('due_to_done', created_at)
       add_duration('run', first[i].started_at)
     end
   end

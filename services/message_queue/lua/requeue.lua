@@ -36,6 +36,10 @@ if is_due then
   overdue = redis.call('ZRANGE', DEADLINES, '-inf', NOW_MS, 'BYSCORE', 'LIMIT', 0, most)
 end
 local requeued, dead, records = {}, {}, {}
+local TIMED_OUT = 'Processing timeout'
+-- How the record of a first delivery ends when its message is requeued.
+local REQUEUED = 'requeued ' .. NOW_MS_TEXT .. ' ' .. TIMED_OUT .. '\\n","last_error":"' .. TIMED_OUT
+  .. '","unindexed":true}'
 
 -- Requeues or dead-letters a message. Returns its record if it is to be saved.
 local function sweep(id, record)
@@ -49,7 +53,7 @@ local function sweep(id, record)
     dead_letter(id, record, data, 'Max attempts exceeded (Stream)')
     dead[#dead + 1] = id
   else
-    record.last_error = 'Processing timeout'
+    record.last_error = TIMED_OUT
     remember(record, 'requeued', record.last_error)
     requeue(id, record, data)
     requeued[#requeued + 1] = id
@@ -57,14 +61,34 @@ local function sweep(id, record)
   return record
 end
 
+-- Requeues a message whose record is as its first delivery has written it, like sweep(), without decoding and encoding
+-- the record. Returns the new one as text; nil if sweep() must handle the message.
+local function requeue_first(id, text)
+  local stream, sid, created_at, _, _, kept_at = string.match(text, FIRST_DELIVERY)
+  local priority = stream == QUEUE and '0' or string.sub(stream or '', #QUEUE + 3)
+  local is_plain = stream and string.find(text, ',"priority":' .. priority .. ',', kept_at, true)
+    and not string.find(text, ',"custom_max_attempts":', kept_at, true)
+  local data = is_plain and max_attempts + 0 > 1 and not is_index_kept() and release_entry(id, stream, sid)
+  if data then
+    sid = redis.call('XADD', stream, '*', 'data', data)
+    requeued[#requeued + 1] = id
+    return moved_record(text, kept_at, stream, sid, created_at, REQUEUED)
+  end
+end
+
 for i, text in ipairs(#overdue > 0 and redis.call('HMGET', RECORDS, unpack(overdue)) or {}) do
   if is_slice_full() then
     break
   end
   handled = handled + 1
-  local record = sweep(overdue[i], text and record_in(text))
-  if record then
-    records[#records + 1], records[#records + 2] = overdue[i], packed(record)
+  local id = overdue[i]
+  local stored = text and requeue_first(id, text)
+  if not stored then
+    local record = sweep(id, text and record_in(text))
+    stored = record and packed(record)
+  end
+  if stored then
+    records[#records + 1], records[#records + 2] = id, stored
   end
 end
 finish_releases()

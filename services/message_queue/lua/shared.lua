@@ -270,10 +270,17 @@ local function own_record(text)
   return OWN_RECORD .. string.sub(text, 2)
 end
 
--- A record that deliver_first() has written as text: the encoder writes no spaces. Captures what ack.lua needs: the entry,
--- when the message was created and delivered, the token, and where the members begin that it keeps.
+-- A record that deliver_first() has written as text: the encoder writes no spaces. Captures the entry, when the
+-- message was created and delivered, the token, and where the members begin that an ack or a sweep keeps.
 local FIRST_DELIVERY = '^{"v":1, "stream":"([^"]*)","sid":"([^"]*)","created_at":([^,]*),"processing_started_at":([^,]*),'
   .. '"dequeued_at":[^,]*,"deadline_at":[^,]*,.-"lock_token":"([^"]*)",()'
+
+-- Returns the record of a message that leaves its first delivery. It keeps the members from `kept_at` on, and ends with
+-- an event and the members after the events.
+local function moved_record(stored, kept_at, stream, sid, created_at, ending)
+  return OWN_RECORD .. '"stream":"' .. stream .. '","sid":"' .. sid .. '","created_at":' .. created_at .. ','
+    .. string.sub(stored, kept_at, -3) .. ending
+end
 
 local function packed(record)
   return own_record(cjson.encode(record))

@@ -1,4 +1,4 @@
-"""Messages that were never delivered are delivered and acknowledged as text, with the outcome of all others."""
+"""Messages that were never delivered are delivered, acknowledged and requeued as text, with the outcome of all others."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ MESSAGES: Mapping[str, NewMessage] = {
     "with options": NewMessage(type="mail", payload="é", ack_timeout=12.5, max_attempts=2, id="a"),
     "that looks like a record": NewMessage(type="mail", payload={"payload": ',"lock_token":"'}, max_attempts=2, id="a"),
 }
+LAST_ATTEMPT = NewMessage(type="mail", max_attempts=1, id="a")
 CONSUMERS: Mapping[str, dict[str, Any]] = {
     "without a name": {},
     "with a name": {"consumer_id": 'x" \\n"lock_token":"é'},
@@ -47,12 +48,13 @@ def stored(lab: Lab) -> Any:
     """Return what is stored of the message: its record, its entries, its deadline, and what happened to it."""
     entries = {
         stream: [json.loads(fields[b"data"]) for _, fields in lab.client.xrange(stream)]
-        for stream in (*lab.streams, "q_acknowledged")
+        for stream in (*lab.streams, "q_acknowledged", "q_dlq")
     }
     happened = [json.loads(event) for event in lab.events()]
     (record,) = lab.client.hvals("q_metadata")
+    indexed = lab.client.zcard("q:type:mail")
     held = lab.client.exists("q:deadlines", "q:pending_ids"), lab.client.get("q:stats:total_acknowledged")
-    return [timeless(json.loads(record)), timeless(entries), timeless(happened), held]
+    return [timeless(json.loads(record)), timeless(entries), timeless(happened), held, indexed]
 
 
 @pytest.mark.parametrize("consumer", CONSUMERS.values(), ids=CONSUMERS)
@@ -74,6 +76,29 @@ def test_text_and_encoder_write_the_same(lab: Lab, message: NewMessage, consumer
         outcomes.append((delivered, stored(lab)))
 
     assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+@pytest.mark.parametrize("is_indexed", [False, True], ids=["", "with type indexes"])
+@pytest.mark.parametrize("consumer", CONSUMERS.values(), ids=CONSUMERS)
+@pytest.mark.parametrize("message", [*MESSAGES.values(), LAST_ATTEMPT], ids=[*MESSAGES, "at its last attempt"])
+def test_sweep_of_text_and_of_decoded_records_is_the_same(
+    lab: Lab, message: NewMessage, consumer: dict[str, Any], is_indexed: bool
+) -> None:
+    outcomes = []
+    for is_text in (True, False):
+        lab.client.flushall()
+        if is_indexed:
+            lab.queue.receive_many(1, type="mail")
+        lab.queue.enqueue_batch([message])
+        if not is_text:
+            lab.client.hset("q:pauses", "another", "{}")
+        lab.queue.receive_many(1, **consumer)
+        lab.lapse("a")
+        swept = lab.sweeper.sweep()
+        assert swept.requeued + swept.dead_lettered == ["a"]
+        outcomes.append((swept.requeued, stored(lab)))
+
+    assert outcomes[0] == outcomes[1]
 
 
 def test_message_delivered_as_text_goes_on_like_any_other(lab: Lab) -> None:
