@@ -85,9 +85,24 @@ class Mongo(EmbeddedServer):
 
     program = MONGOD
 
-    def __init__(self, directory: Path, port: int | None = None, *, cache_gb: float = 0.25, oplog_mb: int = 64) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        port: int | None = None,
+        *,
+        cache_gb: float = 0.25,
+        oplog_mb: int = 64,
+        parameters: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`parameters` adds to those that the server is started with."""
         super().__init__(directory, port)
         self._cache_gb, self._oplog_mb = cache_gb, oplog_mb
+        self._parameters = {
+            "diagnosticDataCollectionEnabled": "false",  # no files every second
+            # The transaction of a killed process keeps its locks for this long, or half as long again; by default 60 s.
+            "transactionLifetimeLimitSeconds": "15",
+            **parameters,
+        }
 
     @property
     def url(self) -> str:
@@ -106,10 +121,10 @@ class Mongo(EmbeddedServer):
             "--wiredTigerCacheSizeGB": str(self._cache_gb),
             "--oplogSize": str(self._oplog_mb),  # small by default: nobody replicates from it
         }
-        # No socket in /tmp, which every user of the machine could open; no files of diagnostics every second.
-        switches = ["--quiet", "--nounixsocket", "--setParameter", "diagnosticDataCollectionEnabled=false"]
-        # The transaction of a killed process keeps its locks for this long, or half as long again; by default 60 s.
-        switches += ["--setParameter", "transactionLifetimeLimitSeconds=15"]
+        # No socket in /tmp, which every user of the machine could open.
+        switches = ["--quiet", "--nounixsocket"]
+        for name, value in self._parameters.items():
+            switches += ["--setParameter", f"{name}={value}"]
         return [program, *(word for option in options.items() for word in option), *switches]
 
     def _is_ready(self) -> bool:

@@ -63,7 +63,12 @@ def _logging() -> tuple[int, list[logging.Handler]]:
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """A MongoDB and a Valkey for the whole session."""
     directory = tmp_path_factory.mktemp("servers")
-    with Valkey(directory / "valkey", REDIS_PORT) as valkey, Mongo(directory / "mongo", MONGO_PORT) as mongo:
+    # Once a minute it would delete what a test writes by a clock of its own, months ago.
+    never_expire = {"ttlMonitorEnabled": "false"}
+    with (
+        Valkey(directory / "valkey", REDIS_PORT) as valkey,
+        Mongo(directory / "mongo", MONGO_PORT, parameters=never_expire) as mongo,
+    ):
         _close_celery()  # it is configured now, and not by some test that has changed the environment
         yield Servers(mongo=mongo, valkey=valkey)
         _close_celery()

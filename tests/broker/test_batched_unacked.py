@@ -218,7 +218,8 @@ def test_what_is_done_is_told_when_closing(server: Valkey, client: Redis) -> Non
 
 
 def test_work_that_outlives_its_connection_is_acknowledged(tmp_path: Path) -> None:
-    with Valkey(tmp_path) as server, connected(server.url) as connection, Redis.from_url(server.url) as client:
+    careful = Valkey(tmp_path, config={"appendfsync": "always"})  # it keeps all that it answered
+    with careful as server, connected(server.url) as connection, Redis.from_url(server.url) as client:
         send(connection, "q", "one", "two")
         taker = Taker(connection, "q")
         taker.drain()

@@ -77,10 +77,10 @@ def test_the_overview_follows_what_happens_without_a_reload(visit: Visit, clean:
     expect(figure(card(page, "Rooms"), "Due now")).to_have_text("0")
     expect(page.get_by_text("No workers").first).to_be_visible()
     make_room(server_now() - seconds(60))
-    worker_heartbeats.record("worker@here")
     furnished.lead(clean.valkey.url)
     furnished.scans()
     expect(figure(card(page, "Rooms"), "Due now")).to_have_text("1")
+    worker_heartbeats.record("worker@here")  # online for 10 s
     expect(page.get_by_text("worker@here")).to_be_visible()
     expect(page.get_by_text("a-host:1")).to_be_visible()
     expect(figure(card(page, "Rooms"), "Last scan")).to_contain_text("found 3, sent 2")

@@ -250,7 +250,9 @@ def test_events_of_jobs_and_systems(client: Client) -> None:
     with closing(client.jobs.events("nonsense")) as events:
         assert next(events).name == "reset"
         client.jobs.cancel(job.id)
-        assert next(event.data["job"]["state"] for event in events if event.data["id"] == job.id) == "canceled"
+        # The list that ends the stream's silence may be older than the job, whose first event is that it is pending.
+        states = (event.data["job"]["state"] for event in events if event.data["id"] == job.id)
+        assert next(state for state in states if state != "pending") == "canceled"
 
 
 def test_events_end_with_an_error_that_does_not_pass(kind: str, queue: Queue) -> None:

@@ -121,7 +121,7 @@ def test_a_block_that_settled_its_message_is_not_warned_about_a_lost_lock(
     queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Client(url_of(queue.web.port), api_key=OPERATOR) as client:
-        client.messages.enqueue("mail", ack_timeout=1)
+        client.messages.enqueue("mail", ack_timeout=3)
         message = client.messages.dequeue()
         assert message is not None
         with message:

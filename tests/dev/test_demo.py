@@ -169,7 +169,7 @@ class TestProcess:
         eventually(lambda: rooms.count_documents({"demo": True}) >= 2 * demo_rooms.OVERDUE_AT_START)
         eventually(lambda: collection("instasites").count_documents({"demo": True}) == demo_sites.SITES)
         eventually(lambda: [message.task for message in waiting_messages(clean.valkey.url, "scans")] == SCANS)
-        child.end()
+        child.end(grace=30)
         assert child.wait() == 0
 
     def test_it_asks_for_scans_that_expire_and_says_so(

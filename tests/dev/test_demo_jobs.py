@@ -120,14 +120,14 @@ class TestProcess:
         imports = json.dumps([demo_jobs.MODULE])
         child = spawn(DEMO, env={**os.environ, "QM_CONVERSATIONS": "false", "QM_JOBS": "true", "JOBS_IMPORTS": imports})
         eventually(lambda: {job["name"] for job in service.list()} == set(NAMES), within=30)
-        child.end()
+        child.end(grace=30)
         assert child.wait() == 0
 
     def test_it_keeps_out_where_its_jobs_are_not_imported(self, clean: Servers) -> None:
         env = {"QM_JOBS": "true", "JOBS_IMPORTS": '["json"]'}
         child = spawn(DEMO, env={**os.environ, **env})
         eventually(lambda: model.jobs().database["support_rooms"].count_documents({}), within=30)
-        child.end()
+        child.end(grace=30)
         assert model.jobs().count_documents({}) == 0
 
 

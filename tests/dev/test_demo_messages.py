@@ -115,7 +115,7 @@ class TestConsumer:
         assert child.wait() == -signal.SIGKILL
         assert people.counts().processing == 1
         assert eventually(lambda: sweeper().sweep().requeued) == [id]
-        child.end()
+        child.end(grace=30)
 
 
 class TestProcess:
@@ -139,13 +139,13 @@ class TestProcess:
     def test_messages_come_and_are_worked_on(self, people: QueueAdmin) -> None:
         child = spawn(DEMO, env={**os.environ, **ON})
         eventually(lambda: people.counts().total_acknowledged, within=30)
-        child.end()
+        child.end(grace=30)
         assert child.wait() == 0
 
     def test_it_keeps_out_of_the_queue_when_it_is_told_to(self, people: QueueAdmin) -> None:
         child = spawn([*DEMO, "--no-messages"], env={**os.environ, **ON, "QM_PROJECTS": "true"})
         eventually(lambda: _agencies(), within=30)
-        child.end()
+        child.end(grace=30)
         assert people.counts().main == 0
 
 

@@ -47,8 +47,8 @@ def test_everything_ends_within_the_grace_the_deaf_and_their_children_too(tmp_pa
     supervisor = supervise(tmp_path, output, deaf=deaf, polite="sleep 300")
     supervisor.start()
     eventually(lambda: "up" in output.getvalue())
-    with promptly(2):
-        supervisor.stop(grace=0.5)
+    with promptly(4):
+        supervisor.stop(grace=2)
     assert "deaf   | (killed by SIGKILL)" in output.getvalue()
     assert "polite | (killed by SIGTERM)" in output.getvalue()
 

@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,7 +39,7 @@ up.REDIS_PORT, up.MONGO_PORT = free_port(), free_port()
 sys.exit(up.main(root=pathlib.Path(), logs="--logs" in sys.argv))
 """
 ROOT = Path(__file__).parents[2]
-WITHIN = 20.0  # seconds for a start, on a busy machine
+WITHIN = 60.0  # seconds for a start, on a busy machine
 
 
 @contextmanager
@@ -127,10 +126,10 @@ def test_it_starts_refuses_a_second_start_and_stops_in_order(checkout: Path) -> 
         with up(checkout, "second") as (second, refused):
             assert second.wait(WITHIN) == 1
             assert f"already running in this checkout, as process {process.pid}" in refused.read_text()
-        pid, began = worker(checkout), time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-        assert time.monotonic() - began < 10
+        pid = worker(checkout)
+        with promptly(10):
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WITHIN) == 0
     released = (checkout / ".devstack/logs/release.log").read_text()
     assert re.fullmatch(r"released at mongodb://127.0.0.1:\d+/queue_manager\?replicaSet=qm\n", released)
     lines = output.read_text().splitlines()

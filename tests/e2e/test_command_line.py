@@ -174,7 +174,7 @@ def test_health_shows_leader_scans_and_figures(clean: Servers, tmp_path: Path) -
     broken = make_room("tomorrow")
     with worker(tmp_path / "worker.log", env=env), CeleryProcess(tmp_path / "beat.log", "beat", env=env) as beat:
         room = make_room(server_now() - seconds(1))
-        eventually(lambda: is_open(room), within=20)
+        eventually(lambda: is_open(room), within=60)
         eventually(lambda: scan_run.last("tasks.support_snooze.scan_expired_snoozes"), within=20)
         state = json.loads(queue_manager("health", "--json", cwd=tmp_path, **env).stdout)
         shown = queue_manager("health", cwd=tmp_path, **env).stdout
@@ -389,10 +389,10 @@ def test_procfile_starts_the_processes_it_promises(clean: Servers, tmp_path: Pat
             children.append(spawn(["/bin/sh", "-c", commands[name]], env=env, cwd=ROOT, stdout=log, stderr=log))
     try:
         for path in logs.values():
-            eventually(lambda path=path: " ready." in path.read_text(), within=30)
+            eventually(lambda path=path: " ready." in path.read_text(), within=60)
         room = make_room(server_now() - seconds(1))
         queue_manager("scan", "support-snooze", cwd=tmp_path)
-        eventually(lambda: is_open(room), within=10)
+        eventually(lambda: is_open(room), within=30)
         assert get_room(room)["status"] == "open"
         assert "scans " not in logs["worker"].read_text().split("[queues]")[1].split("ready.")[0]
     finally:

@@ -35,7 +35,7 @@ def test_job_comes_back_when_its_worker_is_killed(victim: str, tmp_path: Path, f
     with job_worker(tmp_path) as process, job_beat(tmp_path):
         id = lab.run("fragile", str(mark))
         behind = lab.run("fragile", str(mark))
-        [first] = eventually(lambda: notes("fragile"), within=15)
+        [first] = eventually(lambda: notes("fragile"), within=60)
         with paced() as pace:
             if victim == "worker":
                 process.kill()
@@ -64,7 +64,7 @@ def test_job_whose_process_died_is_due_again_long_before_its_lease_ends(tmp_path
     long = {"JOBS_LEASE_SECONDS": "600", "QM_LEASE_SECONDS": "600"}
     with job_worker(tmp_path, env=long), job_beat(tmp_path, env=long):
         id = lab.run("fragile", str(mark))
-        [first] = eventually(lambda: notes("fragile"), within=15)
+        [first] = eventually(lambda: notes("fragile"), within=60)
         mark.touch()
         os.kill(first["pid"], signal.SIGKILL)
         eventually(lambda: lab.state(id) == "success", within=60)

@@ -23,7 +23,7 @@ def test_a_job_that_outlasts_the_shutdown_is_put_back_and_no_other_is_started(tm
     with job_beat(tmp_path):
         with job_worker(tmp_path, concurrency=1, env={"QM_SHUTDOWN_SECONDS": str(LIMIT)}) as worker:
             ids = [lab.run("fragile", str(mark)) for _ in range(2)]
-            eventually(lambda: notes("fragile"), within=15)
+            eventually(lambda: notes("fragile"), within=60)
 
             worker.signal(signal.SIGTERM)
 
@@ -41,7 +41,7 @@ def test_a_run_ends_with_the_job_it_executes_when_the_worker_shuts_down(tmp_path
     lab = job_lab()
     with job_worker(tmp_path, concurrency=1) as worker, job_beat(tmp_path):
         lab.jobs.run_many("n0", [[0.3] for _ in range(60)])
-        eventually(lambda: notes("n0"), within=15)
+        eventually(lambda: notes("n0"), within=60)
 
         worker.signal(signal.SIGTERM)
 
@@ -55,7 +55,7 @@ def test_a_process_that_is_told_to_end_puts_its_job_back(tmp_path: Path) -> None
     lab, mark = job_lab(), tmp_path / "may-end"
     with job_worker(tmp_path, concurrency=1), job_beat(tmp_path):
         id = lab.run("fragile", str(mark))
-        [first] = eventually(lambda: notes("fragile"), within=15)
+        [first] = eventually(lambda: notes("fragile"), within=60)
 
         os.kill(first["pid"], signal.SIGTERM)
 

@@ -76,7 +76,7 @@ def browser(clean: Servers) -> Iterator[Browser]:
     received: Queue[Any] = Queue()
     client = socketio.Client(reconnection=False)
     client.on("support_room_updated", received.put)
-    client.connect(f"http://127.0.0.1:{port}", wait_timeout=5)
+    client.connect(f"http://127.0.0.1:{port}", wait_timeout=30)
     yield Browser(client=client, received=received)
     server.kill()  # first: a client that polls would wait for the end of its poll
     client.disconnect()
@@ -91,7 +91,7 @@ def test_room_wakes_and_a_browser_sees_it(
     browser.client.call("join", f"support-{get_room(room)['account_id']}")
 
     with paced() as pace:
-        event = browser.received.get(timeout=20)
+        event = browser.received.get(timeout=60)
 
     assert is_open(room)
     (woken_at,) = times_woken(room)

@@ -45,7 +45,7 @@ from tests.faults.history import JOB_LEASE, RoomEvent
 from tests.faults.job_works import LOG_VARIABLE
 
 COPIES = 2
-READY_WITHIN = 60.0  # seconds
+READY_WITHIN = 120.0  # seconds
 HTTP_TIMEOUT = 5.0  # seconds
 STACKS_TIME = 0.2  # seconds in which processes write their stacks
 LEFT_OUT = (RELEASE, "flower")  # it only watches

@@ -24,7 +24,7 @@ def test_a_member_that_does_not_answer_is_asked_again_on_a_new_connection(monkey
         monkeypatch.setenv("MONGO_DB_URL", f"mongodb://{LOOPBACK}:{silent.getsockname()[1]}/test?replicaSet=rs")
         settings.cache_clear()
         try:
-            with pytest.raises(ServerSelectionTimeoutError), database.within(seconds(4)):
+            with pytest.raises(ServerSelectionTimeoutError), database.within(seconds(10)):
                 database.database().command("ping")
             silent.setblocking(False)
             for _ in range(2):

@@ -36,7 +36,7 @@ class Listener:
         self._packets: deque[str] = deque()
         self._partial = ""
         self._asked = 0
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
         if tls is not None:
             self._socket = tls.wrap_socket(self._socket, server_hostname=host)
         self._protocol = WSConnection(ConnectionType.CLIENT)

@@ -14,7 +14,7 @@ from queue_manager.web.app import api_of
 from tests.real_servers import Servers
 from tests.web.credentials import EXPIRED, KEYS, OPERATOR, UNKNOWN, VIEWER, cookie
 from tests.web.queue_client import Stream, empty_queue
-from tests.web.web_process import SNOOZE, Answer, Web
+from tests.web.web_process import SNOOZE, Answer, Web, answered
 
 OF_MOUNTS = {"/static": "/static/style.css"}
 REFUSED = (401, 403)
@@ -50,7 +50,7 @@ def status(process: Web, method: str, path: str, **headers: str) -> int:
             return stream.status
     if path == "/api/queue/events":
         headers["Last_Event_ID"] = "none"  # 422, and no stream without end
-    answer = process.ask(method, path, **headers)
+    answer = answered(lambda: process.ask(method, path, **headers))
     if answer.status in REFUSED and method != "HEAD":
         assert {"error", "message"} == answer.body.keys()
     return answer.status

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.real_servers import Servers
 from tests.web.queue_client import Queue
-from tests.web.web_process import COMMAND, ROOT, SECRET, Web, forked_web, shared_web
+from tests.web.web_process import COMMAND, ROOT, SECRET, Web, answered, forked_web, shared_web
 
 ROUTES = [
     ("POST", "/queue/message"),
@@ -172,7 +172,7 @@ def test_nothing_that_is_sent_is_an_internal_error(
     path = path if path.startswith("/") else f"/{path}"
     if path == "/queue/events" or (path == "/queue/message" and method == "GET"):
         query = query.replace("timeout=", "t=")  # it would wait
-    answer = queue.ask(method, f"{path}?{query}" if query else path, body)
+    answer = answered(lambda: queue.ask(method, f"{path}?{query}" if query else path, body))
     assert answer.status < 500, answer.text
     if answer.status >= 400:
         said: Any = answer.body

@@ -57,6 +57,20 @@ class Answer:
         return json.loads(self.text)
 
 
+def answered(ask: Callable[[], Answer]) -> Answer:
+    """Return the answer of a process whose servers may stand still for seconds: 503, after which it is asked again.
+
+    Raises AssertionError: it still answers 503 after half a minute.
+    """
+
+    def read() -> Answer:
+        answer = ask()
+        assert answer.status != 503, answer.text
+        return answer
+
+    return eventually(read)
+
+
 @dataclass(frozen=True)
 class Web:
     """The process, by its address."""

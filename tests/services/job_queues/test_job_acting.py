@@ -18,8 +18,8 @@ from models.job_attempt import JobOutcome
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
-from services.job_queues import DuplicateJob, InvalidJob, UnknownJob, WrongState
-from services.job_queues.runner import READ_TTL
+from services.job_queues import DuplicateJob, InvalidJob, UnknownJob, WrongState, runner
+from services.job_queues.runner import BATCH_TIME, READ_TTL
 from tests.eventually import eventually
 from tests.job_lab import LEASE, Lab
 from tests.rooms import T0
@@ -303,8 +303,11 @@ def test_queues_are_those_of_the_status_without_counts(lab: Lab) -> None:
     assert lab.jobs.queues() == queues
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("takes_long", [False, True], ids=["short", "long"])
-def test_job_that_is_canceled_before_its_failure_is_written_is_not_retried(lab: Lab, takes_long: bool) -> None:
+def test_job_that_is_canceled_before_its_failure_is_written_is_not_retried(
+    lab: Lab, takes_long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second batch: its first job fails, and is canceled while a later one runs."""
     ids = [lab.run("mail", number) for number in range(8)]
 
@@ -314,6 +317,7 @@ def test_job_that_is_canceled_before_its_failure_is_written_is_not_retried(lab: 
         if number == 3:
             assert lab.jobs.cancel(ids[1])["state"] == "executing"
             if takes_long:  # the heartbeat gives it the claim, and writes the outcomes before it
+                monkeypatch.setattr(runner, "BATCH_TIME", BATCH_TIME)
                 eventually(lambda: lab.state(ids[3]) == "executing")
 
     lab.works["mail"] = work

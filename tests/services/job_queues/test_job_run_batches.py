@@ -40,13 +40,6 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
 
 
 @pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no stall of this machine end a batch, make the next one smaller, or give the claim to a job that is short."""
-    monkeypatch.setattr(runner, "BATCH_TIME", 60.0)
-    monkeypatch.setattr(runner, "MAX_RESERVED_TIME", 60.0)
-
-
-@pytest.fixture
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a change of a reserved job be refused at once."""
     monkeypatch.setattr(import_module("services.job_queues.jobs"), "RESERVATION_TIMEOUT", 0.0)

@@ -663,10 +663,10 @@ def test_queue_that_is_done_says_what_it_did(installed: Lab) -> None:
 
 
 def test_queue_with_more_due_hands_on_when_its_time_is_over(installed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_run, "RUN_BUDGET", seconds(0.05))
+    monkeypatch.setattr(queue_run, "RUN_BUDGET", seconds(0.5))
     for number in range(3):
         installed.run("mail", number)
-    installed.works["mail"] = lambda number, run: time.sleep(0.06)
+    installed.works["mail"] = lambda number, run: time.sleep(0.6)
     with pytest.raises(ContinueLater):
         job_queues.run_queue("mail", None, token="t")
     assert 1 <= len(installed.ran) < 3

@@ -1,4 +1,4 @@
-"""Messages that were never delivered are delivered, acknowledged and requeued as text, with the outcome of all others."""
+"""Messages that were never delivered are delivered, acked and requeued as text, with the outcome of all others."""
 
 from __future__ import annotations
 
