@@ -60,7 +60,7 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
     """Return the HTTP application. Raises like `create`; `LookupError`: a route has no role."""
     authenticator = auth.Authenticator(chosen)
     live = Live(chosen, authenticator)
-    background = messages.Background(ending) if chosen.qm_message_queue else None
+    message_feed = Feed(messages.MessageEvents(), ending) if chosen.qm_message_queue else None
     job_feed = Feed(jobs.JobEvents(), ending) if chosen.runs_jobs else None
     overview = Feed(systems.OverviewStates(), ending)
 
@@ -71,8 +71,9 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
             await stack.enter_async_context(authenticator.refreshing())
             await live.start()
             stack.push_async_callback(live.stop)
-            if background is not None:
-                await stack.enter_async_context(background)
+            if message_feed is not None:
+                await stack.enter_async_context(message_feed)
+                await stack.enter_async_context(messages.OverdueSweeper(message_feed))
             if job_feed is not None:
                 await stack.enter_async_context(job_feed)
             await stack.enter_async_context(overview)
@@ -94,14 +95,16 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
     exception_handlers.install(api)
     auth.install(api, authenticator)
     systems.install(api, overview)
-    _install(api, chosen, background, job_feed)
+    _install(api, chosen)
+    if message_feed is not None:
+        messages.install(api, message_feed, ending)
+    if job_feed is not None:
+        jobs.install(api, job_feed)
     list(auth.required_roles(api))  # every route has one
     return api
 
 
-def _install(
-    api: FastAPI, chosen: Settings, background: messages.Background | None, job_feed: Feed[str] | None
-) -> None:
+def _install(api: FastAPI, chosen: Settings) -> None:
     docs.install(api)
     api.include_router(probes.router, dependencies=[auth.public], tags=["probes"])
     api.include_router(metrics.router, dependencies=[auth.viewer], tags=["probes"])
@@ -113,10 +116,6 @@ def _install(
     api.include_router(failures.commands, prefix="/api", dependencies=[auth.operator], tags=["failures"])
     if chosen.qm_hooks:
         api.include_router(triggers.router, dependencies=[auth.operator_of(auth.EACH)], tags=["systems"])
-    if background is not None:
-        messages.install(api, background)
-    if job_feed is not None:
-        jobs.install(api, job_feed)
     pages.install(api)
     # Message traffic is not compressed: its routes are served before the framework.
     api.add_middleware(

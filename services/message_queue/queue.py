@@ -7,14 +7,15 @@ its deadline, dead-lettered or acknowledged, and never in two states. Times are 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from threading import Event, Thread
-from types import TracebackType
+from functools import partial
+from threading import Event
 from typing import Any, cast
 
+from queue_manager.core.background import in_thread
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from services.message_queue.arrivals import ArrivalNotifier
@@ -187,6 +188,7 @@ class MessageQueue:
         """Set the deadline to `extend_seconds` from now; default: its ack timeout. Raises like `nack`."""
         return self._run(self._operations.touch(id, lock_token, extend_seconds))
 
+    @contextmanager
     def receive(
         self,
         *,
@@ -194,13 +196,40 @@ class MessageQueue:
         ack_timeout: float | None = None,
         type: str | None = None,
         consumer_id: str | None = None,
-    ) -> AbstractContextManager[Message | None]:
+    ) -> Iterator[Message | None]:
         """Dequeue a message for a `with` block: it is acked when the block ends and nacked if the block raises.
 
-        A heartbeat extends the deadline while the block runs. The block gets `None` if there is no message.
+        A heartbeat extends the deadline while the block runs. The block gets `None` if there is no message. A lock
+        lost while the block runs (the process was suspended, or an operator moved the message) is logged. The message
+        is then delivered to another consumer, so the block must be idempotent.
         """
         message = self.dequeue(timeout=timeout, ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
-        return Delivery(self, message, extension=ack_timeout)
+        if message is None:
+            yield None
+            return
+        try:
+            with in_thread(partial(self._touch_until, message, ack_timeout), name="heartbeat"):
+                yield message
+        except BaseException as error:
+            try:
+                self.nack(message.id, message.lock_token, f"{error.__class__.__name__}: {reason(error)}")
+            except (LockLost, UnknownMessage, QueueUnavailable) as error_of_nack:
+                # The caller must see the error of the block, not this one.
+                log.warning(f"A message could not be nacked: {error_of_nack}", message_id=message.id)
+            raise
+        self.ack(message.id, message.lock_token)
+
+    def _touch_until(self, message: Message, extension: float | None, is_over: Event) -> None:
+        """Extend the deadline until the block is over or the lock is lost."""
+        span = message.deadline_at - message.fields["dequeued_at"] if message.deadline_at else 1.0
+        while not is_over.wait(span / HEARTBEATS_PER_DEADLINE):
+            try:
+                self.touch(message.id, message.lock_token, extension)
+            except (LockLost, UnknownMessage) as error:
+                log.warning(f"The lock was lost while the message was processed: {error}", message_id=message.id)
+                return
+            except QueueUnavailable as error:
+                log.warning("A touch failed and will be retried", message_id=message.id, error=reason(error))
 
     def _run(self, operation: Operation[Result]) -> Result:
         """Run the scripts of an operation one by one, and return its result."""
@@ -211,51 +240,3 @@ class MessageQueue:
             except StopIteration as end:
                 return cast(Result, end.value)
             reply = self.scripts.run(name, *arguments)
-
-
-class Delivery(AbstractContextManager[Message | None]):
-    """A message in a `with` block: acked if the block succeeds, nacked if it raises; a heartbeat extends the deadline.
-
-    A lock lost while the block runs (the process was suspended, or an operator moved the message) is logged. The
-    message is then delivered to another consumer, so the block must be idempotent.
-    """
-
-    def __init__(self, queue: MessageQueue, message: Message | None, *, extension: float | None) -> None:
-        self._queue, self._message, self._extension = queue, message, extension
-        self._is_over = Event()
-        self._heartbeat: Thread | None = None
-
-    def __enter__(self) -> Message | None:
-        if self._message is not None:
-            self._heartbeat = Thread(target=self._beat, args=[self._message], name="heartbeat", daemon=True)
-            self._heartbeat.start()
-        return self._message
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._message is None:
-            return
-        self._is_over.set()
-        if self._heartbeat is not None:
-            self._heartbeat.join()
-        if error is None:
-            self._queue.ack(self._message.id, self._message.lock_token)
-            return
-        try:
-            self._queue.nack(self._message.id, self._message.lock_token, f"{type(error).__name__}: {reason(error)}")
-        except (LockLost, UnknownMessage, QueueUnavailable) as error_of_nack:
-            # The caller must see the error of the block, not this one.
-            log.warning(f"A message could not be nacked: {error_of_nack}", message_id=self._message.id)
-
-    def _beat(self, message: Message) -> None:
-        """Extend the deadline until the block ends or the lock is lost."""
-        span = message.deadline_at - message.fields["dequeued_at"] if message.deadline_at else 1.0
-        while not self._is_over.wait(span / HEARTBEATS_PER_DEADLINE):
-            try:
-                self._queue.touch(message.id, message.lock_token, self._extension)
-            except (LockLost, UnknownMessage) as error:
-                log.warning(f"The lock was lost while the message was processed: {error}", message_id=message.id)
-                return
-            except QueueUnavailable as error:
-                log.warning("A touch failed and will be retried", message_id=message.id, error=reason(error))

@@ -6,6 +6,8 @@ client delays another client.
 
 from __future__ import annotations
 
+import asyncio
+
 import redis
 from fastapi import FastAPI
 
@@ -19,15 +21,16 @@ from queue_manager.web.routes.messages import (
     operator_actions,
     stats,
 )
-from queue_manager.web.routes.messages.background import Background
+from queue_manager.web.routes.messages.events import MessageEvents, QueueFeed
+from queue_manager.web.routes.messages.overdue_sweeper import OverdueSweeper
 from services.message_queue import system
 
-__all__ = ["Background", "install"]
+__all__ = ["MessageEvents", "OverdueSweeper", "QueueFeed", "install"]
 
 
-def install(api: FastAPI, background: Background) -> None:
+def install(api: FastAPI, feed: QueueFeed, ending: asyncio.Event) -> None:
     """Add the routes. Receiving a message needs an operator, because it has an effect although it is a GET."""
-    api.state.background = background
+    api.state.message_feed, api.state.ending = feed, ending
     api.add_exception_handler(redis.RedisError, exception_handlers.queue_refused)
     for part in (delivery, operator_actions):
         api.include_router(part.router, prefix="/api", dependencies=[operator_of(system.name)], tags=["queue"])

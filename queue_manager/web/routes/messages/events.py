@@ -22,7 +22,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.redis_client import make_async_client
-from queue_manager.core.settings import redact_url
+from queue_manager.core.settings import redact_url, settings
 from queue_manager.web.http.errors import errors
 from queue_manager.web.live.event_feed import (
     Event,
@@ -35,7 +35,7 @@ from queue_manager.web.live.event_feed import (
     ReaderPosition,
     StartPosition,
 )
-from services.message_queue import InvalidMessage, MessageState, QueueAdmin, QueueUnavailable
+from services.message_queue import InvalidMessage, MessageState, QueueAdmin, QueueUnavailable, queue_admin, server_url
 from services.message_queue.browser import MESSAGE_STATES
 from services.message_queue.messages import Message
 
@@ -72,7 +72,7 @@ async def events(
     A browser that reconnects sends the header, which takes precedence over the query. If the events after that id are
     no longer kept, the first event is named `reset`: read the lists again.
     """
-    feed: QueueFeed = request.app.state.background.feed
+    feed: QueueFeed = request.app.state.message_feed
     return await feed.serve(request, last)
 
 
@@ -82,10 +82,10 @@ class MessageEvents(EventSource[EntryId]):
     title = "queue events"
     outages = (RedisError, OSError)
 
-    def __init__(self, url: str, stream: str, admin: QueueAdmin) -> None:
-        self.server = f"Redis at {redact_url(url)}"
-        self._client = make_async_client(url, **STREAM_OPTIONS)
-        self._stream, self._admin = stream, admin
+    def __init__(self) -> None:
+        self.server = f"Redis at {redact_url(server_url())}"
+        self._client = make_async_client(server_url(), **STREAM_OPTIONS)
+        self._stream, self._admin = f"{settings().queue_name}:events", queue_admin()
 
     async def start(self, last: str | None, reader_position: ReaderPosition[EntryId]) -> StartPosition[EntryId]:
         seen = None if last is None else _checked_id(last)

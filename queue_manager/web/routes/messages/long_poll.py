@@ -16,7 +16,6 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from queue_manager.web.auth.authentication import access_check, until_lost
-from queue_manager.web.routes.messages.background import Background
 from services.message_queue import Message, async_message_queue, message_queue
 from services.message_queue.errors import SearchIncomplete
 
@@ -72,19 +71,23 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _wait_for_message(options: ReceiveOptions, timeout: float, request: Request) -> Message | None:
-    background: Background = request.app.state.background
-    disconnected = asyncio.create_task(_disconnected(request))
-    access_lost = asyncio.create_task(until_lost(access_check(request)))
+    ending: asyncio.Event = request.app.state.ending
+    end_conditions = [_disconnected(request), until_lost(access_check(request)), _set(ending)]
+    tasks = {asyncio.create_task(condition) for condition in end_conditions}
     try:
-        return await _Wait(options, {disconnected, access_lost, background.end}).message(timeout)
+        return await _Wait(options, tasks).message(timeout)
     finally:
-        disconnected.cancel()
-        access_lost.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 class _Wait:

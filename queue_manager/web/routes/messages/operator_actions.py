@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,7 +18,6 @@ from queue_manager.explanation import many
 from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http.errors import errors, invalid
 from queue_manager.web.http.requests import EmptyIsNone, JsonBody
-from queue_manager.web.routes.messages.background import Background
 from queue_manager.web.routes.messages.requests import (
     MAX_BATCH_BYTES,
     LinesBody,
@@ -267,9 +267,9 @@ def clear_one(queue: NamedQueue, request: Request, actor: CurrentActor) -> Clear
 
 def _is_over(request: Request) -> Callable[[], bool]:
     """Return a function that returns True after 50 s, or when the process shuts down."""
-    background: Background = request.app.state.background
+    ending: asyncio.Event = request.app.state.ending
     ends = time.monotonic() + MAX_CLEAR_DURATION
-    return lambda: time.monotonic() >= ends or background.end.done()
+    return lambda: time.monotonic() >= ends or ending.is_set()
 
 
 def cleared(queue: MessageState | None, actor: Actor, *, is_over: Callable[[], bool]) -> Cleared:
