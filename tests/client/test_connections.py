@@ -250,7 +250,7 @@ def test_events_of_jobs_and_systems(client: Client) -> None:
     with closing(client.jobs.events("nonsense")) as events:
         assert next(events).name == "reset"
         client.jobs.cancel(job.id)
-        # The list that ends the stream's silence may be older than the job, whose first event is that it is pending.
+        # The process may go on where an earlier listener ended, before the job was stored: it is pending then.
         states = (event.data["job"]["state"] for event in events if event.data["id"] == job.id)
         assert next(state for state in states if state != "pending") == "canceled"
 
