@@ -112,8 +112,8 @@ def test_one_item_is_retried(visit: Visit, clean: Servers) -> None:
     rooms = furnished.rooms()
     page = visit.open("/rooms?state=failed")
     visit.press("Retry", visit.row(rooms["failed"]))
+    expect(page.locator("#toasts")).to_contain_text(f"Retry queued for room {rooms['failed']}")  # goes after seconds
     expect(page.locator("#empty")).to_be_visible()
-    expect(page.locator("#toasts")).to_contain_text(f"Retry queued for room {rooms['failed']}")
     (message,) = sent(clean, "support-snooze")
     assert message.args[0] == rooms["failed"]
 
