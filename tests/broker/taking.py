@@ -62,7 +62,7 @@ class Taker:
                 return
 
     def _has_more(self) -> bool:
-        """Return True if a message came meanwhile: what the server sent before it answered a ping is here by now."""
+        """Read once more, and return True if a message arrived: replies that precede the ping's are readable by now."""
         taken = len(self.taken)
         with suppress(TimeoutError):
             self.connection.drain_events(timeout=0.05)

@@ -16,6 +16,7 @@ from tasks.support_snooze import unsnooze_room
 from tests.e2e.celery_processes import CeleryProcess, worker
 from tests.e2e.watching import Heard, is_open, listening, send_scan, times_woken, woken
 from tests.eventually import eventually
+from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.room_lease import lease
 from tests.rooms import get_room, make_room, resnooze
@@ -68,7 +69,8 @@ def test_room_wakes_once_though_the_worker_was_killed(step: str, tmp_path: Path,
         process.start()
 
         # Within one lease and one period; the room of the last step is open already. The rest is for a slow machine.
-        eventually(lambda: is_open(room), within=LEASE + PERIOD + 30)
+        with promptly(LEASE + PERIOD + 10):
+            eventually(lambda: is_open(room), within=60)
         eventually(lambda: heard.of(room), within=30)
     (woken_at,) = times_woken(room)
     assert woken_at >= due_at

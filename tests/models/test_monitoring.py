@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,19 +18,24 @@ from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
 from tests.e2e.replica_set import own_replica_set
 from tests.eventually import eventually
+from tests.pace import paced
 
 
 def test_a_member_that_does_not_answer_is_asked_again_on_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     database.close()
-    with socket.create_server((LOOPBACK, 0)) as silent:
+    with socket.create_server((LOOPBACK, 0)) as silent, paced() as pace, ThreadPoolExecutor(1) as thread:
+        silent.settimeout(20)
+        # The connections are kept open, and neither is answered.
+        accepted = thread.submit(lambda: [(silent.accept()[0], time.monotonic()) for _ in range(2)])
         monkeypatch.setenv("MONGO_DB_URL", f"mongodb://{LOOPBACK}:{silent.getsockname()[1]}/test?replicaSet=rs")
         settings.cache_clear()
         try:
             with pytest.raises(ServerSelectionTimeoutError), database.within(seconds(10)):
                 database.database().command("ping")
-            silent.setblocking(False)
-            for _ in range(2):
-                silent.accept()[0].close()
+            (first, began), (second, again) = accepted.result(10)
+            first.close()
+            second.close()
+            assert again - began < pace.allowed(4)
         finally:
             database.close()
             monkeypatch.undo()

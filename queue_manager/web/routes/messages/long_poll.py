@@ -72,8 +72,12 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 async def _wait_for_message(options: ReceiveOptions, timeout: float, request: Request) -> Message | None:
     ending: asyncio.Event = request.app.state.ending
-    end_conditions = [_disconnected(request), until_lost(access_check(request)), _set(ending)]
-    tasks = {asyncio.create_task(condition) for condition in end_conditions}
+    conditions: list[Coroutine[Any, Any, Any]] = [
+        _disconnected(request),
+        until_lost(access_check(request)),
+        ending.wait(),
+    ]
+    tasks = {asyncio.create_task(condition) for condition in conditions}
     try:
         return await _Wait(options, tasks).message(timeout)
     finally:
@@ -86,12 +90,8 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _set(event: asyncio.Event) -> None:
-    await event.wait()
-
-
 class _Wait:
-    def __init__(self, options: ReceiveOptions, end_conditions: set[asyncio.Task[None]]) -> None:
+    def __init__(self, options: ReceiveOptions, end_conditions: set[asyncio.Task[Any]]) -> None:
         self._queue, self._options, self._end_conditions = message_queue(), options, end_conditions
 
     async def message(self, timeout: float) -> Message | None:
