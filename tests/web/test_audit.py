@@ -186,7 +186,9 @@ def test_actions_on_systems_are_recorded(queue: Queue) -> None:
 
 
 def test_the_audit_has_the_name_of_the_key_and_whether_a_page_was_used(guarded: Queue) -> None:
-    for headers in ({"X_API_KEY": OPERATOR}, own_page(guarded.web, OPERATOR)):
+    page = own_page(guarded.web, OPERATOR)
+    pretended = {name: value for name, value in page.items() if name != "Cookie"} | {"X_API_KEY": OPERATOR}
+    for headers in (pretended, page):
         assert guarded.post("/jobs/pause", {"names": [INVOICE]}, **headers).status == 200
     found = entries(guarded, X_API_KEY=VIEWER)
     assert [(one["who"], one["via"]) for one in found] == [("hand", "page"), ("hand", "api")]

@@ -117,7 +117,7 @@ CurrentPrincipal = Annotated[Principal, Depends(_principal)]
 
 
 def _actor(request: Request, principal: CurrentPrincipal) -> Actor:
-    is_page = principal.by == "session" or is_from_own_page(request.headers)
+    is_page = principal.by != "key" and is_from_own_page(request.headers)
     address = request.client.host if request.client else "unknown"
     return Actor(who=principal.name, via="page" if is_page else "api", address=address)
 
