@@ -86,11 +86,11 @@ def _operations(client: redis.Redis) -> Iterator[tuple[str, Callable[[], object]
     given, taken = queue.messages, _steady(queue)
     yield "enqueue", lambda: given.enqueue("send_mail", {"to": "ada@example.org"})
     yield f"enqueue {BATCH} at once", lambda: queue.fill(messages(BATCH, prefix="batch"))
-    yield f"dequeue, first of {LEVELS} priorities", given.take
+    yield f"dequeue, first of {LEVELS} priorities", given.dequeue
     lowest.fill(messages(2, levels=1))
-    lowest.messages.take()  # makes the groups of all streams
-    yield f"dequeue, last of {LEVELS} priorities", lowest.messages.take
-    yield "dequeue by type", lambda: given.take(type="send_mail")
+    lowest.messages.dequeue()  # makes the groups of all streams
+    yield f"dequeue, last of {LEVELS} priorities", lowest.messages.dequeue
+    yield "dequeue by type", lambda: given.dequeue(type="send_mail")
     yield "touch", lambda: given.touch(taken[0].id, taken[0].lock_token)
     yield "nack", lambda: given.nack(taken[0].id, taken[0].lock_token)
     yield "acknowledge", lambda: given.ack(taken[1].id, taken[1].lock_token)
@@ -102,7 +102,7 @@ def _steady(queue: Queue) -> list[Message]:
     queue.fill(messages(HISTORY_LENGTH + 3 * LEVELS))
     for _ in range(HISTORY_LENGTH):
         _ack(queue, _take(queue))
-    given.take(type="send_mail")
+    given.dequeue(type="send_mail")
     nacked, *held = [_take(queue) for _ in range(3)]
     given.touch(nacked.id, nacked.lock_token)
     given.nack(nacked.id, nacked.lock_token)
@@ -129,7 +129,7 @@ def _poll(queue: Queue) -> list[str]:
 
 
 def _take(queue: Queue) -> Message:
-    message = queue.messages.take()
+    message = queue.messages.dequeue()
     if message is None:
         raise WrongResult("no message waits")
     return message

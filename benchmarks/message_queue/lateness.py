@@ -53,7 +53,7 @@ class _Trial:
         self._queue.fill(
             replace(one, ack_timeout=round(chance.uniform(FIRST, self.last), 3)) for one in messages(self.count)
         )
-        taken = list(iter(self._queue.messages.take, None))
+        taken = list(iter(self._queue.messages.dequeue, None))
         self._deadlines = {message.id: (message.deadline_at or 0) * 1000 for message in taken}
         self._ends = time.monotonic() + self.last + SLACK
 

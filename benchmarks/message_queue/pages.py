@@ -157,7 +157,7 @@ def _fill(queue: Queue, place: MessageState, count: int) -> None:
             people.move([one.id for one in added], to="dead", reason="no such user")
         elif place == "processing":
             for _ in added:
-                queue.messages.take()
+                queue.messages.dequeue()
     expect(f"messages in {place}", people.counts().of(place), count)
 
 

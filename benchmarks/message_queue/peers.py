@@ -98,7 +98,7 @@ class _Ours:
         return sum(added.is_new for added in self._queue.messages.enqueue_batch(given))
 
     def receive(self) -> list[Message]:
-        message = self._queue.messages.take()
+        message = self._queue.messages.dequeue()
         return [message] if message else []
 
     def ack(self, held: Sequence[Message]) -> int:

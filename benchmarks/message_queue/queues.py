@@ -85,7 +85,7 @@ class Queue:
 
     def take_all(self) -> list[tuple[str, str]]:
         """Take everything that waits; return ids and tokens, in the order of delivery."""
-        return [(message.id, message.lock_token or "") for message in iter(self.messages.take, None)]
+        return [(message.id, message.lock_token or "") for message in iter(self.messages.dequeue, None)]
 
     def let_expire(self) -> int:
         """Take everything that waits, with ack timeouts of `EXPIRED_TIMEOUT`; return the number when all is overdue."""

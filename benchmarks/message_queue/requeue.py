@@ -105,7 +105,7 @@ class _Held:
         bar = self._bench.progress.add_task(f"holding {self.count:,} messages", total=self.count)
         self.queue.fill(messages(self.count, ack_timeout=ONE_HOUR, levels=1, prefix="held"))
         self.queue.polling.create_groups()
-        while self.queue.messages.take() is not None:
+        while self.queue.messages.dequeue() is not None:
             self._bench.progress.advance(bar)
         overdue = messages(OVERDUE_BEHIND, levels=1, prefix="overdue")
         self.queue.fill(

@@ -145,12 +145,12 @@ class QueueAdmin(MessageBrowser):
         """Yield the stored records of messages in batches. An id without one has the outcome `NOT_FOUND`."""
         done = 0
         while done < len(ids):
-            rows, scanned = self._scripts.run("copy", *ids[done : done + BULK_BATCH_SIZE])
+            rows, scanned = self._scripts.run("locate", *ids[done : done + BULK_BATCH_SIZE])
             outcomes |= dict.fromkeys(ids[done : done + scanned], "NOT_FOUND")
             done += scanned
             yield [
-                {"id": id.decode(), "state": state.decode(), "record": record, "data": data}
-                for id, state, record, data in rows
+                {"id": id.decode(), "state": state.decode(), "record": stored, "data": data}
+                for id, data, _, state, stored in rows
             ]
 
     def _delete_exactly(
@@ -255,15 +255,11 @@ class QueueAdmin(MessageBrowser):
         if answer == b"UNDECODABLE":
             raise InvalidMessage("id", f"the id of a decodable message; {id} can only be deleted or archived")
 
-    def clear(self, state: MessageState | None = None) -> int:
-        """Delete all messages in `state`, or in all states; return their number. See `clear_in_batches`."""
-        return sum(self.clear_in_batches(state))
-
     def clear_in_batches(self, state: MessageState | None = None, *, keep: KeepMessages | None = None) -> Iterator[int]:
         """Delete all messages in `state`, or in all states, in batches; yield the number deleted by each.
 
         Messages enqueued after the beginning are kept. A message that changes its state meanwhile may be kept. With
-        `keep`, it is called with what is deleted, for `restore`, except entries of other programs that are no messages.
+        `keep`, it is called with what is deleted, for `restore`, except entries without data.
         """
         progress: bytes | str = ""
         kept = 0

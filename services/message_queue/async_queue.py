@@ -40,7 +40,7 @@ class AsyncMessageQueue:
     async def take(
         self, *, ack_timeout: float | None = None, type: str | None = None, consumer_id: str | None = None
     ) -> Message | None:
-        """Like `MessageQueue.take`."""
+        """Like `MessageQueue.dequeue`, without waiting."""
         with suppress(SearchIncomplete):
             found = self._operations.search(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
             for message in await self._run(found):

@@ -293,7 +293,7 @@ class MessageBrowser:
         done = 0
         while done < len(ids):
             rows, scanned = self._scripts.run("locate", *ids[done : done + BULK_BATCH_SIZE])
-            yield from ((state.decode(), Message.read(id, data, record)) for id, data, record, state in rows)
+            yield from ((state.decode(), Message.read(id, data, record)) for id, data, record, state, _ in rows)
             done += scanned
 
 

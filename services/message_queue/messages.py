@@ -44,8 +44,9 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not valid JSON")
 
 
-# Numbers stay as text: Python refuses to parse an integer of more than 4,300 digits.
-_strict = json.JSONDecoder(parse_constant=_no_constant, parse_int=str, parse_float=str)
+# Numbers stay as text: Python refuses to parse an integer of more than 4,300 digits. Objects are checked, and not kept:
+# those of a payload would take ten times its memory.
+_strict = json.JSONDecoder(parse_constant=_no_constant, parse_int=str, parse_float=str, object_pairs_hook=len)
 # `json.dumps` would make an encoder for each call.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _encode_strictly = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode

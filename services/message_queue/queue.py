@@ -145,12 +145,6 @@ class MessageQueue:
                 if not is_used:
                     self.arrivals.unsubscribe(arrival)
 
-    def take(
-        self, *, ack_timeout: float | None = None, type: str | None = None, consumer_id: str | None = None
-    ) -> Message | None:
-        """Return the next message and lock it, without waiting. Raises like `dequeue`."""
-        return self.dequeue(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
-
     def search(
         self,
         *,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from queue_manager.core.errors import within
 from services.message_queue.errors import InvalidMessage
@@ -16,20 +17,24 @@ from services.message_queue.messages import FIELD_ALIASES, Json, NewMessage, Que
 from services.message_queue.operations import MAX_ENQUEUED_BYTES, MAX_ENQUEUED_MESSAGES
 from services.message_queue.queue import MessageQueue
 
+ParsedMessage: TypeAlias = NewMessage | InvalidMessage | None
+"""A message, why it is invalid, or `None` for one that was exported as undecodable."""
+
 
 @dataclass(kw_only=True)
 class ImportResult:
-    """Number of messages that were added, that exist already, and that cannot be delivered."""
+    """Number of messages that were added, that exist already, and that cannot be delivered; why others are invalid."""
 
     added: int = 0
     known: int = 0
     undecodable: int = 0
+    refused: list[str] = field(default_factory=list)
 
 
-def import_messages(queue: MessageQueue, messages: Iterable[NewMessage | None]) -> ImportResult:
-    """Add messages to the main queue in batches, with no attempts used; `None` stands for an undecodable one.
+def import_messages(queue: MessageQueue, messages: Iterable[ParsedMessage]) -> ImportResult:
+    """Add messages to the main queue in batches, with no attempts used.
 
-    Raises like `MessageQueue.enqueue`; earlier batches are then added.
+    Raises QueueFull, QueueUnavailable; earlier batches are then added.
     """
     result = ImportResult()
     batch: list[NewMessage] = []
@@ -45,6 +50,9 @@ def import_messages(queue: MessageQueue, messages: Iterable[NewMessage | None]) 
         if message is None:
             result.undecodable += 1
             continue
+        if isinstance(message, InvalidMessage):
+            result.refused.append(str(message))
+            continue
         length = len(message.payload.encode())
         if len(batch) == MAX_ENQUEUED_MESSAGES or size + length > MAX_ENQUEUED_BYTES:
             add()
@@ -55,11 +63,11 @@ def import_messages(queue: MessageQueue, messages: Iterable[NewMessage | None]) 
     return result
 
 
-def parse_lines(lines: Iterable[bytes], options: QueueOptions) -> Iterator[NewMessage | None]:
-    """Yield the message of each line that is not empty; `None` for one that was exported as undecodable.
+def parse_lines(lines: Iterable[bytes], options: QueueOptions) -> Iterator[ParsedMessage]:
+    """Yield the message of each line that is not empty, or an error that names the line.
 
-    If the first line begins a JSON list, its elements are the messages. Members other than those of a new message are
-    ignored. Raises `InvalidMessage`, which names the line or the index.
+    If the first line begins a JSON list, its elements are the messages, and errors name the index. Members other than
+    those of a new message are ignored. Raises `InvalidMessage` for an invalid list.
     """
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     is_first = True
@@ -67,13 +75,9 @@ def parse_lines(lines: Iterable[bytes], options: QueueOptions) -> Iterator[NewMe
         if is_first and line.lstrip().startswith(b"["):
             list_text = b"\n".join([line, *(following for _, following in numbered)])
             for index, element in enumerate(_elements(list_text)):
-                with within(f"[{index}]: "):
-                    message = _parse(element.encode(), options)
-                yield message
+                yield _parse(element.encode(), options, f"[{index}]: ")
         else:
-            with within(f"line {number}: "):
-                message = _parse(line, options)
-            yield message
+            yield _parse(line, options, f"line {number}: ")
         is_first = False
 
 
@@ -84,15 +88,24 @@ def _elements(list_text: bytes) -> list[Json]:
         raise InvalidMessage("body", f"a JSON list ({error})") from None
 
 
-def _parse(line: bytes, options: QueueOptions) -> NewMessage | None:
+def _parse(line: bytes, options: QueueOptions, place: str) -> ParsedMessage:
+    try:
+        with within(place):
+            return _message(line, options)
+    except InvalidMessage as error:
+        return error
+
+
+def _message(line: bytes, options: QueueOptions) -> NewMessage | None:
     try:
         given = members(line.decode())
+        payload = given.pop("payload", Json("null"))
+        names = [name for name in given if FIELD_ALIASES.get(name, name) in NewMessage.__annotations__]
+        known = {name: json.loads(given[name]) for name in names}
     except (ValueError, RecursionError) as error:
         raise InvalidMessage("body", f"a JSON object ({error})") from None
     if given.get("undecodable") == "true":
         return None
-    payload = given.pop("payload", Json("null"))
-    known = {name: text for name, text in given.items() if FIELD_ALIASES.get(name, name) in NewMessage.__annotations__}
-    message = NewMessage.from_members({**{name: json.loads(text) for name, text in known.items()}, "payload": payload})
+    message = NewMessage.from_members({**known, "payload": payload})
     message.arguments(options)
     return message

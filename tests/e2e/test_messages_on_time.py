@@ -39,16 +39,16 @@ def test_messages_are_taken_back_at_their_deadlines(
         CeleryProcess(tmp_path / "beat.log", "beat", env=env),
     ):
         queue.enqueue("warm-up")
-        first = queue.take(ack_timeout=0.3)
+        first = queue.dequeue(ack_timeout=0.3)
         assert first is not None
         eventually(lambda: queue_admin().counts().main == 1, within=20)
-        queue_admin().clear()
+        sum(queue_admin().clear_in_batches())
         deadlines = {}
         with paced() as pace:
             for number in range(60):
                 own = f"report-{number}"  # a type of its own: none is taken twice
                 queue.enqueue(own)
-                held = queue.take(type=own, ack_timeout=0.5 + number * 0.11)  # spread over one tick and the next
+                held = queue.dequeue(type=own, ack_timeout=0.5 + number * 0.11)  # spread over one tick and the next
                 assert held is not None
                 assert held.deadline_at is not None
                 deadlines[held.id] = held.deadline_at

@@ -99,7 +99,7 @@ def test_manual_stream_is_cleared_with_its_state(lab: Lab, relay: Relay, state: 
     lab.others.heal()  # sets the deadline of the held one, and drains
     relay._add("q_manual", {**relay._content(held), "id": "c"})
 
-    cleared = lab.contents.clear(state)
+    cleared = lab.clear(state)
 
     lab.heal()
     left = {"main": ["a"], "processing": ["b", "c"], None: []}[state]

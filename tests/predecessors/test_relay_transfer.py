@@ -113,6 +113,8 @@ def test_undecodable_message_is_counted_and_not_imported(queue: Queue) -> None:
         ('{"type":"mail","id":"a b"}', "line 2: id"),
         ('{"type":"mail","custom_ack_timeout":-1}', "line 2: ackTimeout"),
         ('{"type":7}', "line 2: type"),
+        ('{"type":"mail\\u0085"}', "line 2: type"),
+        (f'{{"type":"mail","priority":{"1" * 5000}}}', "line 2: body"),
     ],
 )
 def test_invalid_line_is_named_and_nothing_is_imported(queue: Queue, line: str, field: str) -> None:

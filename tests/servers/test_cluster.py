@@ -74,7 +74,7 @@ def test_any_node_leads_to_the_queue(cluster: Cluster, monkeypatch: pytest.Monke
 def test_a_node_that_is_away_is_passed_over(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = use(cluster.url.replace("@", "@127.0.0.1:1,"), monkeypatch)
     queue.enqueue("mail")
-    assert queue.take() is not None
+    assert queue.dequeue() is not None
 
 
 def test_the_new_primary_is_followed_though_the_old_one_keeps_its_connections(
@@ -87,7 +87,7 @@ def test_the_new_primary_is_followed_though_the_old_one_keeps_its_connections(
     replica.ask("CLUSTER", "FAILOVER")
     eventually(lambda: cluster.owner() is replica, within=30)
     assert before.is_running
-    message = queue.take()
+    message = queue.dequeue()
     assert message is not None
     assert message.id == "first"
     queue.ack(message.id, message.lock_token)
@@ -98,7 +98,7 @@ def test_the_new_primary_is_followed_though_the_old_one_keeps_its_connections(
 def received(queue: message_queue.MessageQueue) -> list[tuple[str, int]]:
     """Receive and acknowledge everything; return the ids and attempts in their order."""
     found = []
-    while message := queue.take():
+    while message := queue.dequeue():
         found.append((message.id, message.fields["attempt_count"]))
         queue.ack(message.id, message.lock_token)
     return found
@@ -122,7 +122,7 @@ def test_a_pause_outlives_a_dead_consumer_and_a_restart_of_all_nodes(
         consumer = LoggedProcess(tmp_path / "consumer", "-m", "tests.servers.consumer", "mail", str(file), "600")
         with consumer.start(ready=False):
             eventually(file.exists, within=30)
-            held = queue.take(type="mail")
+            held = queue.dequeue(type="mail")
             assert held is not None
             message_queue.queue_admin().pause(["mail"], by="ada", reason="spilling mail")
         queue.enqueue("sms", id="s0")
@@ -137,7 +137,7 @@ def test_a_pause_outlives_a_dead_consumer_and_a_restart_of_all_nodes(
         queue.nack(held.id, held.lock_token)
         queue.enqueue_batch([{"type": "mail", "id": "m7"}, {"type": "sms", "id": "s1"}])
         assert received(queue) == [("s1", 1)]
-        assert queue.take(type="mail") is None
+        assert queue.dequeue(type="mail") is None
         assert message_queue.stats().numbers["pending"] == 8
 
         message_queue.queue_admin().resume(["mail"])

@@ -34,7 +34,7 @@ def queue(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageQu
 def hold(queue: MessageQueue, *, timeout: float, **message: int) -> str:
     """Enqueue a message and let a consumer fall silent with it."""
     queue.enqueue("report", **message)
-    held = queue.take(ack_timeout=timeout)
+    held = queue.dequeue(ack_timeout=timeout)
     assert held is not None
     return held.id
 

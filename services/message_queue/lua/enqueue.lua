@@ -56,23 +56,25 @@ end
 
 local MAX_INDEXED = 100 -- types
 
--- Returns true if the entry of a record exists. Deletes the record if another consumer has deleted the entry.
-local function has_entry(id)
+local MAX_UNLOCATED = 3600 -- seconds since the delivery by another program, whose records do not name their entries
+
+-- Returns true if the message of a record exists. Deletes the record if another consumer has deleted the entry.
+local function is_stored(id)
   local record = record_of(id)
-  if record and record.sid then
-    local _, is_there = entry_at(record.stream, record.sid)
-    if not is_there then
-      unindex(id, record)
-      forget(id)
-      return false
-    end
+  if record and not record.sid then
+    return NOW - (record.dequeued_at or 0) < MAX_UNLOCATED -- heal.lua soon finds the entry, if there is one
   end
-  return true
+  local is_there = record and select(2, entry_at(record.stream, record.sid))
+  if record and not is_there then
+    unindex(id, record)
+    forget(id)
+  end
+  return is_there
 end
 
 local is_known = {}
 for i, record in ipairs(known) do
-  is_known[ids[i]] = record and is_known[ids[i]] ~= false and has_entry(ids[i])
+  is_known[ids[i]] = record and is_known[ids[i]] ~= false and is_stored(ids[i])
 end
 
 local added, index_members, indexed, is_any_left = {}, {}, 0, false

@@ -1,9 +1,9 @@
 #!lua flags=no-writes
--- Finds messages in any state.
+-- Finds messages in any state. `restore` adds them again from the record as it is stored.
 --
 -- KEYS[1]  queue name
 -- ARGV     ids
--- Returns  {rows of {id, data, record, state}, number of ids in this slice}; an unknown id has no row
+-- Returns  {rows of {id, data, record, state, stored record}, number of ids in this slice}; an unknown id has no row
 --
 -- Atomic, so that states and contents are a consistent snapshot.
 
@@ -13,10 +13,13 @@ for _, id in ipairs(ARGV) do
     break
   end
   handled = handled + 1
-  local record, data = record_of(id)
+  local stored, record, data = redis.call('HGET', RECORDS, id), nil, nil
+  if stored then
+    record, data = record_in(stored)
+  end
   data = data or record and record.sid and entry_at(record.stream, record.sid)
   if data then
-    rows[#rows + 1] = { id, data, cjson.encode(record), state_of(record) }
+    rows[#rows + 1] = { id, data, cjson.encode(record), state_of(record), stored }
   end
 end
 return { rows, handled }

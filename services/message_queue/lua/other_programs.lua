@@ -22,8 +22,13 @@ local function is_utf8(value)
   return not string.find(value, '[\128-\255]')
 end
 
+-- Returns the id of an entry that is not a valid message.
+local function undecodable_id(stream, sid)
+  return 'undecodable-' .. stream .. '-' .. sid
+end
+
 local function dead_letter_entry(stream, sid, data, fields, reason)
-  local id = 'undecodable-' .. stream .. '-' .. sid
+  local id = undecodable_id(stream, sid)
   local record = { type = '', priority = priority_of(stream), created_at = NOW, attempt_count = 0, undecodable = true }
   dead_letter(id, record, data or cjson.encode(fields), reason)
   save(id, record)

@@ -302,12 +302,12 @@ local function row_of(item, state)
       if state == 'main' then
         index(id, record)
       end
-      save(id, record)
-    else
-      id = item.sid -- undecodable: it is dead-lettered when a consumer receives it
-      record = validated({ stream = item.stream, sid = item.sid, priority = priority_of(item.stream) })
-      record.undecodable = true
+    else -- it is dead-lettered when a consumer receives it
+      id = undecodable_id(item.stream, item.sid)
+      record = validated({ stream = item.stream, sid = item.sid, priority = priority_of(item.stream),
+        created_at = string.match(item.sid, '^%d+') / 1000, undecodable = true })
     end
+    save(id, record)
   end
   return { id = id, record = record, data = data, sid = item.sid }
 end

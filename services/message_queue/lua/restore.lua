@@ -2,7 +2,7 @@
 -- Adds deleted messages again, each to the end of its state; one that was being processed waits again.
 --
 -- KEYS[1]  queue name
--- ARGV     four per message, as `copy` returned them: id, state, stored record, data
+-- ARGV     four per message, as `locate` returned them: id, state, stored record, data
 -- Returns  for each message of this slice 1, or 0 if its id exists again
 --
 -- Atomic, so that a repeated call adds nothing twice. Without allow-oom, so that a full server refuses the whole call.

@@ -101,6 +101,10 @@ class Lab:
         assert message is not None
         return message
 
+    def clear(self, place: MessageState | None = None) -> int:
+        """Delete all messages of a place, or of all places, and return their number."""
+        return sum(self.contents.clear_in_batches(place))
+
     def lapse(self, *ids: str, ago: float = 1.0) -> None:
         """Let the deadlines of held messages have passed `ago` seconds ago, by the first id the longest."""
         now = self.now_ms()

@@ -348,7 +348,7 @@ def test_record_that_another_wrote_breaks_nothing(lab: Lab, record: bytes) -> No
         assert (message.id, message.attempt) == (id, 1)
         lab.queue.ack(id, message.lock_token)
         assert lab.ids("acknowledged") == [id]
-        lab.contents.clear()
+        lab.clear()
         assert lab.client.hlen("q_metadata") == 0
 
 
@@ -454,6 +454,28 @@ def test_undecodable_entry_cannot_be_replayed_but_archived(lab: Lab) -> None:
         assert lab.contents.move([id], to="dead") == {id: "MOVED"}
     [(_, fields)] = lab.client.xrange("q_dlq")
     assert fields == {b"data": b"garbage", b"id": id.encode()}
+
+
+@pytest.mark.parametrize("stream", ["q", "q_p2", "q_dlq", "q_archived"])
+def test_listed_entry_that_is_no_message_is_found_moved_deleted_and_restored(lab: Lab, stream: str) -> None:
+    place: Any = {"q_dlq": "dead", "q_archived": "archived"}.get(stream, "main")
+    lab.client.xadd(stream, {"data": "garbage"})
+    [listed] = lab.everything(place)
+    assert lab.ids(place) == [listed.id]
+    assert lab.contents.find(listed.id) == listed
+    kept: list[Any] = []
+
+    def keep(copies: Any) -> Any:
+        kept.extend(copies)
+        return kept.__delitem__
+
+    assert lab.contents.delete([listed.id], source=place, keep=keep) == {listed.id: "DELETED"}
+    assert lab.client.xlen(stream) == lab.client.hlen("q_metadata") == 0
+    assert lab.contents.restore(kept) == 1
+    assert lab.ids(place) == [listed.id]
+    assert lab.queue.dequeue() is None
+    assert lab.contents.move([listed.id], to="acknowledged") == {listed.id: "MOVED"}
+    assert lab.everything("acknowledged")[0].payload == "garbage"
 
 
 @pytest.mark.parametrize("where", ["main", "processing", "dead", "acknowledged", "archived"])
@@ -626,3 +648,25 @@ def test_id_that_another_consumer_has_finished_with_may_be_used_again(lab: Lab) 
     lab.client.xdel("q", sid)
     lab.queue.enqueue("job", 2, id="again")
     assert lab.take().payload == 2
+
+
+@pytest.mark.parametrize("record", [b"garbage", b"{}", b'{"attempt_count":1,"dequeued_at":1704067200}'])
+def test_id_of_which_another_consumer_left_only_the_record_may_be_used_again(lab: Lab, record: bytes) -> None:
+    lab.client.hset("q_metadata", "again", record)
+
+    added = lab.queue.enqueue_batch([{"type": "job", "id": "again"}] * 2)
+
+    assert [one.is_new for one in added] == [True, False]
+    assert lab.take().id == "again"
+
+
+def test_id_of_a_message_that_another_consumer_holds_is_known(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="held")
+    take_as_another(lab)
+    lab.client.hset("q_metadata", "held", json.dumps({"attempt_count": 1, "dequeued_at": lab.now_ms() / 1000}))
+
+    (added,) = lab.queue.enqueue_batch([{"type": "job", "id": "held"}])
+
+    assert not added.is_new
+    assert lab.heal() == 1
+    assert lab.ids("processing") == ["held"]

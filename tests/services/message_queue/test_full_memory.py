@@ -72,4 +72,4 @@ def test_people_can_make_room(full: Lab) -> None:
     assert len(full.contents.list("main").messages) == MESSAGES - 1
     assert full.contents.find("1") is not None
     assert full.contents.delete(["3"]) == {"3": "DELETED"}
-    assert full.contents.clear() == MESSAGES - 1
+    assert full.clear() == MESSAGES - 1

@@ -185,7 +185,7 @@ def test_deletion_of_parked_messages_is_undone(parked: Lab) -> None:
 def test_clear_deletes_parked_messages(parked: Lab, state: Any) -> None:
     enqueue(parked, "sms s1", "mail m5")
 
-    assert parked.contents.clear(state) == 6
+    assert parked.clear(state) == 6
 
     assert parked.ids("main") == []
     assert parked.client.exists("q:parked:mail") == 0

@@ -28,7 +28,7 @@ OPERATIONS: dict[str, tuple[Act, int]] = {
     "find": (lambda lab, held: lab.contents.find(held.id), 3),
     "counts": (lambda lab, _: lab.contents.counts(), 20),
     "list": (lambda lab, _: lab.contents.list("main"), 20),
-    "clear": (lambda lab, _: lab.contents.clear("dead"), 10),
+    "clear": (lambda lab, _: lab.clear("dead"), 10),
 }
 
 

@@ -174,8 +174,8 @@ def test_clear_that_was_interrupted_leaves_a_queue_that_works_and_is_continued(l
     assert set(lab.contents.replay(ids).values()) == ({"MOVED", "NOT_FOUND"} if place == "dead" else {"NOT_FOUND"})
     if place == "dead":
         place = "main"
-    assert lab.contents.clear(place) == left
-    assert lab.contents.clear() == 0
+    assert lab.clear(place) == left
+    assert lab.clear() == 0
     assert lab.client.hlen(lab.key("_metadata")) == lab.client.zcard(lab.key(":deadlines")) == 0
 
 
@@ -221,7 +221,7 @@ def archive(lab: Lab, ids: list[str]) -> int:
 def add_as_another(lab: Lab, to: str) -> None:
     """Delete the messages, and add their entries again as another program does."""
     entries = [fields for stream in lab.streams for _, fields in lab.client.xrange(stream)]
-    lab.contents.clear()
+    lab.clear()
     for fields in entries:
         lab.client.xadd(to, fields)
     lab.client.config_resetstat()
@@ -250,7 +250,7 @@ OPERATIONS: dict[str, Act] = {
     "sweep": sweep,
     "heal": heal,
     "forget lost": forget_lost,
-    "clear": lambda lab, _: lab.contents.clear(),
+    "clear": lambda lab, _: lab.clear(),
     "locate": lambda lab, ids: len(list(lab.contents.locate(ids))),
     "list": lambda lab, _: len(lab.contents.list("main", limit=1000).messages),
     "count": lambda lab, _: lab.contents.count("main", Filter(search="job")).count,

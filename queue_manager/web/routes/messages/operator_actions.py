@@ -50,6 +50,7 @@ from queue_manager.web.routes.messages.schemas import (
 from services.audit import Actor, recorded
 from services.message_queue import (
     Filter,
+    InvalidMessage,
     Message,
     MessageState,
     UnknownMessage,
@@ -175,6 +176,9 @@ def import_lines(body: Annotated[bytes, Depends(LinesBody())], actor: CurrentAct
     """
     queue = message_queue()
     messages = list(parse_lines(body.splitlines(), queue.options))
+    for message in messages:
+        if isinstance(message, InvalidMessage):
+            raise message
     with recorded(actor, "import", **AUDITED_QUEUE, total=len(messages)) as action:
         result = import_messages(queue, messages)
         action.count = result.added
