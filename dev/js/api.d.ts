@@ -333,20 +333,20 @@ interface JobAttempt {
 
 interface Job {
   _id: string;
-  name: string;
-  state: JobState;
-  arguments: unknown[];
+  name: string | null;
+  state: JobState | null;
+  arguments: unknown[] | null;
   due: Moment | null;
   waiting?: Moment | null;
-  priority: number;
-  attempts: number;
-  created: Moment;
-  updated: Moment;
+  priority: number | null;
+  attempts: number | null;
+  created: Moment | null;
+  updated: Moment | null;
   last_error?: string | null;
   progress?: { percent: number; note?: string } | null;
   claim?: { claimed_until: Moment; ends_at?: Moment; canceled_at?: Moment } | null;
-  repetition?: { every_ms?: number; cron?: string };
-  history: JobAttempt[];
+  repetition?: { every_ms?: number; cron?: string } | null;
+  history: JobAttempt[] | null;
 }
 
 interface JobPage {

@@ -174,6 +174,7 @@ interface Element {
 
 interface JSON {
   rawJSON?(text: string): unknown;
+  isRawJSON?(value: unknown): value is { rawJSON: string };
   parse(text: string, reviver: ((key: string, value: any, context: { source: string }) => unknown) | undefined): any;
 }
 

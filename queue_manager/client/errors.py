@@ -13,6 +13,7 @@ import httpx2
 NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 TEMPORARY_STATUSES = {HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
 FIRST_RETRY_DELAY, MAX_RETRY_DELAY = 0.1, 5.0  # seconds
+MAX_SERVER_DELAY = 300.0  # seconds that a response can make a client wait, which a proxy may have written
 MAX_QUOTED_LENGTH = 200  # characters of a response that is not ours
 
 log = logging.getLogger("queue_manager.client")
@@ -48,7 +49,7 @@ class ClientError(Exception):
     def of_response(cls, response: httpx2.Response) -> ClientError:
         """Return the error of a response, which a proxy may have written."""
         retry_after = response.headers.get("retry-after", "")
-        delay = float(retry_after) if retry_after.isdecimal() else 0
+        delay = min(float(retry_after), MAX_SERVER_DELAY) if retry_after.isdecimal() else 0
         try:
             body = json.loads(response.content)
             error, message, field = body["error"], body["message"], body.get("field")

@@ -12,13 +12,14 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from http import HTTPStatus
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 from urllib.parse import quote
 
 import httpx2
 import msgspec
 
-from queue_manager.client.errors import ClientError, Retries
+from queue_manager.client.errors import MAX_SERVER_DELAY, ClientError, Retries
 
 EVENTS_TIMEOUT = 45.0  # seconds without an event; the server sends a ping every 15 s
 MAX_EVENT_SIZE = 16 * 1024 * 1024
@@ -76,13 +77,17 @@ class EventPosition:
         self._was_connected = True
 
     def advance(self, received: httpx2.ServerSentEvent) -> ServerEvent | None:
-        """Move behind an event, and return it if it has data."""
+        """Move behind an event, and return it if it has data. Raises `ClientError`: the data is not JSON."""
         self._last_event_id = received.id or self._last_event_id
         if received.retry is not None:
-            self.retry_delay = received.retry / 1000
+            self.retry_delay = min(max(received.retry, 0), MAX_SERVER_DELAY * 1000) / 1000
         if not received.data:
             return None
-        return ServerEvent(name=received.event, data=json.loads(received.data), id=received.id)
+        try:
+            return ServerEvent(name=received.event, data=json.loads(received.data), id=received.id)
+        except ValueError as error:
+            message = f"{self.path} sent an event that is not JSON: {error}"
+            raise ClientError(HTTPStatus.OK, "invalid response", message) from error
 
     def delay_after(self, error: httpx2.RequestError | ClientError) -> float:
         """Return the seconds until the next attempt. Raises `ClientError`."""

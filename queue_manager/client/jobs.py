@@ -41,21 +41,21 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job. `state` is `pending`, `executing`, `success`, `failure` or `canceled`."""
+    """A job; malformed fields are `None`. `state` is `pending`, `executing`, `success`, `failure` or `canceled`."""
 
     id: str = msgspec.field(name="_id")
-    name: str
-    arguments: list[Any]
-    state: str
-    due: datetime
+    name: str | None
+    arguments: list[Any] | None
+    state: str | None
+    due: datetime | None
     waiting: datetime | None = None
     """From when it may be started, while it is pending or failed."""
-    priority: int
-    created: datetime
-    updated: datetime
-    attempts: int
+    priority: int | None
+    created: datetime | None
+    updated: datetime | None
+    attempts: int | None
     last_error: str | None = None
-    history: list[JobEntry]
+    history: list[JobEntry] | None
     progress: dict[str, Any] | None = None
 
     @property

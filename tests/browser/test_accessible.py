@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
+from models.database import server_now
+from models.job import jobs
 from tests.browser import furnished
-from tests.browser.visit import Visit, Visiting
+from tests.browser.visit import NARROW, WIDE, Visit, Visiting
+from tests.foreign_jobs import foreign_job
 from tests.real_servers import Servers
 from tests.web.credentials import OPERATOR, UNKNOWN
 from tests.web.queue_client import Queue
@@ -88,6 +91,28 @@ def test_no_page_is_wider_than_320_px_and_what_is_touched_is_large_enough(
     assert not wrongs
     page.evaluate(SMALL_BUTTONS)
     assert len(page.evaluate(TOO_SMALL)) == 2  # or the above would prove nothing
+
+
+def test_long_words_are_wrapped(visit: Visit, queue: Queue, clean: Servers) -> None:
+    word = "n" * 128
+    furnished.scans(error=word)
+    jobs().insert_one({**foreign_job(word, "failure", server_now(), id=word), "attempts": 1})
+    queue.post("/queue/pause", {"types": [word], "reason": word})
+    queue.dead(type=f"{word}-2")
+    queue.add(type=f"{word}-2", ackTimeout=900)
+    queue.take(f"consumerId={word}")
+    pages = {path: PAGES[path] for path in ("/messages/processing", "/messages/failed", "/failures", "/schedule")}
+    wide = []
+    for path, content in {**pages, "/jobs": "#queues > tr"}.items():
+        visit.page.set_viewport_size(WIDE)
+        page = visit.open(path)
+        expect(page.locator(content).filter(has_text=word).first).to_be_visible()
+        if path.startswith("/messages"):
+            expect(page.locator("#pauses")).to_contain_text(word)
+        for size in (WIDE, NARROW):
+            page.set_viewport_size(size)
+            wide += [f"{path} on {size['width']} px"] * visit.is_wider_than_screen()
+    assert not wide
 
 
 @pytest.mark.usefixtures("clean")

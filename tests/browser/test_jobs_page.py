@@ -57,6 +57,17 @@ def test_adopted_job_is_opened_and_canceled_by_its_text_id(visit: Visit, queue: 
     expect(visit.row(id)).to_contain_text("canceled")
 
 
+def test_job_of_another_program_with_odd_fields_is_shown(visit: Visit, queue: Queue) -> None:
+    stored.jobs().insert_one({"_id": "odd", "attempts": 0, "created": "yesterday", "history": "none"})
+    stored.jobs().insert_one({**foreign_job(INVOICE, "failure", server_now(), id="huge"), "attempts": 2**60})
+    id = furnished.make_job(queue, INVOICE)
+    visit.open("/jobs")
+    visit.wait_for([id, "odd", "huge"])
+    expect(visit.row("huge")).to_contain_text(str(2**60))
+    open_job(visit, "odd")
+    expect(visit.dialog.get_by_role("button", name="Remove …")).to_be_visible()
+
+
 def test_actions_of_an_open_job_follow_its_state(visit: Visit, queue: Queue) -> None:
     id = furnished.make_job(queue, INVOICE)
     visit.open("/jobs")

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from models import job as stored
 from models.job import JobState
 from queue_manager.client import Client, ClientError
 from tests.any_jobs import INVOICE, PARCEL
@@ -57,6 +58,18 @@ def test_a_list_follows_the_cursor(client: Client) -> None:
     ids = [client.jobs.run(INVOICE, number).id for number in range(5)]
     client.jobs.run(PARCEL)
     assert [job.id for job in client.jobs.list(name=INVOICE, page_size=2)] == ids[::-1]
+
+
+def test_odd_fields_of_a_job_of_another_program_are_none(client: Client) -> None:
+    odd = {"created": "yesterday", "due": 5, "priority": True, "history": [{"state": "pending"}], "waiting": []}
+    stored.jobs().insert_one({"_id": "odd", "attempts": 2.0, "state": "failure", "last_error": "gone", **odd})
+    id = client.jobs.run(INVOICE, 5).id
+    normal, job = client.jobs.list()
+    assert (normal.id, normal.arguments, normal.state) == (id, [5], "pending")
+    assert (job.id, job.attempts, job.state, job.last_error) == ("odd", 2, "failure", "gone")
+    fields = job.name, job.arguments, job.due, job.waiting, job.priority, job.created, job.updated, job.history
+    assert fields == (None,) * len(fields)
+    assert client.jobs.get("odd") == job
 
 
 def test_queues_are_paused_and_resumed(client: Client) -> None:

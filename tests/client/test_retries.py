@@ -16,7 +16,8 @@ import httpx2
 import pytest
 
 from queue_manager.client import ClientError, ReceivedMessage, StoredMessage
-from queue_manager.client.errors import FIRST_RETRY_DELAY, Retries
+from queue_manager.client.errors import FIRST_RETRY_DELAY, MAX_SERVER_DELAY, Retries
+from queue_manager.client.exchanges import EventPosition
 from queue_manager.client.jobs import JobClient
 from tests.client.clients import connected, url_of
 
@@ -136,6 +137,27 @@ def test_a_worker_that_waits_for_its_server_logs_it_once(clock: HandClock, caplo
 def test_nothing_is_repeated_for_zero_seconds(clock: HandClock) -> None:
     with pytest.raises(ClientError):
         Retries(0).delay_after(ClientError(None, "no response", "lost"))
+
+
+@pytest.mark.parametrize("seconds", ["301", pytest.param("9" * 400, id="huge")])
+def test_a_response_does_not_make_a_client_wait_for_more_than_minutes(clock: HandClock, seconds: str) -> None:
+    error = ClientError.of_response(httpx2.Response(503, headers={"retry-after": seconds}))
+    assert Retries(inf).delay_after(error) == MAX_SERVER_DELAY
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "1e400", "-1", "Wed, 21 Oct 2099 07:28:00 GMT"])
+def test_another_form_of_retry_after_is_ignored(clock: HandClock, value: str) -> None:
+    error = ClientError.of_response(httpx2.Response(503, headers={"retry-after": value}))
+    assert 0 < Retries(inf).delay_after(error) <= FIRST_RETRY_DELAY
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "delay"), [(1500, 1.5), (-1, 0), pytest.param(10**400, MAX_SERVER_DELAY, id="huge")]
+)
+def test_the_delay_that_an_event_sets_is_bounded(milliseconds: int, delay: float) -> None:
+    position = EventPosition("/api/jobs/events", None, RETRY_FOR)
+    position.advance(httpx2.ServerSentEvent(retry=milliseconds))
+    assert position.retry_delay == delay
 
 
 # Heartbeats
@@ -267,5 +289,16 @@ def test_a_response_that_is_not_an_event_stream_is_not_requested_again(kind: str
     with responding(clock, (0, page)) as server, connected(kind, server.url, retry_for=RETRY_FOR) as client:
         with pytest.raises(ClientError) as caught:
             next(client.jobs.events())
+        assert (caught.value.status, caught.value.error) == (200, "invalid response")
+        assert server.requests == 1
+
+
+def test_an_event_that_is_not_json_ends_the_stream_with_an_error(kind: str, clock: HandClock) -> None:
+    turns = (0, ended(f"{EVENT}data: <html>\n\n")), (0, ended(EVENT))
+    with responding(clock, *turns) as server, connected(kind, server.url, retry_for=RETRY_FOR) as client:
+        with closing(client.jobs.events()) as events:
+            next(events)
+            with pytest.raises(ClientError, match="/api/jobs/events sent an event that is not JSON") as caught:
+                next(events)
         assert (caught.value.status, caught.value.error) == (200, "invalid response")
         assert server.requests == 1

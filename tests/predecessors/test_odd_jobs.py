@@ -14,12 +14,15 @@ from pymongo.errors import DuplicateKeyError
 from models import job, job_counts
 from models.database import Document, server_now
 from models.job import JobState
+from queue_manager.client import Client
 from queue_manager.core.clock import seconds
 from queue_manager.explanation import DispatchState
+from queue_manager.web.routes.jobs.schemas import job_as_json
 from services import job_queues
-from services.job_queues import as_json
+from services.job_queues import JobRun, as_json
 from services.job_queues.dispatch import system
 from services.job_queues.explanation import explain
+from tests.client.clients import url_of
 from tests.e2e.test_command_line import queue_manager
 from tests.job_lab import Lab
 from tests.real_servers import Servers
@@ -71,6 +74,28 @@ def store_odd_jobs(lab: Lab, state: str) -> list[str]:
                 job.jobs().insert_one(odd)
                 ids.append(odd["_id"])
     return ids
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_no_field_is_hidden_of_a_job_that_was_stored_here(lab: Lab, state: str) -> None:
+    stored = stored_job(lab, state)
+    assert job_as_json(stored) == as_json(stored)
+
+
+def test_no_field_is_hidden_of_a_repeating_job_while_it_executes(lab: Lab) -> None:
+    shown: list[tuple[Any, Any]] = []
+
+    def work(*_: Any, run: JobRun) -> None:
+        run.progress(50, "half")
+        stored = lab.jobs.get(run.id)
+        shown.append((job_as_json(stored), as_json(stored)))
+
+    lab.works = {"mail": work}
+    lab.run("mail", {"id": ObjectId()}, every=seconds(60))
+    lab.run_through("mail", timeout=seconds(60))
+    ((fields, expected),) = shown
+    assert fields == expected
+    assert {"claim", "progress", "repetition"} <= {*fields}
 
 
 @pytest.mark.slow
@@ -128,6 +153,10 @@ def test_jobs_with_odd_fields_are_shown(lab: Lab, state: str, tmp_path: Path) ->
             assert process.get(path).status == 200, path
         for id in ids:
             assert process.get(f"/api/jobs/{id}").status == (200 if job.is_job(lab.jobs.get(id)) else 404), id
+        with Client(url_of(process.port)) as client:
+            listed = {one.id for one in client.jobs.list()}
+            client.jobs.status()
+        assert listed == {id for id in ids if job.is_job(lab.jobs.get(id))}
         assert "Traceback" not in process.log
     for command in (["jobs", "list", "--limit", "200"], ["jobs", "status"], ["jobs", "show", ids[0]], ["health"]):
         result = queue_manager(*command, cwd=tmp_path, QM_JOBS="true")

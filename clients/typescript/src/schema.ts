@@ -2538,42 +2538,35 @@ export interface components {
         /**
          * Job
          * @description A job. What BSON has and JSON has not is written as extended JSON.
+         *
+         *     Every field but the id can be null: if another program left it out of the document, or gave it another type.
          */
         Job: {
             /** Id */
             _id: string;
             /** Name */
-            name: string;
+            name: string | null;
             /** Arguments */
-            arguments: unknown[];
-            state: components["schemas"]["JobState"];
-            /**
-             * Due
-             * Format: date-time
-             */
-            due: string;
+            arguments: unknown[] | null;
+            state: components["schemas"]["JobState"] | null;
+            /** Due */
+            due: string | null;
             /**
              * Waiting
              * @description From when it may be started, while it is pending or failed.
              */
             waiting?: string | null;
             /** Priority */
-            priority: number;
-            /**
-             * Created
-             * Format: date-time
-             */
-            created: string;
-            /**
-             * Updated
-             * Format: date-time
-             */
-            updated: string;
+            priority: number | null;
+            /** Created */
+            created: string | null;
+            /** Updated */
+            updated: string | null;
             /**
              * Attempts
              * @description How many times it was started.
              */
-            attempts: number;
+            attempts: number | null;
             /** @description While it is executing. */
             claim?: components["schemas"]["JobLease"] | null;
             /** @description Of a repeating job. */
@@ -2592,7 +2585,7 @@ export interface components {
              * History
              * @description The last 50 entries, the oldest first.
              */
-            history: components["schemas"]["HistoryEntry"][];
+            history: components["schemas"]["HistoryEntry"][] | null;
             /** @description What it last reported. */
             progress?: components["schemas"]["Progress"] | null;
         } & {

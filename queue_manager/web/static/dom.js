@@ -22,8 +22,8 @@ export function filled(made, properties = {}, ...children) {
   return made;
 }
 
-/** Without undefined, null and false. @param {Child[]} children @returns {(Node | string)[]} */
-export const nodes = (children) => /** @type {any[]} */ (children).flat(Infinity).filter((child) => child !== undefined && child !== null && child !== false);
+/** Without undefined, null and false; numbers that JavaScript cannot hold, with all digits. @param {Child[]} children @returns {(Node | string)[]} */
+export const nodes = (children) => /** @type {any[]} */ (children).flat(Infinity).filter((child) => child !== undefined && child !== null && child !== false).map((child) => (JSON.isRawJSON?.(child) ? child.rawJSON : child));
 
 /** @param {Element} place @returns {HTMLElement[]} */
 const controlsIn = (place) => [...place.querySelectorAll("a, button, input, select, summary, [tabindex]")].filter((one) => one instanceof HTMLElement);

@@ -150,15 +150,20 @@ function rowOf({ name, states, is_paused: isPaused, pause: made, running, oldest
     mayAct && element("td", { class: "act" }, button(isPaused ? "Resume" : "Pause …", () => (isPaused ? resume(name) : pause(name)), "quiet")));
 }
 
+// Another program may have stored a job: any of its fields may be null.
+/** @param {Job} job */
+const titleOf = ({ name }) => name ?? "—";
+/** @param {JobState | null} state */
+const pillOf = (state) => (state === null ? "—" : pill(state, STATES[state]));
 /** @param {Job} job @returns {Child} */
-const stateOf = ({ state, progress }) => [pill(state, STATES[state]), state === "executing" && progress && ` ${Math.round(progress.percent)} %`];
+const stateOf = ({ state, progress }) => [pillOf(state), state === "executing" && progress && ` ${Math.round(progress.percent)} %`];
 /** @param {Job} job @param {(value: Moment | null) => Child} [show] @returns {Child} */
 const dueOf = (job, show = moment) => [show(job.due), job.waiting && !(ARE_RELATIVE && show === moment) && [" ", element("span", { class: "soft" }, countdown(at(job.waiting), until))]];
 
 /** @param {Job} job */
 function cells(job) {
   return [
-    element("th", { scope: "row" }, button(job.name, () => showJob(job._id), "link whole")),
+    element("th", { scope: "row" }, button(titleOf(job), () => showJob(job._id), "link whole")),
     element("td", { class: "text" }, element("code", { class: "clip" }, jsonText(job.arguments).slice(0, 300)), job.last_error && job.state !== "success" && element("span", { class: "clip hint bad" }, job.last_error.slice(0, 300))),
     cell("State", element("span", {}, stateOf(job)), "nowrap"),
     cell("Due", element("span", {}, dueOf(job))),
@@ -174,7 +179,7 @@ function describe(job) {
   const { state, progress, claim, repetition } = job;
   return [
     facts("facts", [
-      ["State", pill(state, STATES[state])], ["Lease left", claim && countdown(at(claim.claimed_until))],
+      ["State", pillOf(state)], ["Lease left", claim && countdown(at(claim.claimed_until))],
       [claim?.canceled_at ? "Asked to stop, killed in" : "Killed in", claim?.ends_at && countdown(at(claim.ends_at))], ["Due", element("span", {}, dueOf(job, zonedMoment))],
       ["Repeats", repetition && (repetition.cron ?? `every ${number((repetition.every_ms ?? 0) / 1000)} s`)],
       ["Priority", job.priority], ["Attempts", job.attempts], ["Created", zonedMoment(job.created)], ["Updated", zonedMoment(job.updated)],
@@ -182,7 +187,7 @@ function describe(job) {
     state === "executing" && progress && element("p", {}, element("progress", { "aria-label": "Progress", max: 100, value: progress.percent }), ` ${Math.round(progress.percent)} % ${progress.note ?? ""}`),
     job.last_error && [element("h3", {}, "Last error"), element("pre", { class: "bad", tabindex: 0, "aria-label": "Last error" }, job.last_error)],
     element("h3", {}, "History"),
-    grid(["When", "State", "Attempt", "Worker", "Duration", "Error"], job.history.toReversed().map(({ at: when, state: one, attempt = "—", worker = "—", took_ms: took, error = "—" }) => [
+    grid(["When", "State", "Attempt", "Worker", "Duration", "Error"], (job.history ?? []).toReversed().map(({ at: when, state: one, attempt = "—", worker = "—", took_ms: took, error = "—" }) => [
       moment(when), pill(one, STATES[one]), attempt, worker, took === undefined ? "—" : span(took), element("code", { class: error === "—" ? "" : "bad" }, error),
     ])),
   ];
@@ -196,22 +201,23 @@ const showJob = (id) => attempt(async () => {
   const page = `/jobs/${encodeURIComponent(id)}`;
   const text = jsonText(job.arguments, 2);
   const links = element("div", { class: "links" }, element("code", {}, id), element("a", { href: PREFIX + page }, "What happened to it"), copier("id", id), copier("arguments", text));
-  const offer = show(job.name, [links, element("pre", { tabindex: 0, "aria-label": "Arguments" }, text), body], actionsOf(job), page);
+  const offer = show(titleOf(job), [links, element("pre", { tabindex: 0, "aria-label": "Arguments" }, text), body], actionsOf(job), page);
   opened = { id, body, offer };
 });
 
 // Acting
 
 /** @param {Job} job @returns {(Action | false)[]} */
-function actionsOf({ _id: id, state, name, priority }) {
+function actionsOf(job) {
   if (!mayAct) return [];
+  const { _id: id, state, priority } = job;
   /** @param {string} message @returns {Action} */
   const cancel = (message) => ["Cancel the job", () => act(`${encodeURIComponent(id)}/cancel`, {}, message), "danger"];
   if (state === "executing") return [cancel("Asked to stop")];
   return [
     (state === "pending" || state === "failure") && cancel("Canceled"),
-    ["Remove …", () => remove(id, name), "danger"],
-    state !== "success" && ["Reschedule …", () => reschedule(id, name, priority)],
+    ["Remove …", () => remove(id, titleOf(job)), "danger"],
+    state !== "success" && ["Reschedule …", () => reschedule(id, titleOf(job), priority ?? "")],
     [{ success: "Run again", pending: "Run now" }[/** @type {string} */ (state)] ?? "Retry now", () => act(`${encodeURIComponent(id)}/retry`, {}, "Job queued to run now"), "primary"],
   ];
 }
@@ -255,7 +261,7 @@ const numeric = (text) => (text === "" || Number.isNaN(Number(text)) ? text || n
 /** @param {Values} given */
 const sent = ({ at: when, delay_seconds: delay, priority }) => ({ at: when ? `${when}Z` : null, delay_seconds: numeric(delay), priority: numeric(priority) });
 
-/** @param {string} id @param {string} name @param {number} priority */
+/** @param {string} id @param {string} name @param {number | ""} priority */
 function reschedule(id, name, priority) {
   askFor({
     title: `Reschedule ${name}`, verb: "Reschedule", text: "Without a time, the due time is kept.", fields: [...WHEN, { ...PRIORITY, value: priority }],

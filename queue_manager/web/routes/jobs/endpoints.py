@@ -52,6 +52,7 @@ from queue_manager.web.routes.jobs.schemas import (
     Rescheduling,
     Resumed,
     SortField,
+    job_as_json,
 )
 from queue_manager.web.routes.latency import latency_of
 from services.audit import Actor, AuditedAction, recorded
@@ -153,7 +154,7 @@ def page(selected: SelectedList, cursor: Cursor = None, limit: Limit = 50) -> JS
         now = server_now()
     return JSONResponse(
         {
-            "jobs": [as_json(job) for job in found.jobs],
+            "jobs": [job_as_json(job) for job in found.jobs],
             "cursor": selected.next_cursor(found),
             "is_partial": found.is_partial,
             "server_time": to_iso(now),
@@ -180,7 +181,7 @@ async def search_jobs(
 
     def read(at: str | None, matches: int) -> SearchSlice:
         found = selected.page(at, matches, max_bytes=MAX_SLICE_BYTES)
-        listed = [json.dumps(as_json(job), ensure_ascii=False, separators=(",", ":")) for job in found.jobs]
+        listed = [json.dumps(job_as_json(job), ensure_ascii=False, separators=(",", ":")) for job in found.jobs]
         return SearchSlice(matches=listed, searched=found.searched, cursor=selected.next_cursor(found))
 
     def total() -> int:
@@ -219,7 +220,7 @@ def show(id: str) -> JSONResponse:
         found = jobs.get(id)
     if not is_job(found):
         raise UnknownJob(f"The document {id} was stored by another program and is not a job")
-    return JSONResponse({"job": as_json(found)})
+    return JSONResponse({"job": job_as_json(found)})
 
 
 # Commands
@@ -241,7 +242,7 @@ def run(
             raise ApiError(HTTPStatus.CONFLICT, "blocked", message)
         if action is not None:
             action.ids = [id_text(job["_id"])]
-    return JSONResponse({"job": as_json(job)}, status_code=HTTPStatus.CREATED)
+    return JSONResponse({"job": job_as_json(job)}, status_code=HTTPStatus.CREATED)
 
 
 @commands.post("/jobs/pause")
@@ -317,7 +318,7 @@ def remove(id: str, actor: CurrentActor) -> JSONResponse:
             job = jobs.remove(id, keep=_keep(action))
         action.ids, action.count = [id_text(job["_id"])], 1
     log.info("A job was deleted by hand", job=id, name=job["name"])
-    return JSONResponse({"job": as_json(job), "undo": action.undo})
+    return JSONResponse({"job": job_as_json(job), "undo": action.undo})
 
 
 def _keep(action: AuditedAction) -> KeepJobs | None:
@@ -346,7 +347,7 @@ def _changed(
         done.ids, done.count = [id_text(job["_id"])], 1
         done.changed(changeable(before), changeable(job))
     log.info(f"A job was {ACTION_TEXTS[action]} by hand", job=id, name=job["name"])
-    return JSONResponse({"job": as_json(job)})
+    return JSONResponse({"job": job_as_json(job)})
 
 
 def _changed_many(

@@ -35,7 +35,7 @@ from queue_manager.web.live.event_feed import (
     StartPosition,
     reset,
 )
-from services.job_queues import as_json
+from queue_manager.web.routes.jobs.schemas import job_as_json
 
 JOB_EVENT = "job-update"
 TOKEN_INTERVAL = 10.0  # seconds; a client without events must still reconnect with a token that the oplog reaches
@@ -114,7 +114,7 @@ class JobEvents(EventSource[str]):
         event = {
             "id": str(change.id),
             "kind": "deleted" if change.job is None else "changed",
-            "job": None if change.job is None else as_json(change.job),
+            "job": None if change.job is None else job_as_json(change.job),
             "server_time": to_iso(await self._clock.now()),
         }
         return Event(token, token, JOB_EVENT, json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode())

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 
+from models.database import Document
 from models.job import JobState
 from queue_manager.core.json_types import Moment, optional
 from queue_manager.core.pause import PauseState
@@ -14,6 +15,7 @@ from queue_manager.web.http.errors import invalid
 from queue_manager.web.http.requests import PAUSE_REASON, At, Members
 from queue_manager.web.http.responses import NextCursor, ServerTime, UndoId
 from queue_manager.web.routes.latency import Latency
+from services.job_queues import as_json
 from services.job_queues.fields import JOB_NAME, MAX_ARGUMENTS_BYTES, MAX_DELAY, MAX_PRIORITY
 
 MAX_JOB_BODY = MAX_ARGUMENTS_BYTES * 11 // 10
@@ -32,6 +34,12 @@ def _unicode(value: str) -> str:
     return value
 
 
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+State = Annotated[JobState, Strict(False)]
+Whole = Annotated[int, BeforeValidator(_whole)]  # JavaScript stores doubles
 JobName = Annotated[str, Field(json_schema_extra={"pattern": f"^{JOB_NAME.pattern}$"})]
 JobPriority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="A higher one is run first.")]
 
@@ -108,7 +116,13 @@ class JobIds(Members):
 # Answers
 
 
-class JobLease(BaseModel):
+class Stored(BaseModel):
+    """A job or a part of it, against which documents are checked; another program may have written them."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class JobLease(Stored):
     """The lease of a worker on a job."""
 
     token: str
@@ -119,56 +133,68 @@ class JobLease(BaseModel):
     canceled_at: Moment | None = optional("When it was asked to stop.")
 
 
-class HistoryEntry(BaseModel):
+class HistoryEntry(Stored):
     """Something that happened to a job."""
 
     model_config = ConfigDict(extra="allow")
 
     at: Moment
-    state: JobState
-    attempt: int | None = optional("The attempt that ended, counted from 1.")
+    state: State
+    attempt: Whole | None = optional("The attempt that ended, counted from 1.")
     run: str | None = optional("The task that ran it.")
     worker: str | None = optional("Host and process that ran it, as `host:pid`.")
-    took_ms: int | None = optional("Milliseconds that the attempt took.")
+    took_ms: Whole | None = optional("Milliseconds that the attempt took.")
     error: str | None = optional("Why the attempt failed.")
 
 
-class Progress(BaseModel):
+class Progress(Stored):
     """What a job reports about itself while it runs."""
 
     percent: float = Field(ge=0, le=100)
     note: str
 
 
-class Repetition(BaseModel):
+class Repetition(Stored):
     """When a job repeats."""
 
-    every_ms: int | None = optional("Milliseconds between two due times.")
+    every_ms: Whole | None = optional("Milliseconds between two due times.")
     cron: str | None = optional("A cron line in UTC.")
     since: Moment = Field(description="The first due time.")
 
 
-class Job(BaseModel):
-    """A job. What BSON has and JSON has not is written as extended JSON."""
+class Job(Stored):
+    """A job. What BSON has and JSON has not is written as extended JSON.
+
+    Every field but the id can be null: if another program left it out of the document, or gave it another type.
+    """
 
     model_config = ConfigDict(extra="allow")
 
     id: str = Field(alias="_id")
-    name: str
-    arguments: list[Any]
-    state: JobState
-    due: Moment
+    name: str | None
+    arguments: list[Any] | None
+    state: State | None
+    due: Moment | None
     waiting: Moment | None = optional("From when it may be started, while it is pending or failed.")
-    priority: int
-    created: Moment
-    updated: Moment
-    attempts: int = Field(description="How many times it was started.")
+    priority: Whole | None
+    created: Moment | None
+    updated: Moment | None
+    attempts: Whole | None = Field(description="How many times it was started.")
     claim: JobLease | None = optional("While it is executing.")
     repetition: Repetition | None = optional("Of a repeating job.")
     last_error: str | None = optional("Why its last attempt failed.")
-    losses: int | None = optional("How many workers in a row were lost while they executed it.")
-    history: list[HistoryEntry] = Field(description="The last 50 entries, the oldest first.")
+    losses: Whole | None = optional("How many workers in a row were lost while they executed it.")
+    history: list[HistoryEntry] | None = Field(description="The last 50 entries, the oldest first.")
     progress: Progress | None = optional("What it last reported.")
+
+
+def job_as_json(document: Document) -> dict[str, Any]:
+    """Return a job as JSON; a field that does not fit `Job` is null."""
+    try:
+        Job.model_validate({**document, "_id": str(document["_id"])})
+    except ValidationError as error:
+        document = {**document, **{str(problem["loc"][0]): None for problem in error.errors()}}
+    return as_json(document)
 
 
 class JobAnswer(BaseModel):
