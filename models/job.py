@@ -29,7 +29,7 @@ from math import isfinite
 from typing import Any, TypeVar
 
 from bson import Decimal128, ObjectId
-from pymongo import ASCENDING, DESCENDING, IndexModel
+from pymongo import ASCENDING, DESCENDING, IndexModel, UpdateMany
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, OperationFailure
@@ -60,6 +60,9 @@ The id of an adopted job may be a text.
 
 # An attempt adds one, and is found by the sum. A list has none, and a decimal is not always equal to a Python number.
 VALID_ATTEMPTS: Document = {"attempts": {"$gte": 0, "$lte": MAX_EXACT_COUNT, "$not": {"$type": ["array", "decimal"]}}}
+
+MALFORMED_ERROR = "The job is malformed and cannot be started: `attempts` must be a number, and `waiting` one date"
+_NOT_DUE: Document = {"$unset": {"waiting": "", "first": ""}}
 
 EXECUTION_ORDER = [("first", DESCENDING), ("priority", DESCENDING), ("waiting", ASCENDING)]
 
@@ -115,8 +118,9 @@ def has_valid_attempts(job: Document) -> bool:
 def as_count(value: Any) -> int:
     """Return a number of a stored job, which others may have written, as a count; 0 for what is none."""
     if isinstance(value, Decimal128):
-        value = float(value.to_decimal())
-    return int(min(value, MAX_EXACT_COUNT)) if isinstance(value, int | float) and isfinite(value) else 0
+        number = value.to_decimal()
+        value = float(number) if number.is_finite() else 0
+    return int(min(max(value, 0), MAX_EXACT_COUNT)) if isinstance(value, int | float) and isfinite(value) else 0
 
 
 def indexes() -> list[IndexModel]:
@@ -217,7 +221,13 @@ def _first_of_each_name(waiting: Document) -> dict[str, datetime]:
         {"$group": {"_id": "$name", "waiting": {"$first": "$waiting"}}},
     ]
     rows = jobs().aggregate(first_of_each, hint="due_names")
-    return {row["_id"]: row["waiting"] for row in rows if isinstance(row["_id"], str)}
+    return {row["_id"]: _first_date(row["waiting"]) for row in rows if isinstance(row["_id"], str)}
+
+
+def _first_date(waiting: Any) -> datetime:
+    """Return a start time; of a list, which a query compares element by element, the first."""
+    times = waiting if isinstance(waiting, list) else [waiting]
+    return min(one for one in times if isinstance(one, datetime))
 
 
 def names() -> list[str]:
@@ -234,7 +244,7 @@ def names() -> list[str]:
 def next_due(name: str) -> datetime | None:
     """Return the earliest start of the jobs of `name`; `None` if there is none."""
     found = jobs().find_one(
-        {"name": _only(name), **STARTABLE, **VALID_ATTEMPTS},
+        _startable(name, {"$gte": EPOCH}),
         {"_id": 0, "waiting": 1},
         sort=[("waiting", ASCENDING)],
         hint="due_names",
@@ -247,7 +257,7 @@ def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId]
 
     A malformed history, to which nothing could be added, is removed.
     """
-    query = {"name": _only(name), "waiting": {"$gte": EPOCH, "$lte": now}, **VALID_ATTEMPTS}
+    query = _startable(name, {"$gte": EPOCH, "$lte": now})
     if excluded:
         query["_id"] = {"$nin": [*excluded]}
     found = list(jobs().find(query, sort=EXECUTION_ORDER, hint="next_of_a_name", limit=limit))
@@ -256,6 +266,11 @@ def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId]
         for one in malformed:
             del one["history"]
     return found
+
+
+def _startable(name: str, waiting: Document) -> Document:
+    """Return the condition of the jobs of a name that can be started at a time that meets `waiting`."""
+    return {"name": _only(name), "waiting": {**waiting, "$not": {"$type": "array"}}, **VALID_ATTEMPTS}
 
 
 def _only(name: str) -> Document:
@@ -281,8 +296,23 @@ def adding_to_history(id: JobId, write: Callable[[], T]) -> T:
 
 def count_due(name: str, now: datetime, *, limit: int) -> int:
     """Count the due jobs of a name, up to `limit`."""
-    due = {"name": _only(name), "waiting": {"$gte": EPOCH, "$lte": now}, **VALID_ATTEMPTS}
+    due = _startable(name, {"$gte": EPOCH, "$lte": now})
     return jobs().count_documents(due, hint="due_names", limit=limit)
+
+
+def fail_malformed(name: str, now: datetime) -> int:
+    """Make those due jobs of `name` that cannot be started failed ones, which are not due; return their number.
+
+    Documents that are not jobs are only not due any more.
+    """
+    waiting = {"$gte": EPOCH, "$lte": now}
+    malformed: Document = {"name": _only(name), "waiting": waiting, "$nor": [_startable(name, waiting)]}
+    failed = {"state": JobState.FAILURE, "last_error": MALFORMED_ERROR, "updated": now}
+    writes = [
+        UpdateMany({**malformed, **COUNTED_ATTEMPTS}, {"$set": failed, **_NOT_DUE}, hint="due_names"),
+        UpdateMany(malformed, _NOT_DUE, hint="due_names"),
+    ]
+    return jobs().bulk_write(writes).modified_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,7 +374,7 @@ def make_failed_due(now: datetime) -> int:
     failed = {"state": JobState.FAILURE, **IS_JOB}
     # Release 0.1 also made failed documents of other programs due, which cannot be run.
     foreign = {"state": JobState.FAILURE, "first": 1, "attempts": {"$exists": False}}
-    jobs().update_many(foreign, {"$unset": {"waiting": "", "first": ""}}, hint="failed_jobs")
+    jobs().update_many(foreign, _NOT_DUE, hint="failed_jobs")
     due_now = {"$set": {"waiting": now, "due": now, "first": 1}}
     return jobs().update_many(failed, due_now, hint="failed_jobs").modified_count
 

@@ -8,8 +8,9 @@ A job is marked in the write that finishes it. `add_finished` adds marked jobs t
 
 Guarantee: both change in one transaction, as they do when finished jobs are deleted or run again. So after a crash, and
 while processes run concurrently, the counts and the marked jobs together are right. Finished jobs that another program
-stored or deleted are included by the next `recount`. One that fails changes nothing; among so many jobs that it always
-takes too long, such changes are never included.
+stored or deleted are included by the next `recount`. One that fails changes no count; among so many jobs that it always
+takes too long, such changes are never included. If another program made a count malformed, all jobs are counted until
+the next `recount`, which drops it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pymongo.errors import DuplicateKeyError
 
 from models import database
 from models.database import Document, collection
-from models.job import COUNTED_ATTEMPTS, FINISHED_STATES, LIVE_STATES, JobState, jobs, some
+from models.job import COUNTED_ATTEMPTS, FINISHED_STATES, LIVE_STATES, MAX_EXACT_COUNT, JobState, jobs, some
 from models.transaction import transact
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.retry import doubling
@@ -37,6 +38,13 @@ RECORD_IDS = (RECOUNT_ID, ATTEMPT_ID)  # jobs of such names, which only other pr
 RECOUNT_INTERVAL = hours(1)  # for jobs that other programs, or release 0.1, finished or deleted
 MAX_RECOUNT_TIME = seconds(60)  # of a process of a worker; a server counts about a million jobs a second
 FIRST_RECOUNT_PAUSE = minutes(5)  # after an attempt that failed; doubled after each further one
+_COUNT: Document = {"bsonType": ["int", "long", "double"], "multipleOf": 1, "minimum": 0, "maximum": MAX_EXACT_COUNT}
+_TYPES: Document = {
+    "_id": {"bsonType": "string"},
+    "recounted_at": {"bsonType": "date"},
+    **dict.fromkeys(FINISHED_STATES, _COUNT),
+}
+_MALFORMED: Document = {"$nor": [{"$jsonSchema": {"properties": _TYPES}}]}
 UNCOUNTED: Document = {"uncounted": True}
 UNCOUNTED_INDEX = "uncounted_jobs"
 
@@ -57,7 +65,7 @@ def by_name() -> CountsByName:
     """Count the jobs by name and state, at one moment. The cost does not depend on the finished jobs that are kept."""
     with database.client().start_session(snapshot=True) as session:
         kept = list(job_counts().find(session=session))
-        is_kept = any(one["_id"] == RECOUNT_ID for one in kept)
+        is_kept = any(one["_id"] == RECOUNT_ID for one in kept) and not _has_malformed(session)
         found = _count([*LIVE_STATES] if is_kept else [*JobState], session)
         if is_kept:
             for one in kept:
@@ -124,6 +132,7 @@ def recount(now: datetime) -> bool:
         Contended: the counts are locked by the transaction of a living process.
         PyMongoError: of the driver, also when `MAX_RECOUNT_TIME` is over.
     """
+    _drop_malformed()
     with database.within(MAX_RECOUNT_TIME), database.client().start_session(snapshot=True) as session:
         kept = {one["_id"]: one for one in job_counts().find(session=session)}
         lacking = _count(FINISHED_STATES, session)
@@ -139,7 +148,7 @@ def recount(now: datetime) -> bool:
         if last is None:
             job_counts().insert_one({"_id": RECOUNT_ID, **new}, session=session)
         else:
-            unchanged = {"_id": RECOUNT_ID, "recounted_at": last["recounted_at"], "version": last.get("version")}
+            unchanged = {"_id": RECOUNT_ID, "recounted_at": last.get("recounted_at"), "version": last.get("version")}
             if job_counts().update_one(unchanged, {"$set": new}, session=session).matched_count == 0:
                 return False
         _increase(numbers, 1, session)
@@ -155,8 +164,18 @@ def recount(now: datetime) -> bool:
 
 
 def recounted_at() -> datetime | None:
-    found = job_counts().find_one({"_id": RECOUNT_ID})
-    return None if found is None else found["recounted_at"]
+    at = (job_counts().find_one({"_id": RECOUNT_ID}) or {}).get("recounted_at")
+    return at if isinstance(at, datetime) else None
+
+
+def _has_malformed(session: ClientSession | None = None) -> bool:
+    return job_counts().find_one(_MALFORMED, {"_id": 1}, session=session) is not None
+
+
+def _drop_malformed() -> None:
+    if _has_malformed():
+        job_counts().delete_one({"_id": RECOUNT_ID})  # first: without it, the counts that are left are not used
+        job_counts().delete_many(_MALFORMED)
 
 
 def _count(states: Iterable[JobState], session: ClientSession) -> CountsByName:
@@ -190,9 +209,15 @@ def _add(found: CountsByName, name: str, states: Mapping[str, int], *, sign: int
 
 def _increase(numbers: Counter[tuple[str, str]], sign: int, session: ClientSession) -> None:
     writes = [
-        UpdateOne({"_id": name}, {"$inc": {state: sign * number}}, upsert=True)
+        UpdateOne({"_id": name}, [{"$set": {state: _sum(f"${state}", sign * number)}}], upsert=True)
         for (name, state), number in numbers.items()
         if number and name not in RECORD_IDS
     ]
     if writes:
         job_counts().bulk_write(writes, session=session)
+
+
+def _sum(count: str, number: int) -> Document:
+    """Return the sum; a malformed count stays as it is, because an error would undo what happened to the jobs."""
+    if_any = {"$cond": [{"$isNumber": count}, {"$add": [count, number]}, count]}
+    return {"$cond": [{"$eq": [{"$type": count}, "missing"]}, number, if_any]}

@@ -33,6 +33,8 @@ DESKTOP = "details.thumbnails.desktop"
 NO_LIST: Document = {"$not": {"$type": "array"}}  # a list with a date in it matches like the date
 IN_PROGRESS: Document = {"thumbnail_build_in_progress": True}
 RESET_COUNT = "thumbnail_reset_count"
+# Only another program stores a count as one of these types. Infinity is a double.
+OFTEN_RESET: Document = {RESET_COUNT: {"$gte": MANY_RESETS, "$not": {"$type": ["array", "double", "decimal"]}}}
 FAILED: Document = {"outcome": "failed"}
 RESET_RETENTION = hours(25)  # a little more than the last day that is queried
 
@@ -56,7 +58,7 @@ class Site:
             id=document["_id"],
             started_at=document[STARTED],
             is_finished=value_at(document, DESKTOP) is not None,
-            resets=document.get(RESET_COUNT, 0),
+            resets=reset_count(document),
         )
 
 
@@ -98,7 +100,7 @@ class Sites:
         order = (RESET_COUNT, "_id")
         found = listing.walk(
             self.collection(),
-            {RESET_COUNT: {"$gte": MANY_RESETS}},
+            OFTEN_RESET,
             index="reset_in_a_row",
             order=order,
             fields=order,
@@ -132,8 +134,8 @@ class Sites:
         Returns:
             How many resets in a row that makes, 0 when the thumbnail is there; `None`: that build runs no more.
         """
-        known = {"$cond": [{"$isNumber": f"${RESET_COUNT}"}, f"${RESET_COUNT}", 0]}
-        count = {"$add": [known, 1]}
+        is_count = {"$in": [{"$type": f"${RESET_COUNT}"}, ["int", "long"]]}
+        count = {"$add": [{"$cond": [is_count, f"${RESET_COUNT}", 0]}, 1]}
         has_thumbnail = {"$ne": [{"$ifNull": [f"${DESKTOP}", None]}, None]}
         site = self.collection().find_one_and_update(
             {"_id": site_id, **IN_PROGRESS, **self.only, STARTED: started_at},
@@ -144,7 +146,7 @@ class Sites:
             projection={RESET_COUNT: 1},
             return_document=ReturnDocument.AFTER,
         )
-        return None if site is None else site.get(RESET_COUNT, 0)
+        return None if site is None else reset_count(site)
 
     def forget_resets(self) -> None:
         """Clear the reset count of every site that has a thumbnail."""
@@ -165,7 +167,7 @@ class Sites:
         return list(collection(RESETS_COLLECTION).find({"collection": self.name, "site_id": site_id}))
 
     def count_reset_often(self) -> int:
-        return self.collection().count_documents({RESET_COUNT: {"$gte": MANY_RESETS}}, hint="reset_in_a_row")
+        return self.collection().count_documents(OFTEN_RESET, hint="reset_in_a_row")
 
     def stuck(self, before: datetime) -> int:
         """Count the stale sites without a thumbnail, with the filter of the scan."""
@@ -177,9 +179,7 @@ class Sites:
 
     def reset_often(self) -> list[Document]:
         """Return `{_id, thumbnail_reset_count}` of the sites that were reset `MANY_RESETS` times or more in a row."""
-        often = {RESET_COUNT: {"$gte": MANY_RESETS}}
-        found = self.collection().find(often, {RESET_COUNT: 1}, hint="reset_in_a_row", limit=20)
-        return list(found)
+        return list(self.collection().find(OFTEN_RESET, {RESET_COUNT: 1}, hint="reset_in_a_row", limit=20))
 
     def indexes(self) -> list[IndexModel]:
         return [
@@ -205,6 +205,12 @@ class Sites:
 AGENCY_WEBSITES = Sites(name="agency_websites")
 INSTASITES = Sites(name="instasites", only={"status": "PUBLISHED"})
 ALL = {sites.name: sites for sites in (AGENCY_WEBSITES, INSTASITES)}
+
+
+def reset_count(document: Document) -> int:
+    """Return the number of consecutive resets of a site; 0 for what is none."""
+    count = document.get(RESET_COUNT)
+    return max(count, 0) if isinstance(count, int) else 0
 
 
 def record_outcome(

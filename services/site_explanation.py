@@ -59,7 +59,7 @@ class _SiteExplanation:
         id = f"{self._sites.name}:{self._key}"
         path = self._system.path_of_item(id)
         state, tone, answer = self._answer()
-        resets = self._document.get(site.RESET_COUNT, 0)
+        resets = site.reset_count(self._document)
         often = f" It was reset {many(resets, 'time')} in a row." if resets else ""
         return Explanation(
             system=self._system.name,

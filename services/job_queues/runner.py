@@ -115,6 +115,9 @@ class Runner:
             finally:
                 if self._ended:  # a job was interrupted
                     self._finish_and_start([])
+        if self.report == RunReport() and (malformed := job.fail_malformed(self.name, self.clock())):
+            # Otherwise each scan would dispatch the name again.
+            log.warning("Malformed jobs cannot be started and have failed", name=self.name, jobs=malformed)
         return self.report
 
     # The next jobs

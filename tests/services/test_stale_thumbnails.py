@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from bson import ObjectId
+from bson import Decimal128, ObjectId
 
 from models import site
 from models.database import collection
@@ -191,10 +191,23 @@ def test_nothing_is_changed_while_the_system_is_held_back(
     assert get_site(made) == before
 
 
-def test_reset_count_that_is_no_number_counts_as_none(clock: AgingClock, service: StaleThumbnails) -> None:
-    make_site(thumbnail_reset_count="many")
+@pytest.mark.parametrize(
+    "count",
+    [float("inf"), float("-inf"), float("nan"), 1e308, 7.5, None, "many", [7], {"a": 7}]
+    + [Decimal128(text) for text in ("7", "Infinity", "sNaN")],
+    ids=str,
+)
+def test_reset_count_that_is_no_whole_number_counts_as_none(
+    count: Any, clock: AgingClock, service: StaleThumbnails
+) -> None:
+    made = make_site(thumbnail_reset_count=count)
+    (listed,) = AGENCY_WEBSITES.list_stale(T0 - THRESHOLD, after=None, is_descending=True)
+    assert listed.resets == 0
+    assert [*AGENCY_WEBSITES.list_reset_often(after=None, is_descending=True)] == AGENCY_WEBSITES.reset_often() == []
+    assert AGENCY_WEBSITES.count_reset_often() == 0
+
     (item,) = scan(AGENCY_WEBSITES, clock)
-    assert reset(service, item)["resets_in_a_row"] == 1
+    assert reset(service, item)["resets_in_a_row"] == get_site(made)["thumbnail_reset_count"] == 1
 
 
 def test_stamps_and_forgotten_flags_are_counted_on_their_own(clock: AgingClock) -> None:

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from bson import Decimal128, ObjectId, Regex
+from bson import Decimal128, Int64, ObjectId, Regex
 
 from models import foreign_job, job, job_pages
 from models.database import shown_id
@@ -19,6 +19,7 @@ from services.job_queues import WrongState
 from tests.foreign_jobs import STATES, TEXT_ID, add_foreign_jobs, foreign_jobs
 from tests.job_lab import Lab, end_job
 from tests.models.test_due_at_scale import profile
+from tests.rooms import T0
 
 NAME = "mail"
 
@@ -47,6 +48,41 @@ def test_a_job_whose_attempts_are_malformed_is_not_started_and_stops_no_other(at
     assert (job.next_due(NAME), job.count_due(NAME, lab.clock(), limit=9)) == (None, 0)
 
 
+@pytest.mark.parametrize(
+    "malformed",
+    [{"attempts": value} for value in ([1], Decimal128("0"), float("inf"), 2**62)]
+    + [{"waiting": value} for value in ([T0], [T0 + hours(1), "x", T0])],
+    ids=str,
+)
+def test_a_malformed_job_that_is_due_stops_no_other_and_fails_once(malformed: Any, lab: Lab) -> None:
+    odd, behind, other = lab.run(NAME), lab.run(NAME), lab.run("report")
+    job.jobs().update_one({"_id": ObjectId(odd)}, {"$set": malformed})
+    assert [queue["oldest_due"] for queue in lab.jobs.status()["queues"]] == [T0, T0]
+
+    lab.serve(epoch=1)
+    assert (lab.state(odd), lab.state(behind), lab.state(other)) == ("pending", "success", "success")
+    lab.serve(epoch=1)
+
+    assert lab.names_dispatched(epoch=1) == []
+    assert (lab.state(odd), lab.jobs.get(odd)["last_error"]) == ("failure", job.MALFORMED_ERROR)
+    stats = job_queues.stats()
+    assert (stats.problems, stats.late) == ({Rule.FAILING_JOBS: "1 failing job, by name: mail 1"}, [])
+
+
+@pytest.mark.parametrize("attempts", [None, "1", -1, float("nan"), []], ids=str)
+def test_a_document_that_is_due_but_not_a_job_is_dispatched_once_and_stays_a_problem(attempts: Any, lab: Lab) -> None:
+    job.jobs().update_one({"_id": ObjectId(lab.run(NAME))}, {"$set": {"attempts": attempts}})
+    (other,) = job.jobs().find()
+
+    lab.serve(epoch=1)
+
+    assert lab.names_dispatched(epoch=1) == []
+    del other["waiting"]
+    assert repr([other]) == repr(list(job.jobs().find()))
+    stats = job_queues.stats()
+    assert ([*stats.problems], stats.late) == ([Rule.UNADOPTED_JOBS], [])
+
+
 @pytest.mark.parametrize("attempts", [2.5, float(2**53 - 1)], ids=str)
 def test_a_job_whose_attempts_are_a_float_is_executed(attempts: float, lab: Lab) -> None:
     odd = lab.run(NAME)
@@ -70,8 +106,14 @@ def test_a_document_is_a_job_exactly_if_it_is_listed(attempts: Any, lab: Lab) ->
     assert (is_listed and job.has_valid_attempts(document)) is is_startable
 
 
-@pytest.mark.parametrize("field", ["attempts", "settled", "losses"])
-@pytest.mark.parametrize("value", [Decimal128("1"), float("inf"), 2**62], ids=str)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *product(("attempts", "settled", "losses"), (Decimal128("1"), float("inf"), 2**62)),
+        *product(("settled", "losses"), (Decimal128("sNaN"), -1e308)),
+    ],
+    ids=str,
+)
 def test_an_executing_job_with_an_odd_number_is_put_back_and_stops_no_other(field: str, value: Any, lab: Lab) -> None:
     odd = lab.run(NAME)
     lab.executing(odd)
@@ -82,6 +124,21 @@ def test_an_executing_job_with_an_odd_number_is_put_back_and_stops_no_other(fiel
     assert lab.dispatch()[1]["reaped"] == 1
     assert lab.state(odd) == "failure"
     lab.jobs.status()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), -1, -1e308, None, "1", [1]], ids=str)
+def test_what_is_no_count_counts_as_zero(value: Any) -> None:
+    assert job.as_count(value) == 0
+
+
+@pytest.mark.parametrize("text", ["NaN", "-NaN", "sNaN", "-sNaN", "Infinity", "-Infinity", "-1", "-1E+400", "1E-6176"])
+def test_a_decimal_that_is_no_count_counts_as_zero(text: str) -> None:
+    assert job.as_count(Decimal128(text)) == 0
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, Int64(2**63 - 1), 1e308, Decimal128("9007199254740993")], ids=str)
+def test_a_count_is_exact_as_a_double(value: Any) -> None:
+    assert job.as_count(value) == 2**53
 
 
 @pytest.mark.parametrize("act", ["cancel", "retry", "remove"])

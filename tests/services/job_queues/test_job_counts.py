@@ -13,7 +13,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from bson import ObjectId
+from bson import Decimal128, ObjectId
 from pymongo.errors import ExecutionTimeout
 
 from models import job, job_counts, transaction
@@ -24,6 +24,7 @@ from queue_manager.core.errors import Contended
 from services.job_queues import UnknownJob, WrongState
 from tests.foreign_jobs import add_foreign_jobs
 from tests.job_lab import Lab, count_jobs
+from tests.rooms import T0
 
 THREADS, OPERATIONS = 6, 120
 Between = Callable[[Callable[[], object]], None]
@@ -225,6 +226,49 @@ def test_what_another_program_does_while_a_recount_reads_is_included_by_the_next
     assert job_counts.by_name() == {"mail": {"success": 3}}
     assert job_counts.recount(kept.clock())
     assert job_counts.by_name() == count_jobs() == {"mail": {"success": 2}}
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [float("nan"), float("inf"), 1e308, 2**63 - 1, -3, 2.5, True, None, "5", [0], {"a": 1}, Decimal128("sNaN")],
+    ids=str,
+)
+def test_a_malformed_count_is_not_used_and_stops_nothing_until_the_next_recount_drops_it(
+    malformed: Any, kept: Lab
+) -> None:
+    ids = [kept.run("mail", number) for number in range(3)]
+    kept.run_through()
+    kept.dispatch(epoch=1)
+    job_counts.job_counts().update_one({"_id": "mail"}, {"$set": {"success": malformed}})
+    assert job_counts.by_name() == {"mail": {"success": 3}}
+
+    kept.jobs.cancel(kept.run("mail", 3))
+    kept.dispatch(epoch=1)
+    kept.jobs.remove(ids[0])
+    assert (uncounted(), job_counts.by_name()) == (0, {"mail": {"success": 2, "canceled": 1}})
+
+    kept.hand.now += hours(1)
+    kept.dispatch(epoch=1)
+    assert job_counts.job_counts().find_one({"_id": "mail"}) == {"_id": "mail", "success": 2, "canceled": 1}
+    assert job_counts.recounted_at() == kept.clock()
+
+
+@pytest.mark.parametrize("recounted_at", ["today", None, [T0]], ids=str)
+def test_counts_without_the_time_of_their_recount_are_recounted(recounted_at: Any, kept: Lab) -> None:
+    kept.run("mail")
+    kept.run_through()
+    job_counts.job_counts().update_one({"_id": "*"}, {"$set": {"recounted_at": recounted_at}})
+    kept.dispatch(epoch=1)
+    assert job_counts.recounted_at() == kept.clock()
+    assert job_counts.by_name() == {"mail": {"success": 1}}
+
+
+def test_a_count_whose_name_is_no_text_is_not_used_and_is_dropped(kept: Lab) -> None:
+    job_counts.job_counts().insert_one({"_id": 5, "success": 1})
+    assert job_counts.by_name() == {}
+    kept.hand.now += hours(1)
+    kept.dispatch(epoch=1)
+    assert job_counts.job_counts().find_one({"_id": 5}) is None
 
 
 def test_adopted_and_foreign_documents(kept: Lab) -> None:
