@@ -171,13 +171,8 @@ def _worker(one: ActiveWorker, jobs: Mapping[str, ExecutingJob]) -> OneWorker:
     worker, activity, at = one.worker, one.activity, one.activity_at
     processes = [] if activity is None else activity.processes
     return OneWorker(
-        name=worker.name,
-        pid=worker.pid,
-        seen_at=worker.seen_at,
+        **vars(worker),
         reported_at=at,
-        queues=None if worker.queues is None else list(worker.queues),
-        release=worker.release,
-        paused=worker.paused,
         pool=None if activity is None else activity.pool,
         size=None if activity is None else activity.size,
         busy=None if activity is None else activity.busy,
