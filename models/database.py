@@ -219,6 +219,14 @@ class _DocumentKey(dict[str, Any]):
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(id_text(self))
 
+    def __eq__(self, other: object) -> bool:  # in Python a NaN in them makes equal documents differ
+        return isinstance(other, dict) and id_text(self) == id_text(other)
+
+
+class _CodeKey(Code):
+    def __hash__(self) -> int:
+        return hash(id_text(self))
+
 
 class _DecimalKey(Decimal128):
     def __hash__(self) -> int:  # type: ignore[override]
@@ -231,6 +239,8 @@ def id_key(id: Any) -> Any:
         return id
     if isinstance(id, dict):
         return _DocumentKey(id)
+    if isinstance(id, Code):
+        return _CodeKey(id)
     if id != id:
         return nan  # one object, so that a dictionary finds it although NaN != NaN
     return _DecimalKey.from_bid(id.bid) if isinstance(id, Decimal128) else id
@@ -258,7 +268,7 @@ def read_id(value: Any, *, field: str) -> Any:
             with suppress(InvalidId):
                 return ObjectId(value)
         found = json_util.loads(value, json_options=_ID_JSON)
-        if isinstance(found, list | Regex | Code) or (isinstance(found, dict) and _is_condition(found)):
+        if isinstance(found, list | Regex) or (isinstance(found, dict) and _is_condition(found)):
             raise TypeError("MongoDB has no such ids")
         if _depth(found) > MAX_ID_DEPTH:
             raise ValueError("nested too deep")

@@ -125,6 +125,13 @@ class ItemFunction(Generic[F]):
 
     @property
     def task(self) -> Any:
+        """The Celery task. Raises ConfigurationError if the function is of a script, because no worker imports that."""
+        name = str(self._system.item_task)
+        if name.startswith("__main__."):
+            raise ConfigurationError(
+                f"System {self._system.name!r}: no worker knows the task {name!r}, because its function is defined in "
+                "the script that runs: move the declaration into a module of its own, and import that here"
+            )
         # At the first use: a declaration can be imported where Celery is not.
         return import_module("tasks.due_documents").task_of(self._system)
 

@@ -76,8 +76,8 @@ def _still_due(work: DocumentWork, names: Sequence[str], now: datetime) -> list[
 
 def _oldest(work: DocumentWork, now: datetime, *, limit: int) -> tuple[list[str], float]:
     """Return the ids of the oldest due documents that are not cooling, and how long the first has been due."""
-    found = [work.due_of(one) for one in work.documents.find(now, limit=limit)]
-    statuses = work.leases.statuses([one.lease for one in found])
+    found = list(work.documents.find(now, limit=limit))
+    statuses = work.leases.statuses([work.due_of(one).lease for one in found])
     waiting = [one for one, status in zip(found, statuses, strict=True) if status.state != "cooling"]
-    lag = (now - waiting[0].due_at).total_seconds() if waiting else 0.0
-    return [database.shown_id(database.read_id(one.id, field="id")) for one in waiting[:MAX_IDS]], lag
+    lag = (now - work.documents.due_at(waiting[0])).total_seconds() if waiting else 0.0
+    return [database.shown_id(one["_id"]) for one in waiting[:MAX_IDS]], lag

@@ -22,6 +22,7 @@ from queue_manager.core.settings import settings
 from queue_manager.items import DueItem, Verdict
 from services.due_documents import DueDocuments, Failure, Run, Written, updates, work, work_of
 from services.due_documents.listing import DocumentList
+from services.due_documents.stats import stats
 from services.due_documents.work import DocumentWork
 from services.due_work import Limits
 from tests.command_log import commands
@@ -207,6 +208,19 @@ class TestFunction:
         function = system.functions.item
         assert function is not None
         assert function({"next": "expired"}) == EXPIRE
+
+    def test_it_is_not_sent_as_a_task_of_a_script(self) -> None:
+        system = replace(declare(), functions=type(declare().functions)())
+
+        def end_trial(account: Document) -> Document:
+            return EXPIRE
+
+        end_trial.__module__ = "__main__"
+        function = system.item()(end_trial)
+        for send in (function.delay, function.apply_async):
+            with pytest.raises(ConfigurationError, match=r"no worker knows the task '__main__.end_trial', because"):
+                send("65a1b2c3d4e5f60718293a4b")
+        assert function({}) == EXPIRE
 
 
 class TestUpdate:
@@ -591,6 +605,15 @@ class TestIds:
         for item, result in zip(items, results, strict=True):
             assert (result or execute(ours, item))["success"] is True
         assert [get_account(id)["status"] for id in ids] == ["expired"] * 4
+
+    def test_that_cannot_be_read_back_hides_no_statistics(self, clock: AgingClock) -> None:
+        ours = work_on(declare(), clock)
+        nested: Any = 1
+        for _ in range(database.MAX_ID_DEPTH + 1):
+            nested = {"a": nested}
+        make_account(_id=nested)
+        make_account()
+        assert stats(ours).numbers["pending"] == 2
 
     def test_failures_are_recorded_listed_and_retried_by_hand(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from bson import ObjectId
+from bson import MinKey, ObjectId
 
 from dev.ports import free_port
 from models import site, subscription, support_room
@@ -99,7 +99,7 @@ def all_of(process: Web, path: str, query: str) -> Iterator[Any]:
 
 def test_items_with_ids_of_any_type_are_listed_page_by_page_and_tried_again(clean: Servers, process: Web) -> None:
     due_at = server_now() - minutes(1)
-    ids = [make_room(due_at, _id=id) for id in [ObjectId(), *ODD_IDS]]
+    ids = [make_room(due_at, _id=id) for id in [ObjectId(), MinKey(), *ODD_IDS]]
     for order in ("newest", "oldest"):
         found = [item["id"] for item in all_of(process, ROOMS, f"state=due&limit=2&order={order}")]
         assert sorted(found) == sorted(map(id_text, ids))

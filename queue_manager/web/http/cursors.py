@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import bson
-from bson import Decimal128, ObjectId, Timestamp, json_util
+from bson import DBRef, Decimal128, MaxKey, MinKey, ObjectId, Timestamp, json_util
 from bson.json_util import CANONICAL_JSON_OPTIONS
 from fastapi import Query
 
@@ -18,7 +18,7 @@ from queue_manager.web.http.errors import ApiError, invalid
 
 MAX_CURSOR_LENGTH = 4_096
 MAX_INTEGER = 2**63 - 1
-PLAIN_TYPES = (datetime, ObjectId, str, float, bytes, Decimal128, Timestamp)
+PLAIN_TYPES = (datetime, ObjectId, str, float, bytes, Decimal128, Timestamp, DBRef, MinKey, MaxKey)
 Cursor = Annotated[
     str | None, Query(max_length=MAX_CURSOR_LENGTH, description="The `cursor` of an earlier page of the same list.")
 ]
