@@ -33,7 +33,6 @@ DURATION_NAMES: Mapping[Measure, str] = {"due_to_done": "Due to done", "wait": "
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 TASK_NAME = re.compile(r"\w+(\.\w+)+")
 _PATH = re.compile(r"[\w-]+(/[\w-]+)+")
-_CRON = re.compile(r"\S+( \S+){4}")
 _UNIQUE = ("name", "scan_task", "item_task", "queue", "trigger", "page", "counted_as")
 
 
@@ -149,7 +148,7 @@ class System:
             )
         is_time = isinstance(self.every, timedelta) and self.every > timedelta(0)
         self._require(callable(self.every) or is_time, "every", "a timedelta above zero")
-        self._require(self.at is None or _CRON.fullmatch(self.at), "at", "a cron line such as '0 * * * *'")
+        self._require(self.at is None or _is_cron(self.at), "at", "a cron line such as '0 * * * *'")
         is_bound = milliseconds(self.on_time_within) in BOUNDS_MS
         self._require(is_bound, "on_time_within", "one of the bounds of queue_manager.core.histogram, such as 250 ms")
         self._require(self.flag is None or self.flag.lower() in Settings.model_fields, "flag", "a setting's name")
@@ -233,6 +232,17 @@ class System:
     def path_of_item(self, id: str) -> str:
         """Return the path of one item in the API."""
         return f"/api/systems/{self.name}/items/{quote(id, safe='')}"
+
+
+def _is_cron(line: str) -> bool:
+    """Return True if beat can run a scan at these times."""
+    from celery.schedules import ParseException, crontab  # here, for programs without such a system: it takes a while
+
+    try:
+        crontab.from_string(line)
+    except (ParseException, ValueError, TypeError, AttributeError):
+        return False
+    return True
 
 
 def late_after(period: timedelta) -> timedelta:

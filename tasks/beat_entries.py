@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from celery.schedules import ParseException, crontab
+from celery.schedules import crontab
 
-from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import Settings
 from queue_manager.system import SCANS_QUEUE, System
 
@@ -21,17 +20,10 @@ def beat_entries(systems: Iterable[System], settings: Settings) -> dict[str, dic
     return {
         system.name: {
             "task": system.scan_task,
-            "schedule": system.period(settings) if system.at is None else _crontab(system, system.at),
+            "schedule": system.period(settings) if system.at is None else crontab.from_string(system.at),
             "options": {"queue": SCANS_QUEUE},
             **({"kwargs": {"epoch": None}} if system.takes_epoch else {}),
         }
         for system in systems
         if system.is_on(settings)
     }
-
-
-def _crontab(system: System, line: str) -> crontab:
-    try:
-        return crontab.from_string(line)
-    except (ParseException, ValueError) as error:
-        raise ConfigurationError(f"System {system.name!r}: at={line!r} must be a cron line ({error})") from None

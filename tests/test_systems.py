@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -15,11 +17,13 @@ from beat_schedule import SYSTEMS
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import Settings
+from queue_manager.health import readings
+from queue_manager.health_rules import Problem, Rule
 from queue_manager.system import System, SystemStats, declared, require_distinct
-from queue_manager.web.routes.metrics import _numbers as numbers_of
-from queue_manager.web.routes.metrics import distinct
+from queue_manager.web.routes.metrics import distinct, statistics
 from services.job_queues import InvalidJob, job
 from tasks.registration import require_tasks
+from tests.eventually import eventually
 
 
 def trial_end(**fields: Any) -> System:
@@ -48,14 +52,29 @@ def of_numbers(numbers: Any) -> SystemStats:
     return SystemStats(numbers=numbers)
 
 
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> Callable[[System], None]:
+    """Let a system be the only one."""
+    return lambda system: monkeypatch.setattr(readings, "systems", lambda: [system])
+
+
+def numbers_of() -> dict[str, float]:
+    """Return the samples of the metrics."""
+    metrics = statistics(asyncio.run(readings.read_stats()))
+    return {sample.name: sample.value for metric in metrics for sample in metric.samples}
+
+
 @pytest.mark.parametrize("stats", [dict, lambda: of_numbers({"due": None}), lambda: of_numbers({"due": "5"})])
-def test_stats_that_are_no_numbers_are_left_out_of_the_metrics(stats: Callable[[], Any]) -> None:
+def test_stats_that_are_no_numbers_are_left_out_of_the_metrics(
+    only: Callable[[System], None], stats: Callable[[], Any]
+) -> None:
     system = trial_end(stats=stats)
     with pytest.raises(
         ConfigurationError, match=r"^System 'trial-end': `stats` returned .*, not SystemStats with numbers$"
     ):
         system.read_stats()
-    assert numbers_of(system) == {}
+    only(system)
+    assert numbers_of() == {}
 
 
 def test_statistic_with_the_name_of_another_metric_is_left_out() -> None:
@@ -64,9 +83,36 @@ def test_statistic_with_the_name_of_another_metric_is_left_out() -> None:
     assert list(distinct([ours, theirs, other])) == [ours, other]
 
 
-def test_stats_that_fail_are_left_out_of_the_metrics() -> None:
-    assert numbers_of(trial_end(stats=lambda: of_numbers({"due": {}["key"]}))) == {}
-    assert numbers_of(trial_end(stats=lambda: of_numbers({"due": 5}))) == {"due": 5}
+def test_stats_that_fail_are_left_out_of_the_metrics(only: Callable[[System], None]) -> None:
+    only(trial_end(stats=lambda: of_numbers({"due": {}["key"]})))
+    assert numbers_of() == {}
+    only(trial_end(stats=lambda: of_numbers({"due": 5})))
+    assert numbers_of() == {"queue_manager_due": 5}
+
+
+def test_stats_that_hang_are_a_problem_and_keep_a_few_threads(only: Callable[[System], None]) -> None:
+    may_end, calls = threading.Event(), list[str]()
+
+    def hang() -> SystemStats:
+        calls.append(threading.current_thread().name)
+        may_end.wait()
+        return of_numbers({"due": 5})
+
+    async def read_often() -> list[dict[str, SystemStats | Problem]]:
+        reads = [readings.read_stats(2 * readings.REPORT_MARGIN) for _ in range(readings.MAX_CALLS + 5)]
+        return await asyncio.gather(*reads)
+
+    only(trial_end(stats=hang))
+    try:
+        for found in asyncio.run(read_often()):
+            problem = found["trial-end"]
+            assert isinstance(problem, Problem)
+            assert problem.rule is Rule.UNKNOWN_STATE
+            assert problem.text.startswith("its `stats` did not return within 1 s, perhaps because MongoDB did not")
+        eventually(lambda: len(calls) == readings.MAX_CALLS)
+    finally:
+        may_end.set()
+    eventually(lambda: numbers_of() == {"queue_manager_due": 5})
 
 
 @pytest.mark.parametrize(
@@ -76,7 +122,7 @@ def test_stats_that_fail_are_left_out_of_the_metrics() -> None:
         *(("scan_task", task) for task in ("scan", "", "billing..scan")),
         ("item_task", "end_trial"),
         ("every", timedelta(0)),
-        ("at", "hourly"),
+        *(("at", line) for line in ("hourly", "61 * * * *", "0 * * *", "0 0 31 2 *", "1,,2 * * * *", 5, b"0 * * * *")),
         ("flag", "QM_TRIALS"),
         *(("queue", queue) for queue in ("scans", "queue-manager")),
         *(("trigger", trigger) for trigger in ("trials", "/api/trials", "trials/")),

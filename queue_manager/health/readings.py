@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
+from threading import Semaphore
 from typing import Any, Generic, TypeVar
 
 import redis
@@ -45,6 +46,7 @@ KeyT = TypeVar("KeyT")
 
 READ_TIMEOUT = 3.0  # seconds
 REPORT_MARGIN = 0.5  # seconds by which a driver gives up earlier, so that it reports what is wrong
+MAX_CALLS = 8  # of one function at a time, because a call that hangs keeps its thread
 CACHE_FACTOR = 20  # a slow answer is kept for this many times as long as it took
 
 log = get_logger("QM/health")
@@ -161,20 +163,26 @@ class CachedAnswer(Generic[AnswerT]):
 
 async def read(limit: float = READ_TIMEOUT) -> Readings:
     """Read the servers at the same time, each for at most `limit` seconds."""
-    on = [system for system in systems() if system.is_on(settings())]
     bounded = partial(_bounded, limit=limit)
-    of_system = partial(bounded, rule=Rule.UNKNOWN_STATE)
+    slow_ones = [one for one in systems() if one.slow_numbers and one.is_on(settings())]
     redis, mongo, broker, stats, slow = await asyncio.gather(
         bounded(_redis, "redis", "Redis"),
         bounded(_mongodb, "mongodb", "MongoDB"),
         bounded(_broker, "broker", "The broker"),
-        _each({one.name: of_system(one.read_stats, one.name, one.stats_server) for one in on}),
-        _each({one.name: of_system(_slow_numbers(one), one.name, "MongoDB") for one in on if one.slow_numbers}),
+        read_stats(limit),
+        _each({one.name: bounded(_slow_numbers(one), one.name, "MongoDB") for one in slow_ones}),
     )
     for name, numbers in slow.items():
         if isinstance(numbers, Mapping) and isinstance(known := stats[name], SystemStats):
             known.numbers.update(numbers)
     return Readings(redis=redis, mongodb=mongo, broker=broker, stats=stats)
+
+
+async def read_stats(limit: float = READ_TIMEOUT) -> dict[str, SystemStats | Problem]:
+    """Read the statistics of the systems that are on at the same time, each for at most `limit` seconds."""
+    bounded = partial(_bounded, limit=limit, rule=Rule.UNKNOWN_STATE)
+    on = [system for system in systems() if system.is_on(settings())]
+    return await _each({one.name: bounded(one.read_stats, one.name, one.stats_server) for one in on})
 
 
 async def _each(asked: Mapping[str, Awaitable[AnswerT]]) -> dict[str, AnswerT]:
@@ -188,13 +196,20 @@ async def _bounded(
     """Return what `read` returns, or the problem that `server` has with it."""
 
     def in_time() -> AnswerT:
-        with mongodb(limit - REPORT_MARGIN):
-            return read()
+        if not (calls := _calls(read)).acquire(blocking=False):
+            raise TimeoutError
+        try:
+            with mongodb(limit - REPORT_MARGIN):
+                return read()
+        finally:
+            calls.release()
 
     try:
         return await call_within(limit, in_time)
     except TimeoutError:
         text = f"{server} did not answer within {limit:g} s"
+        if rule is Rule.UNKNOWN_STATE:
+            text = f"its `stats` did not return within {limit:g} s, perhaps because {server} did not answer"
     except ConfigurationError as error:
         rule = Rule.SERVER_UNSUITABLE if rule is Rule.SERVER_AWAY else rule
         text = str(error)
@@ -208,6 +223,11 @@ async def _bounded(
             f"its `stats` raised {typed_reason(error)}" if rule is Rule.UNKNOWN_STATE else f"{server}: {reason(error)}"
         )
     return Problem(system=system, rule=rule, text=text)
+
+
+@cache
+def _calls(read: Callable[[], object]) -> Semaphore:
+    return Semaphore(MAX_CALLS)
 
 
 def _redis() -> InRedis:

@@ -74,6 +74,40 @@ def test_the_web_process_shows_it_everywhere(process: Web) -> None:
     assert 'queue_manager_scan_runs_total{system="trial-end"} 0.0' in metrics
 
 
+HANGING = """
+import time
+from datetime import timedelta
+from queue_manager.system import System
+from tasks import app
+
+
+@app.task(name="hanging.scan")
+def scan() -> dict:
+    return {}
+
+
+system = System(
+    name="hanging",
+    title="Hanging",
+    description="A system whose statistics never come.",
+    every=timedelta(seconds=5),
+    scan_task="hanging.scan",
+    stats=lambda: time.sleep(600),
+)
+"""
+
+
+def test_stats_that_hang_hold_up_no_other_system(clean: Servers, tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    with web(tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}", QM_SYSTEMS="hanging", QM_CONVERSATIONS="true") as process:
+        metrics = process.get("/metrics").text
+        overview = {one["name"]: one for one in process.get("/api/overview").body["systems"]}
+    assert 'queue_manager_pending{system="support-snooze"} 0.0' in metrics
+    assert 'queue_manager_problem{rule="unknown-state",system="hanging"} 1.0' in metrics
+    assert overview["support-snooze"]["due"] == 0
+    assert "unknown-state" in [problem["rule"] for problem in overview["hanging"]["problems"]]
+
+
 def test_its_items_and_scans_are_started_by_hand_and_a_worker_consumes_them(
     process: Web, env: dict[str, str], tmp_path: Path
 ) -> None:

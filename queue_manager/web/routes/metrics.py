@@ -6,7 +6,9 @@ reports it. Totals cover all processes, since Redis last lost its data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from anyio import from_thread
 from fastapi import APIRouter, Request, Response
@@ -29,13 +31,13 @@ from queue_manager.beat.status import leadership
 from queue_manager.broker import backlog
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.clock import milliseconds
-from queue_manager.core.errors import reason, typed_reason
+from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.health.readings import sources
+from queue_manager.health.readings import read_stats, sources
 from queue_manager.health_rules import Problem
 from queue_manager.server_calls import Unavailable, broker, mongodb, ping_mongodb, redis_server
-from queue_manager.system import SCANS_QUEUE, System, item_queues
+from queue_manager.system import SCANS_QUEUE, SystemStats, item_queues
 from queue_manager.telemetry import count_history, counters, latency, worker_heartbeats
 from queue_manager.telemetry.counters import Totals
 from queue_manager.telemetry.latency import Measure
@@ -86,15 +88,20 @@ router = APIRouter()
 def metrics(request: Request) -> Response:
     """Return the metrics in the text format of Prometheus."""
     registry = CollectorRegistry()
-    registry.register(SystemsCollector(from_thread.run(current_overview, request).all_problems))
+    registry.register(from_thread.run(_collector, request))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-class SystemsCollector(Collector):
-    """Reads all metrics at each scrape."""
+async def _collector(request: Request) -> SystemsCollector:
+    overview, stats = await asyncio.gather(current_overview(request), read_stats())
+    return SystemsCollector(overview.all_problems, stats)
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        self._problems = problems
+
+class SystemsCollector(Collector):
+    """Reads all other metrics at each scrape."""
+
+    def __init__(self, problems: Sequence[Problem], stats: Mapping[str, SystemStats | Problem]) -> None:
+        self._problems, self._stats = problems, stats
 
     def collect(self) -> Iterator[Metric]:
         return distinct(self._metrics())
@@ -104,7 +111,10 @@ class SystemsCollector(Collector):
         yield InfoMetricFamily("queue_manager_build", text, value={"version": worker_heartbeats.OWN_RELEASE})
         yield _problem_gauge(self._problems)
         up = GaugeMetricFamily("queue_manager_up", "1 if the server answers, 0 if not.", labels=["server"])
-        parts = {"redis": _from_redis, "mongodb": _from_mongodb}
+        parts: dict[str, Callable[[], Iterator[Metric]]] = {
+            "redis": _from_redis,
+            "mongodb": partial(_from_mongodb, self._stats),
+        }
         if not _is_broker_at_redis_url():
             parts["broker"] = _from_broker
         found: list[Metric] = []
@@ -233,17 +243,23 @@ def _leader(client: Redis) -> Iterator[Metric]:
     )
 
 
-def _from_mongodb() -> Iterator[Metric]:
-    """Yield one metric per statistic, with a value for each system that is switched on."""
+def _from_mongodb(stats: Mapping[str, SystemStats | Problem]) -> Iterator[Metric]:
     ping_mongodb()  # also when no system is on
-    found: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-    for system in systems():
-        if system.is_on(settings()):
-            for name, number in _numbers(system).items():
-                found.setdefault(name, _statistic(name)).add_metric([system.name], number)
     if settings().runs_jobs:
         yield _jobs()
-    yield from found.values()
+    yield from statistics(stats)
+
+
+def statistics(stats: Mapping[str, SystemStats | Problem]) -> Iterable[Metric]:
+    """Return one metric per statistic, with a value for each system whose statistics could be read."""
+    found: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+    for system, read in stats.items():
+        if isinstance(read, Problem):
+            log.warning(f"Left out of the metrics: {system}", error=read.text)
+            continue
+        for name, number in read.numbers.items():
+            found.setdefault(name, _statistic(name)).add_metric([system], number)
+    return found.values()
 
 
 def _statistic(name: str) -> GaugeMetricFamily | CounterMetricFamily:
@@ -259,12 +275,3 @@ def _jobs() -> Metric:
         for state, count in jobs_by_state().items():
             jobs.add_metric([state], count)
     return jobs
-
-
-def _numbers(system: System) -> dict[str, float]:
-    try:
-        with mongodb():
-            return system.read_stats().numbers
-    except Exception as error:  # `stats` may be a user's; other systems may still answer
-        log.warning(f"Left out of the metrics: {system.name}", error=typed_reason(error))
-        return {}
