@@ -9,12 +9,14 @@ Emits: a pulse of type `review_request`, status `pending`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
+from bson import ObjectId
 from pymongo import IndexModel
 
 from models import account, database, pulse, subscription
@@ -88,9 +90,12 @@ class ReviewRequests(DueWork):
         return DueBatch(found=0, items=[], other_counts={"unreadable": count} if count else {})
 
     def create(
-        self, account_id: str, subscription_ids: list[str], parent_account: str | None, oldest_subscription: str
+        self, account_id: str, subscription_ids: list[Any], parent_account: str | None, oldest_subscription: str
     ) -> ItemResult:
         """Create the pulse of one agency unless a request blocks it meanwhile.
+
+        Args:
+            subscription_ids: texts and ObjectIds as texts, ids of other types as objects of extended JSON.
 
         Returns:
             `{success: true, account_id}`, or `{skipped: true, reason}`.
@@ -233,7 +238,10 @@ def due_of(agency: Agency) -> Due:
     """Return the item that asks an agency."""
     id = str(agency.account_id)
     parent = None if agency.parent_account is None else str(agency.parent_account)
-    subscriptions = [str(one) for one in agency.subscription_ids]
+    subscriptions = [
+        str(one) if type(one) in (ObjectId, str) else json.loads(database.id_text(one))
+        for one in agency.subscription_ids
+    ]
     is_excluded = agency.account_id is None
     return Due(
         id=id,
@@ -253,14 +261,17 @@ def _request(
         raise PermanentError(f"account_id: {account_id!r} must be a string that is not empty")
     if not isinstance(parent_account, str | None):
         raise PermanentError(f"parent_account: {parent_account!r} must be a string or null")
-    if not isinstance(subscription_ids, list) or not all(isinstance(one, str) for one in subscription_ids):
-        raise PermanentError(f"subscription_ids: {subscription_ids!r} must be a list of strings")
+    if not isinstance(subscription_ids, list):
+        raise PermanentError(f"subscription_ids: {subscription_ids!r} must be a list of ids")
     if oldest is None:
         raise PermanentError("oldest_subscription is missing")
     return pulse.ReviewRequest(
         account_id=account_id,
         parent_account=parent_account,
-        subscription_ids=[account.stored(one) for one in subscription_ids],
+        subscription_ids=[
+            account.stored(one) if isinstance(one, str) else database.read_id(json.dumps(one), field="subscription_ids")
+            for one in subscription_ids
+        ],
         oldest_subscription=oldest,
     )
 

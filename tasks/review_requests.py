@@ -22,6 +22,6 @@ def scan_eligible_agencies() -> ScanReport:
     retry=RetryPolicy(max_attempts=3, base=seconds(2)),
 )
 def create_review_request(
-    account_id: str, subscription_ids: list[str], parent_account: str | None, oldest_subscription: str
+    account_id: str, subscription_ids: list[Any], parent_account: str | None, oldest_subscription: str
 ) -> dict[str, Any]:
     return review_requests().create(account_id, subscription_ids, parent_account, oldest_subscription)

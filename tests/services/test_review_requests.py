@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -20,7 +21,7 @@ from pymongo.monitoring import (
 
 from beat_schedule import SYSTEMS
 from models import pulse, schema, subscription
-from models.database import collection
+from models.database import collection, id_text
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes, to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError
@@ -28,6 +29,7 @@ from queue_manager.core.settings import settings
 from queue_manager.items import DueItem
 from services.due_work import Limits
 from services.review_requests import ReviewRequests, review_requests
+from tests.odd_ids import ODD_IDS
 from tests.rooms import T0, AgingClock, scan
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -253,6 +255,17 @@ class TestCreate:
             },
         }
         assert scan(reviews) == []
+
+    def test_pulse_has_subscription_ids_of_any_type(self, reviews: ReviewRequests) -> None:
+        same = {"account": ObjectId(), "metadata": {"account_id": ObjectId()}}
+        ids = [ObjectId(), *(id for id in ODD_IDS if not (type(id) is str and ObjectId.is_valid(id)))]
+        for id in ids:
+            subscribe(_id=id, **same)
+        (item,) = scan(reviews)
+        create(reviews, replace(item, args=tuple(json.loads(json.dumps(item.args)))))
+        stored = pulse.pulses().find_one()
+        assert stored is not None
+        assert sorted(map(id_text, stored["metadata"]["subscription_ids"])) == sorted(map(id_text, ids))
 
     def test_second_delivery_is_quiet(self, reviews: ReviewRequests) -> None:
         subscribe()
