@@ -43,21 +43,23 @@ def list_entries(
     ] = None,
     system: Annotated[str | None, typer.Option(help="Only of this system.", autocompletion=complete_system)] = None,
     id: Annotated[str | None, typer.Option(help="Only what was done to this item, message or job.")] = None,
-    since: Annotated[str | None, typer.Option("--from", help="From this time on, such as 2026-01-31T09:30Z.")] = None,
-    until: Annotated[str | None, typer.Option("--to", help="Up to this time.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", "--from", help="From this time on, such as 2026-01-31T09:30Z.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", "--to", help="Up to this time.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=MAX_AUDIT_PAGE, help="Maximum number of entries.")] = 20,
     cursor: CursorOption = None,
     as_json: AnswerJsonOption = False,
 ) -> None:
     """Show who changed what, newest first. Times are UTC.
 
-    Example: `queue-manager audit --who alice --action delete --from 2026-01-31T00:00Z`
+    Example: `queue-manager audit --who alice --action delete --since 2026-01-31T00:00Z`
     """
     if context.invoked_subcommand is not None:
         return
     if action is not None and action not in AUDITED_ACTIONS:
         fail(f"there is no action {action!r}; the actions are: {', '.join(AUDITED_ACTIONS)}", code=2)
-    times = {"since": moment(since, "--from"), "until": moment(until, "--to")}
+    times = {"since": moment(since, "--since"), "until": moment(until, "--until")}
     query = AuditQuery(who=who, action=action, system=system, id=id, **times)
     with report_errors():
         page = audit_page(query, cursor=cursor, limit=limit)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Annotated
 
@@ -35,6 +36,7 @@ from queue_manager.cli.messages_render import (
     table_of,
 )
 from queue_manager.core.clock import minutes
+from queue_manager.core.errors import AppError
 from queue_manager.core.pause import COMMAND_LINE
 from services import message_queue
 from services.message_queue import Filter, MessageState, SweepResult
@@ -222,8 +224,8 @@ def import_lines(
 ) -> None:
     """Add the messages of an export to the main queue, with no attempts used.
 
-    A message whose id exists is not added, so the command may be repeated. It stops at the first invalid message;
-    those before it may have been added.
+    A message whose id exists is not added, so the command may be repeated. Invalid messages are not added; standard
+    error names their lines, and the exit code is 1.
 
     Example: `queue-manager queue import dead.jsonl`
     """
@@ -233,6 +235,8 @@ def import_lines(
             result = import_messages(target, parse_lines(file, target.options))
             action.count = result.added
     typer.echo(f"{result.added} imported, {result.known} known, {result.undecodable} undecodable")
+    if result.refused:
+        fail("\n".join(result.refused), code=1)
 
 
 @queue.command()
@@ -258,7 +262,8 @@ for _command in (add, edit, replay, move, delete, clear):
 def pause(types: MessageTypes, reason: PauseReason = None) -> None:
     """Deliver no messages of these types: they wait. `queue list` shows the reason.
 
-    Messages that a consumer already holds are not affected.
+    Messages that a consumer already holds are not affected. A type without messages is paused, too, and the command
+    says so.
 
     Example: `queue-manager queue pause send_mail --reason "the mail server is down"`
     """
@@ -269,7 +274,7 @@ def pause(types: MessageTypes, reason: PauseReason = None) -> None:
         "types",
         types,
         change,
-        lambda _: "paused",
+        lambda type: "paused" if _is_known(type) else "paused, but there is no message of this type now",
         reason=why,
         system=message_queue.system.name,
         is_in_redis=True,
@@ -293,6 +298,15 @@ def resume(types: MessageTypes) -> None:
         system=message_queue.system.name,
         is_in_redis=True,
     )
+
+
+def _is_known(type: str) -> bool:
+    """Return False if there is no message of a type, and True if that cannot be found out in a moment."""
+    admin, where = message_queue.queue_admin(), Filter(type=type)
+    with suppress(AppError):  # the type is paused already
+        pages = (admin.list(state, limit=1, where=where) for state in MESSAGE_STATES)
+        return any(page.messages or page.is_partial for page in pages)
+    return True
 
 
 class _Progress:

@@ -14,7 +14,7 @@ import redis
 
 from models.database import collection, server_now
 from queue_manager.broker.dead_letters import DEAD_LETTERS
-from queue_manager.core.clock import hours
+from queue_manager.core.clock import hours, to_iso
 from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
 from tests.e2e.celery_processes import ROOT
@@ -55,7 +55,7 @@ def test_a_deletion_is_undone(clean: Servers) -> None:
     again = said("audit", "undo", entry["id"])
     assert (again.returncode, again.stdout) == (1, "")
     assert again.stderr == "queue-manager: It deleted nothing that is kept, or it is undone already\n"
-    assert said("audit", "undo", "nothing").stderr == "queue-manager: there is no entry nothing in the audit\n"
+    assert said("audit", "undo", "nothing").stderr == "queue-manager: there is no entry nothing in the audit log\n"
 
 
 def test_dead_letters_of_the_broker_are_restored(clean: Servers) -> None:
@@ -84,6 +84,16 @@ def test_commands_are_recorded_under_the_user_of_the_system(clean: Servers) -> N
     why = done("why", id)
     assert why.startswith(f"job {id}  deleted\nDeleted by {getpass.getuser()} at ")
     assert f"Canceled by {getpass.getuser()}  state pending → canceled" in why
+
+
+@pytest.mark.parametrize(("since", "until"), [("--since", "--until"), ("--from", "--to")])
+def test_entries_of_a_time(clean: Servers, since: str, until: str) -> None:
+    before = to_iso(server_now() - hours(1))
+    done("jobs", "run", INVOICE, "7")
+    assert [one["action"] for one in entries(since, before)] == ["run"]
+    assert entries(until, before) == []
+    refused = said("audit", since, "yesterday")
+    assert (refused.returncode, refused.stderr.startswith("queue-manager: --since: ")) == (2, True)
 
 
 def test_what_the_web_process_did_is_shown_and_in_the_life_of_the_room(clean: Servers, tmp_path: Path) -> None:

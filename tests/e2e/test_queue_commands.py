@@ -14,6 +14,7 @@ from dev.ports import free_port
 from queue_manager.cli.messages_render import indent_json, printable
 from queue_manager.core.clock import seconds
 from services.message_queue import Json, MessageQueue, NewMessage, queue_admin
+from services.message_queue.browser import MESSAGE_STATES
 from tests.e2e.commands import environment, said_on_a_terminal
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -50,7 +51,7 @@ class TestPause:
     def test_types_wait_until_they_are_resumed(self, queue: MessageQueue) -> None:
         queue.enqueue("send_mail", id="first")
         assert run("pause", "send_mail", "export", "--reason", "a [red]spill").stdout == (
-            "send_mail  paused\nexport  paused\n"
+            "send_mail  paused\nexport  paused, but there is no message of this type now\n"
         )
         assert queue.dequeue() is None
         made = queue_admin().pauses()["send_mail"]
@@ -64,6 +65,15 @@ class TestPause:
         received = queue.dequeue()
         assert received is not None
         assert received.id == "first"
+
+    def test_type_of_messages_in_any_state_is_known(self, queue: MessageQueue) -> None:
+        for state in MESSAGE_STATES:
+            id = queue.enqueue(f"{state}_mail")
+            if state not in ("main", "processing"):
+                queue_admin().move([id], to=state)
+        queue.dequeue(type="processing_mail")
+        types = [f"{state}_mail" for state in MESSAGE_STATES]
+        assert run("pause", *types).stdout == "".join(f"{type}  paused\n" for type in types)
 
     def test_invalid_type_is_refused(self, queue: MessageQueue) -> None:
         refused = run("pause", "a\nb")
@@ -148,11 +158,21 @@ class TestTransfer:
         assert message is not None
         assert (message.id, message.attempt, message.payload_json) == (id, 1, NASTY)
 
-    def test_invalid_line_is_named(self, queue: MessageQueue, tmp_path: Path) -> None:
-        (tmp_path / "broken.jsonl").write_text('{"type":"mail"}\nnonsense\n')
+    def test_invalid_lines_are_named_and_the_others_imported(self, queue: MessageQueue, tmp_path: Path) -> None:
+        (tmp_path / "broken.jsonl").write_text('{"type":"mail"}\nnonsense\n{"type":"a\\u0085"}\n\n{"type":"sms"}\n')
         result = run("import", str(tmp_path / "broken.jsonl"))
-        assert result.returncode == 2
-        assert result.stderr.startswith("queue-manager: line 2: body: ")
+        assert (result.returncode, result.stdout) == (1, "2 imported, 0 known, 0 undecodable\n")
+        assert [line.split(": must")[0] for line in result.stderr.splitlines()] == [
+            "queue-manager: line 2: body",
+            "line 3: type",
+        ]
+        assert [message.type for message in queue.receive_many(10)] == ["mail", "sms"]
+
+    def test_list_that_is_not_json_is_not_imported(self, queue: MessageQueue, tmp_path: Path) -> None:
+        (tmp_path / "broken.json").write_text('[{"type":"mail"},')
+        result = run("import", str(tmp_path / "broken.json"))
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.startswith("queue-manager: body: must be a JSON list")
 
 
 class TestTerminal:
@@ -195,7 +215,7 @@ class TestReplay:
         (export,) = bury(queue, NewMessage(type="export"))
         result = run("replay", "--all", "--type", "send_mail", "--yes")
         assert result.stdout.splitlines()[-1] == "250 replayed, 0 not"
-        assert [queue.take().id for _ in mails] == mails  # type: ignore[union-attr]
+        assert [queue.dequeue().id for _ in mails] == mails  # type: ignore[union-attr]
         assert [message.id for message in queue_admin().list("dead").messages] == [export]
 
     def test_each_has_its_result_and_one_failure_is_told_by_the_exit_code(self, queue: MessageQueue) -> None:

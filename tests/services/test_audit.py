@@ -166,7 +166,7 @@ def test_the_command_lists_pages_and_refuses_wrong_options(clean: Servers) -> No
     assert '"names": "c"' in run("audit", "show", entries()[0].id)
     for arguments, wrong in (
         (("--action", "look"), "there is no action 'look'; the actions are: "),
-        (("--from", "yesterday"), "--from: 'yesterday' must be an ISO 8601 time"),
+        (("--since", "yesterday"), "--since: 'yesterday' must be an ISO 8601 time"),
         (("--cursor", "x"), "--cursor: must be the cursor of an earlier page"),
         (("show", "x"), "there is no entry x in the audit"),
     ):
