@@ -31,7 +31,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_timeout()
-        self._unset_keepalive_if_required()  # uvicorn keeps the protocol until then if the client reset the connection
+        if self.timeout_keep_alive_task is not None:  # it would keep the protocol of a connection that the client reset
+            self.timeout_keep_alive_task.cancel()
 
     def data_received(self, data: bytes) -> None:
         self._head_size += len(data)
