@@ -205,7 +205,7 @@ def _unique_keys(job: Document, unique: bool, singular: bool) -> Document:
 
 def due_names(until: datetime) -> dict[str, datetime]:
     """Return the names with a job that is due by `until`, each with its earliest time."""
-    return _first_of_each_name({"$gte": EPOCH, "$lte": until})
+    return _first_of_each_name(_until(until))
 
 
 def later_names(after: datetime) -> dict[str, datetime]:
@@ -244,7 +244,7 @@ def names() -> list[str]:
 def next_due(name: str) -> datetime | None:
     """Return the earliest start of the jobs of `name`; `None` if there is none."""
     found = jobs().find_one(
-        _startable(name, {"$gte": EPOCH}),
+        _startable(name, STARTABLE["waiting"]),
         {"_id": 0, "waiting": 1},
         sort=[("waiting", ASCENDING)],
         hint="due_names",
@@ -257,7 +257,7 @@ def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId]
 
     A malformed history, to which nothing could be added, is removed.
     """
-    query = _startable(name, {"$gte": EPOCH, "$lte": now})
+    query = _startable(name, _until(now))
     if excluded:
         query["_id"] = {"$nin": [*excluded]}
     found = list(jobs().find(query, sort=EXECUTION_ORDER, hint="next_of_a_name", limit=limit))
@@ -266,6 +266,11 @@ def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId]
         for one in malformed:
             del one["history"]
     return found
+
+
+def _until(now: datetime) -> Document:
+    """Return the condition of a start time that has come."""
+    return {"$gte": EPOCH, "$lte": now}
 
 
 def _startable(name: str, waiting: Document) -> Document:
@@ -296,8 +301,7 @@ def adding_to_history(id: JobId, write: Callable[[], T]) -> T:
 
 def count_due(name: str, now: datetime, *, limit: int) -> int:
     """Count the due jobs of a name, up to `limit`."""
-    due = _startable(name, {"$gte": EPOCH, "$lte": now})
-    return jobs().count_documents(due, hint="due_names", limit=limit)
+    return jobs().count_documents(_startable(name, _until(now)), hint="due_names", limit=limit)
 
 
 def fail_malformed(name: str, now: datetime) -> int:
@@ -305,7 +309,7 @@ def fail_malformed(name: str, now: datetime) -> int:
 
     Documents that are not jobs are only not due any more.
     """
-    waiting = {"$gte": EPOCH, "$lte": now}
+    waiting = _until(now)
     malformed: Document = {"name": _only(name), "waiting": waiting, "$nor": [_startable(name, waiting)]}
     failed = {"state": JobState.FAILURE, "last_error": MALFORMED_ERROR, "updated": now}
     writes = [

@@ -262,8 +262,7 @@ for _command in (add, edit, replay, move, delete, clear):
 def pause(types: MessageTypes, reason: PauseReason = None) -> None:
     """Deliver no messages of these types: they wait. `queue list` shows the reason.
 
-    Messages that a consumer already holds are not affected. A type without messages is paused, too, and the command
-    says so.
+    Messages that a consumer already holds are not affected. If no message has a type, it is paused with a note.
 
     Example: `queue-manager queue pause send_mail --reason "the mail server is down"`
     """
@@ -301,7 +300,7 @@ def resume(types: MessageTypes) -> None:
 
 
 def _is_known(type: str) -> bool:
-    """Return False if there is no message of a type, and True if that cannot be found out in a moment."""
+    """Return False if no message has this type; True if one has, or if the search did not finish."""
     admin, where = message_queue.queue_admin(), Filter(type=type)
     with suppress(AppError):  # the type is paused already
         pages = (admin.list(state, limit=1, where=where) for state in MESSAGE_STATES)

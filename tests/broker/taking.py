@@ -62,7 +62,7 @@ class Taker:
                 return
 
     def _has_more(self) -> bool:
-        """Read once more, and return True if a message arrived: replies that precede the ping's are readable by now."""
+        """Read again; return whether a message arrived. What Redis sent before its answer to the ping is here."""
         taken = len(self.taken)
         with suppress(TimeoutError):
             self.connection.drain_events(timeout=0.05)
