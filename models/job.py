@@ -243,12 +243,8 @@ def names() -> list[str]:
 
 def next_due(name: str) -> datetime | None:
     """Return the earliest start of the jobs of `name`; `None` if there is none."""
-    found = jobs().find_one(
-        _startable(name, STARTABLE["waiting"]),
-        {"_id": 0, "waiting": 1},
-        sort=[("waiting", ASCENDING)],
-        hint="due_names",
-    )
+    query = _startable(name, STARTABLE["waiting"])
+    found = jobs().find_one(query, {"_id": 0, "waiting": 1}, hint="due_names")  # no sort, like `next_jobs`
     return None if found is None else found["waiting"]
 
 
@@ -260,7 +256,9 @@ def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId]
     query = _startable(name, _until(now))
     if excluded:
         query["_id"] = {"$nin": [*excluded]}
-    found = list(jobs().find(query, sort=EXECUTION_ORDER, hint="next_of_a_name", limit=limit))
+    # The order is that of the index, and jobs that are equal in it have the order in which they were stored. Once a job
+    # had a list of times, the server would sort all due jobs for each read, and shuffle the equal ones.
+    found = list(jobs().find(query, hint="next_of_a_name", limit=limit))
     if malformed := [one for one in found if not isinstance(one.get("history", []), list)]:
         remove_malformed_history([one["_id"] for one in malformed])
         for one in malformed:

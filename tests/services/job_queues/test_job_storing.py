@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import bson
 import pytest
-from bson import json_util
+from bson import ObjectId, json_util
 from pymongo import WriteConcern
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError
@@ -27,6 +27,7 @@ from queue_manager.core.settings import settings
 from services.job_queues import InvalidJob, Registry, UnknownJob
 from services.job_queues.fields import job_key, search_text
 from tests.job_lab import Lab
+from tests.models.test_due_at_scale import profile
 from tests.rooms import T0
 
 THREADS = 16
@@ -219,10 +220,37 @@ def test_many_jobs_are_stored_like_single_ones(lab: Lab) -> None:
     assert [lab.jobs.get(str(stored["_id"])) for stored in found.jobs if stored] == found.jobs
 
 
+@pytest.fixture
+def had_list(lab: Lab) -> None:
+    """A job once had a list of times, which makes the indexes multikey ones for as long as they exist."""
+    job.jobs().update_one({"_id": ObjectId(lab.run("mail"))}, {"$set": {"waiting": [lab.clock()]}})
+    job.jobs().delete_many({})
+
+
 def test_many_jobs_run_in_their_order(lab: Lab) -> None:
     assert lab.jobs.run_many("mail", ([number] for number in range(2_500))).stored == 2_500
     assert lab.run_through().succeeded == 2_500
     assert [arguments[0] for arguments in lab.ran] == list(range(2_500))
+
+
+@pytest.mark.usefixtures("had_list")
+def test_the_order_outlasts_a_job_with_a_list_of_times(lab: Lab) -> None:
+    lab.jobs.run_many("mail", [[number] for number in range(300)])
+    lab.run("mail", "later", delay=minutes(1))
+    lab.run("mail", "first", priority=1)
+    assert job.next_due("mail") == lab.clock()
+    lab.run_through()
+    assert [arguments[0] for arguments in lab.ran] == ["first", *range(300)]
+    assert job.next_due("mail") == lab.clock() + minutes(1)
+
+
+@pytest.mark.usefixtures("had_list")
+def test_after_a_list_of_times_only_the_jobs_that_are_returned_are_read(lab: Lab) -> None:
+    lab.jobs.run_many("mail", [[number] for number in range(300)])
+    with profile(job.JOBS_COLLECTION) as found:
+        assert len(job.next_jobs("mail", now=lab.clock(), limit=5)) == 5
+        assert job.next_due("mail") == lab.clock()
+    assert [one["docsExamined"] for one in found] == [5, 1]
 
 
 @pytest.mark.parametrize("option", ["unique", "singular"])
