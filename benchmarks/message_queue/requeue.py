@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
 from benchmarks.harness import Bench, Figure, Result, Run, Way, expect
 from benchmarks.message_queue.queues import (
     BATCH,
@@ -14,6 +23,7 @@ from benchmarks.message_queue.queues import (
     messages,
     server_clock,
 )
+from benchmarks.release import RELEASE, checked_out
 from services.message_queue import NewMessage
 
 OVERDUE = 10_000
@@ -21,6 +31,16 @@ OVERDUE_BEHIND = 100
 HELD = (10_000, 100_000)
 ONE_HOUR = 3600
 ENDLESS = 10_000  # attempts, so that what is taken again for every round never becomes a dead letter
+
+# In a process of the earlier release: a sweep for each line that it reads.
+SWEEPS = """
+import json, sys
+from benchmarks.message_queue.queues import Queue, connect
+
+queue = Queue("queue", connect())
+for line in sys.stdin:
+    print(json.dumps(queue.sweep()), flush=True)
+"""
 
 
 def throughput(bench: Bench) -> Result:
@@ -37,24 +57,45 @@ def throughput(bench: Bench) -> Result:
         queue.expect_waiting(ids(overdue))
 
     per_tick = BATCH * LEVELS
-    return bench.compare(
-        "message queue, requeue",
-        f"{overdue:,} overdue messages of {LEVELS} priorities, and nothing else",
-        [
-            Way(name="deadlines, ours", run=queue.sweep, check=check, prepare=held.restore),
-            Way(name="polling", run=queue.polling.drain, check=check, prepare=held.restore),
-        ],
-        figures=[
-            Figure(heading="µs each", of=lambda run: run.seconds / overdue * 1e6),
-            Figure(heading="messages/s", of=lambda run: overdue / run.seconds),
-            Figure(heading="server µs each", of=lambda run: run.server_seconds / overdue * 1e6),
-        ],
-        server_clock=lambda: server_clock(queue.client),
-        notes=[
-            f"Ours takes {BATCH} in a call. Polling ticks without a pause here; with its pause of 5 s it requeues at",
-            f"most {per_tick:,} in a tick, so {per_tick // 5} messages/s.",
-        ],
-    )
+    ways = {"deadlines, ours": queue.sweep, "polling": queue.polling.drain}
+    with checked_out() as directory, _sweeps_of(directory) as sweep:
+        if sweep is not None:
+            ways[RELEASE] = sweep
+        return bench.compare(
+            "message queue, requeue",
+            f"{overdue:,} overdue messages of {LEVELS} priorities, and nothing else",
+            [Way(name=name, run=run, check=check, prepare=held.restore) for name, run in ways.items()],
+            figures=[
+                Figure(heading="µs each", of=lambda run: run.seconds / overdue * 1e6),
+                Figure(heading="messages/s", of=lambda run: overdue / run.seconds),
+                Figure(heading="server µs each", of=lambda run: run.server_seconds / overdue * 1e6),
+            ],
+            server_clock=lambda: server_clock(queue.client),
+            notes=[
+                f"Ours takes {BATCH} in a call. Polling ticks without a pause here; with its pause of 5 s it",
+                f"requeues at most {per_tick:,} in a tick, so {per_tick // 5} messages/s.",
+            ],
+        )
+
+
+@contextmanager
+def _sweeps_of(release: Path | None) -> Iterator[Callable[[], list[str]] | None]:
+    """Yield a function by which a process of an earlier release takes back everything that is overdue."""
+    if release is None:
+        yield None
+        return
+    command = [sys.executable, "-c", SWEEPS]
+    env = {**os.environ, "PYTHONPATH": str(release)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        lines, answers = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
+
+        def sweep() -> list[str]:
+            print(file=lines, flush=True)
+            requeued: list[str] = json.loads(answers.readline())
+            return requeued
+
+        sweep()  # the first one also imports; each round begins with the same messages
+        yield sweep
 
 
 def tick(bench: Bench) -> Result:
