@@ -62,7 +62,12 @@ The id of an adopted job may be a text.
 VALID_ATTEMPTS: Document = {"attempts": {"$gte": 0, "$lte": MAX_EXACT_COUNT, "$not": {"$type": ["array", "decimal"]}}}
 
 MALFORMED_ERROR = "The job is malformed and cannot be started: `attempts` must be a number, and `waiting` one date"
+MALFORMED_CLAIM_ERROR = "The claim of the executing job was malformed: `claim.claimed_until` must be a date"
 _NOT_DUE: Document = {"$unset": {"waiting": "", "first": ""}}
+_IS_CLAIMED: Document = {
+    "claim": {"$not": {"$type": "array"}},
+    "claim.claimed_until": {"$gte": EPOCH, "$not": {"$type": "array"}},
+}
 
 EXECUTION_ORDER = [("first", DESCENDING), ("priority", DESCENDING), ("waiting", ASCENDING)]
 
@@ -343,7 +348,7 @@ class ExecutingJob:
 def executing(where: Document | None = None) -> list[ExecutingJob]:
     """Return the executing jobs, or those that meet a further condition, ordered by the end of their lease."""
     found = jobs().find(
-        {"state": JobState.EXECUTING, "claim.claimed_until": {"$gte": EPOCH}, **COUNTED_ATTEMPTS, **(where or {})},
+        {"state": JobState.EXECUTING, **_IS_CLAIMED, **COUNTED_ATTEMPTS, **(where or {})},
         {"name": 1, "claim": 1, "updated": 1, "losses": 1, "page": 1, "attempts": 1, "settled": 1},
         sort=[("claim.claimed_until", ASCENDING)],
         hint="executing_by_lease",
@@ -361,11 +366,19 @@ def executing(where: Document | None = None) -> list[ExecutingJob]:
             timeout_seconds=job["claim"].get("timeout_seconds"),
             ends_at=job["claim"].get("ends_at"),
             is_canceled="canceled_at" in job["claim"],
-            batch=job.get("page", []),
+            batch=job["page"] if isinstance(job.get("page"), list) else [],
         )
         for job in found
         if isinstance(job.get("name"), str)
     ]
+
+
+def fail_unclaimed(now: datetime) -> int:
+    """Make those executing jobs failed ones whose claim nobody can hold, and no lease will end; return their number."""
+    unclaimed: Document = {"state": JobState.EXECUTING, **IS_JOB, "$nor": [_IS_CLAIMED]}
+    failed = {"state": JobState.FAILURE, "last_error": MALFORMED_CLAIM_ERROR, "updated": now}
+    change = {"$set": failed, "$unset": {"claim": "", "page": ""}}
+    return jobs().update_many(unclaimed, change, hint="executing_by_lease").modified_count
 
 
 # Failed jobs at a takeover, and the history

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from bson import ObjectId
 from pydantic import Field, with_config
-from pymongo import ASCENDING, IndexModel
+from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.collection import Collection
 
 from models.database import Document, collection
@@ -24,6 +24,7 @@ from queue_manager.core.json_types import ALWAYS_PRESENT, Moment
 MARKS_COLLECTION = "qm_marks"
 MARK_RETENTION = hours(92 * 24)
 MAX_TEXT_LENGTH = 200  # characters
+MAX_MARKS = 1_000  # in an answer
 BY_MARK_TIME = "marks_by_time"
 LAST_SEEN = "last_seen"
 """The id of the document that has the last time at which a scan ran."""
@@ -50,9 +51,10 @@ def add(mark: ChartMark) -> None:
 
 
 def read(since: datetime) -> list[ChartMark]:
-    """Return the marks of what happened, or ended, after a time, oldest first."""
-    found = _marks().find({"$or": [{"at": {"$gte": since}}, {"until": {"$gte": since}}]}, sort=[("at", ASCENDING)])
-    return [ChartMark(**_fields(one)) for one in found]
+    """Return the last `MAX_MARKS` marks of what happened, or ended, after a time, oldest first."""
+    after = {"$or": [{"at": {"$gte": since}}, {"until": {"$gte": since}}]}
+    newest = _marks().find(after, sort=[("at", DESCENDING)], limit=MAX_MARKS, hint=BY_MARK_TIME)
+    return [ChartMark(**_fields(one)) for one in newest][::-1]
 
 
 def seen(now: datetime, *, gap: timedelta) -> ChartMark | None:

@@ -91,6 +91,8 @@ class Dispatch(DueWork):
             yield DueBatch(found=0, items=[], other_counts={"refused": 1})
             return
         declarations.store(self.declared, now)
+        if malformed := job.fail_unclaimed(now):
+            log.warning(job.MALFORMED_CLAIM_ERROR, jobs=malformed)
         reaped = [lost.name for lost in self._find_lost(now) if _reap(lost, now)]
         if reaped:
             yield DueBatch(found=0, items=[], other_counts={"reaped": len(reaped)})

@@ -183,3 +183,10 @@ def test_marks_of_one_moment_are_all_kept(clean: Servers) -> None:
     for text in ("v1", "v2"):
         mark.add(ChartMark(kind="deployment", at=NOON, text=text, by="ada"))
     assert [(one.text, one.by) for one in mark.read(NOON)] == [("v1", "ada"), ("v2", "ada")]
+
+
+def test_the_last_marks_of_many_are_read(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mark, "MAX_MARKS", 3)
+    for number in range(5):
+        mark.add(ChartMark(kind="deployment", at=NOON + minutes(number), text=f"v{number}", by="ada"))
+    assert [one.text for one in mark.read(NOON)] == ["v2", "v3", "v4"]

@@ -4256,7 +4256,10 @@ export interface components {
             duration_names: {
                 [key: string]: string;
             };
-            /** Marks */
+            /**
+             * Marks
+             * @description The last 1,000 of the range, the oldest first.
+             */
             marks: components["schemas"]["ChartMark"][];
         };
         /**

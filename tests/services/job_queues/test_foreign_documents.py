@@ -17,7 +17,7 @@ from queue_manager.health_rules import Rule
 from services import job_queues
 from services.job_queues import WrongState
 from tests.foreign_jobs import STATES, TEXT_ID, add_foreign_jobs, foreign_jobs
-from tests.job_lab import Lab, end_job
+from tests.job_lab import Lab, end_job, lost_lease
 from tests.models.test_due_at_scale import profile
 from tests.rooms import T0
 
@@ -67,6 +67,39 @@ def test_a_malformed_job_that_is_due_stops_no_other_and_fails_once(malformed: An
     assert (lab.state(odd), lab.jobs.get(odd)["last_error"]) == ("failure", job.MALFORMED_ERROR)
     stats = job_queues.stats()
     assert (stats.problems, stats.late) == ({Rule.FAILING_JOBS: "1 failing job, by name: mail 1"}, [])
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        *(None, "none", {}, []),
+        *({"token": "elsewhere", "claimed_until": until} for until in ("soon", 1, [T0 - hours(1)], [])),
+        [{"token": "elsewhere", "claimed_until": T0 - hours(1)}],
+    ],
+    ids=str,
+)
+def test_an_executing_job_with_a_malformed_claim_fails_and_blocks_no_queue(claim: Any, lab: Lab) -> None:
+    odd, behind, other = lab.run(NAME), lab.run(NAME), lab.run("report")
+    lab.executing(odd)
+    job.jobs().update_one({"_id": ObjectId(odd)}, {"$set": {"claim": claim}})
+
+    lab.serve(epoch=1)
+
+    assert (lab.state(odd), lab.state(behind), lab.state(other)) == ("failure", "success", "success")
+    found = lab.jobs.get(odd)
+    assert (found["last_error"], "claim" in found) == (job.MALFORMED_CLAIM_ERROR, False)
+    lab.jobs.retry(odd)
+    lab.serve(epoch=1)
+    assert lab.state(odd) == "success"
+
+
+def test_a_page_of_an_executing_job_that_is_no_list_is_ignored(lab: Lab) -> None:
+    odd = lab.run(NAME)
+    lab.executing(odd)
+    job.jobs().update_one({"_id": ObjectId(odd)}, {"$set": {"page": "none"}})
+    lost_lease(odd)
+    lab.serve(epoch=1)
+    assert lab.state(odd) == "success"
 
 
 @pytest.mark.parametrize("attempts", [None, "1", -1, float("nan"), []], ids=str)

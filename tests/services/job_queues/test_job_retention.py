@@ -34,7 +34,10 @@ def one_in_each_state(lab: Lab) -> None:
     for state in JobState:
         id = lab.run("mail", state.value, delay=timedelta(days=30))
         stored = lab.jobs.get(id)["_id"]
-        job.jobs().update_one({"_id": stored}, {"$set": {"state": state}, "$unset": {"waiting": ""}})
+        changed: dict[str, Any] = {"state": state}
+        if state is JobState.EXECUTING:
+            changed["claim"] = {"token": "elsewhere", "claimed_until": lab.clock() + timedelta(days=30)}
+        job.jobs().update_one({"_id": stored}, {"$set": changed, "$unset": {"waiting": ""}})
 
 
 def test_only_finished_jobs_are_deleted_and_only_after_their_retention(lab: Lab) -> None:

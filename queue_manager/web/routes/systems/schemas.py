@@ -156,7 +156,7 @@ class SystemHistory(BaseModel):
     percentiles: dict[Measure, PercentileSeries]
     latency: Latency = Field(description="Of the whole range.")
     duration_names: dict[Measure, str] = Field(description="What people call the durations.")
-    marks: Sequence[ChartMark]
+    marks: Sequence[ChartMark] = Field(description="The last 1,000 of the range, the oldest first.")
 
 
 class NewMark(Members):
