@@ -67,7 +67,7 @@ def order_parcel(parcel: int, *, run: JobRun) -> None:
 @job(IMPORT)
 def import_file(name: str) -> None:
     """One that never succeeds: it is tried until somebody cancels it, and blocks nothing."""
-    raise FileUnreadable(f"{name} is no spreadsheet")
+    raise FileUnreadable(f"{name} is not a spreadsheet")
 
 
 def start(jobs: Jobs) -> None:

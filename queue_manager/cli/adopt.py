@@ -89,7 +89,9 @@ def _print_lines(screen: Console, title: str, lines: Sequence[str]) -> None:
 
 @adopt_cli.command()
 def jobs(
-    names: Annotated[list[str] | None, typer.Argument(help="Only jobs of these names; by default of all.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Only jobs of these names; by default of all.", metavar="NAME")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Adopt the jobs. Without it: only show them.")] = False,
 ) -> None:
     """Adopt jobs that the JavaScript package stored in `jobs_data`: ids, names, arguments and due times stay.

@@ -27,7 +27,7 @@ from services.undo import undo
 MAX_SHOWN_IDS = 3
 
 audit_cli = typer.Typer(
-    help="Show who changed what: by page, HTTP API or command line.\n\n"
+    help="Show who changed what, through the dashboard, the HTTP API or the command line.\n\n"
     "Entries are kept for QM_AUDIT_DAYS. Adding, receiving and acknowledging messages is not recorded.",
     invoke_without_command=True,
 )

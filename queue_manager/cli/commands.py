@@ -151,7 +151,11 @@ def _log_indexes(names: Sequence[str]) -> None:
 def scan(
     name: Annotated[
         str,
-        typer.Argument(help=f"Which scan to run now: {NAMES}, or one of QM_SYSTEMS.", autocompletion=complete_system),
+        typer.Argument(
+            help=f"Which scan to run now: {NAMES}, or one of QM_SYSTEMS.",
+            metavar="NAME",
+            autocompletion=complete_system,
+        ),
     ],
 ) -> None:
     """Run one scan now, in this process, and print its result as JSON; workers execute the items.

@@ -77,7 +77,7 @@ def clear(yes: YesOption = False) -> None:
 
 @dead_letters_cli.command()
 def replay(
-    ids: Annotated[list[str] | None, typer.Argument(help="Ids of dead letters.", metavar="[ID]...")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of dead letters.", metavar="ID")] = None,
     all_letters: Annotated[bool, typer.Option("--all", help="Replay all dead letters.")] = False,
     yes: YesOption = False,
 ) -> None:

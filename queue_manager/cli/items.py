@@ -142,7 +142,7 @@ def export_items(
 @items_cli.command()
 def retry(
     system: ItemSystem,
-    ids: Annotated[list[str] | None, typer.Argument(help="Ids of items.", metavar="[ID]...")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of items.", metavar="ID")] = None,
     state: Annotated[
         Literal["due", "stuck", "failed"] | None, typer.Option(help="Instead of ids: all items in this state.")
     ] = None,

@@ -48,10 +48,8 @@ ALL_NAMES = "all names"
 OneJobName = Annotated[
     str | None, typer.Option("--name", help="Only jobs of this name.", autocompletion=complete_job_name)
 ]
-JobIdArguments = Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="ID...")]
-JobNames = Annotated[
-    list[str], typer.Argument(help="Names of jobs.", metavar="NAME...", autocompletion=complete_job_name)
-]
+JobIdArguments = Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="ID")]
+JobNames = Annotated[list[str], typer.Argument(help="Names of jobs.", metavar="NAME", autocompletion=complete_job_name)]
 DueTime = Annotated[str | None, typer.Option(help="Due time, such as 2026-01-31T09:30:00Z.")]
 DueDelay = Annotated[float | None, typer.Option(help="Seconds until it is due.", metavar="SECONDS")]
 
@@ -59,7 +57,7 @@ DueDelay = Annotated[float | None, typer.Option(help="Seconds until it is due.",
 def run(
     name: Annotated[str, typer.Argument(help="The job's name.", metavar="NAME", autocompletion=complete_job_name)],
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="JSON, or a string if it is not JSON.", metavar="[ARG...]")
+        list[str] | None, typer.Argument(help="JSON, or a string if it is not JSON.", metavar="ARG")
     ] = None,
     at: DueTime = None,
     delay: DueDelay = None,
@@ -94,7 +92,7 @@ def run(
         )
         action.ids, action.count = ([], 0) if job is None else ([id_text(job["_id"])], 1)
     if job is None:
-        fail(f"blocked: there is a job {name} with these arguments already", code=1)
+        fail(f"blocked: a job {name} with these arguments already exists", code=1)
     print_document(as_json(job))
 
 
@@ -152,7 +150,7 @@ def clear(
     states: Annotated[
         list[str],
         typer.Argument(
-            help="pending, success, failure or canceled.", metavar="STATE...", autocompletion=complete_job_state
+            help="pending, success, failure or canceled.", metavar="STATE", autocompletion=complete_job_state
         ),
     ],
     name: OneJobName = None,
@@ -178,7 +176,7 @@ def clear(
 
 
 def pause(names: JobNames, reason: PauseReason = None) -> None:
-    """Pause queues in the whole system: no job of these names is started; an executing one finishes.
+    """Pause queues in all processes: no job of these names is started; one that is executing finishes.
 
     A name without jobs is paused, too; the command says so if no function is registered for it either.
 

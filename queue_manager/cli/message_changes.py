@@ -27,7 +27,7 @@ from services.message_queue.browser import BULK_BATCH_SIZE, MATCH_ALL, MESSAGE_S
 DEFAULT = "default"
 """Stands for the queue's own timeout or number of attempts."""
 
-MessageIdArguments = Annotated[list[str] | None, typer.Argument(help="Ids of messages.", metavar="[ID]...")]
+MessageIdArguments = Annotated[list[str] | None, typer.Argument(help="Ids of messages.", metavar="ID")]
 IsAll = Annotated[bool, typer.Option("--all", help="Instead of ids: all that are in --state and match the options.")]
 PriorityOfMessage = Annotated[int | None, typer.Option(help="A higher one is delivered first.")]
 AckTimeoutOption = Annotated[
@@ -42,7 +42,7 @@ Change = Callable[[Sequence[str], AuditedAction], Mapping[str, MessageOutcome]]
 
 def add(
     type: Annotated[str, typer.Argument(help="The message's type.", metavar="TYPE")],
-    payload: Annotated[str, typer.Argument(help="JSON, which consumers get byte for byte.", metavar="[JSON]")] = "null",
+    payload: Annotated[str, typer.Argument(help="JSON, which consumers get byte for byte.", metavar="JSON")] = "null",
     priority: PriorityOfMessage = None,
     ack_timeout: AckTimeoutOption = None,
     max_attempts: MaxAttemptsOption = None,
@@ -91,7 +91,7 @@ def edit(
 @filtered
 def replay(
     where: Filter,
-    ids: Annotated[list[str] | None, typer.Argument(help="Ids of dead letters.", metavar="[ID]...")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of dead letters.", metavar="ID")] = None,
     is_all: Annotated[
         bool, typer.Option("--all", help="Replay all dead letters, or all that match the options.")
     ] = False,

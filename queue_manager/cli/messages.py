@@ -65,7 +65,7 @@ queue = typer.Typer(
 MessageStateArgument = Annotated[
     MessageState, typer.Argument(help=f"State of the messages: {', '.join(MESSAGE_STATES)}.", metavar="STATE")
 ]
-MessageTypes = Annotated[list[str], typer.Argument(help="Types of messages.", metavar="TYPE...")]
+MessageTypes = Annotated[list[str], typer.Argument(help="Types of messages.", metavar="TYPE")]
 JsonMessagesOption = Annotated[bool, typer.Option("--json", help="Print JSON, with payloads byte for byte.")]
 
 
@@ -220,7 +220,9 @@ def export_messages(where: Filter, state: MessageStateArgument, form: FormatOpti
 
 @queue.command("import")
 def import_lines(
-    file: Annotated[typer.FileBinaryRead, typer.Argument(help="JSON lines or a JSON list; - is the standard input.")],
+    file: Annotated[
+        typer.FileBinaryRead, typer.Argument(help="JSON lines or a JSON list; - is the standard input.", metavar="FILE")
+    ],
 ) -> None:
     """Add the messages of an export to the main queue, with no attempts used.
 

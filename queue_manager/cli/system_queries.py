@@ -33,7 +33,7 @@ SystemName = Annotated[
     typer.Argument(help="A system; see `queue-manager systems list`.", metavar="NAME", autocompletion=complete_system),
 ]
 OneOrAll = Annotated[
-    str | None, typer.Argument(help="A system; all without it.", metavar="[NAME]", autocompletion=complete_system)
+    str | None, typer.Argument(help="A system; all without it.", metavar="NAME", autocompletion=complete_system)
 ]
 
 

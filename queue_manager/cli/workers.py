@@ -54,7 +54,7 @@ def _print_worker(screen: Console, worker: OneWorker, now: datetime) -> None:
         for task in process.running:
             screen.print(f"  {process.pid}  {memory}  {printable(_doing(task, now))}", soft_wrap=True)
         if not process.running:
-            screen.print(Text(f"  {process.pid}  {memory}  waits", "dim"), soft_wrap=True)
+            screen.print(Text(f"  {process.pid}  {memory}  idle", "dim"), soft_wrap=True)
 
 
 def _state(worker: OneWorker, now: datetime) -> str:

@@ -128,7 +128,7 @@ def checked_id(id: Any) -> ObjectId:
     """Return `id` as an ObjectId."""
     if not is_id(id):
         raise InvalidJob(
-            "id", f"{id!r:.60} is not a job id; must be 24 hexadecimal digits, or the text id of an adopted job"
+            "id", f"{id!r:.60} is not a job id; must be 24 hexadecimal digits, or the string id of an adopted job"
         )
     return ObjectId(id)
 

@@ -276,7 +276,7 @@ class Jobs:
         )
 
     def pause(self, names: Sequence[str], *, reason: str | None = None, by: str | None = None) -> None:
-        """Pause queues in the whole system: no job of these names is started; an executing one finishes.
+        """Pause queues in all processes: no job of these names is started; one that is executing finishes.
 
         Args:
             reason: why, for the people who see it.

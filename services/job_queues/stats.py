@@ -86,9 +86,9 @@ def _add_job_problems(
     stats: SystemStats, executing: list[ExecutingJob], failing: dict[str, int], *, now: datetime, late: timedelta
 ) -> None:
     if failing:
-        names = ids((f"{name} {count}" for name, count in failing.items()), len(failing))
+        names = ids((f"{name} ({count})" for name, count in failing.items()), len(failing))
         at_least = "at least " if sum(failing.values()) == MAX_COUNT else ""
-        stats.problems[Rule.FAILING_JOBS] = f"{at_least}{many(sum(failing.values()), 'failing job')}, by name: {names}"
+        stats.problems[Rule.FAILING_JOBS] = f"{at_least}{many(sum(failing.values()), 'failing job')}: {names}"
     lost = [one for one in executing if one.claimed_until <= now - late]
     if lost:
         shown = ids((f"{one.name} {one.id}" for one in lost), len(lost))

@@ -165,7 +165,7 @@ def dialogs(visit: Visit) -> Iterator[tuple[str, Callable[[Page], None]]]:
     yield "/rooms?state=failed", button("Retry all that match")
     yield "/jobs", first_row
     yield "/jobs", button("Run a job")
-    yield "/jobs", button("Delete jobs of a name …")
+    yield "/jobs", button("Delete jobs …")
     yield "/jobs", lambda page: page.get_by_role("button", name="Pause …").first.click()
     yield "/rooms", button("Pause …")
     yield "/failures", lambda page: page.get_by_role("button", name="Replay …").first.click()

@@ -163,7 +163,7 @@ def test_a_search_shows_how_far_it_is_and_can_be_stopped(visiting: Visiting, que
     expect(page.get_by_role("button", name="Older")).to_be_disabled()
 
     stop.click()
-    expect(bar).to_contain_text("Stopped after 2,500 of 5,000: “Older” goes on")
+    expect(bar).to_contain_text("Stopped after 2,500 of 5,000: “Older” continues")
     expect(stop).to_be_hidden()
     assert page.evaluate("searches[0].signal.aborted")
     queue.add(type="letter")  # what happens later does not start it again

@@ -307,7 +307,7 @@ def test_jobs_of_a_name_and_state_are_cleared_after_a_count(visit: Visit, queue:
     visit.open("/jobs")
     visit.wait_for(ids(queue))
     assert visit.page.locator("#filter #clear").count() == 0
-    visit.press("Delete jobs of a name …")
+    visit.press("Delete jobs …")
     visit.dialog.get_by_label("Name", exact=True).select_option(INVOICE)
     visit.dialog.get_by_label("success").check()
     visit.press("Continue …", visit.dialog)
@@ -321,7 +321,7 @@ def test_jobs_of_a_name_and_state_are_cleared_after_a_count(visit: Visit, queue:
 def test_more_than_a_thousand_jobs_are_deleted_only_with_their_name(visit: Visit, queue: Queue) -> None:
     assert jobs.run_many(INVOICE, [[number] for number in range(1_001)]).stored == 1_001
     visit.open("/jobs")
-    visit.press("Delete jobs of a name …")
+    visit.press("Delete jobs …")
     visit.dialog.get_by_label("pending").check()
     visit.press("Continue …", visit.dialog)
     expect(visit.dialog.get_by_role("heading")).to_have_text("Delete 1,001 jobs of all names?")

@@ -85,7 +85,7 @@ class TestJobs:
     def test_an_import_fails_until_somebody_cancels_it(self, jobs: Jobs) -> None:
         jobs.run(IMPORT, "prices.xls")
         failed = run_once_more(IMPORT)
-        assert failed["last_error"] == "FileUnreadable: prices.xls is no spreadsheet"
+        assert failed["last_error"] == "FileUnreadable: prices.xls is not a spreadsheet"
         demo_jobs.cancel_hopeless(jobs, failed["created"] + demo_jobs.CANCEL_AFTER)
         assert states(IMPORT) == ["failure"]
         demo_jobs.cancel_hopeless(jobs, failed["created"] + demo_jobs.CANCEL_AFTER + seconds(1))

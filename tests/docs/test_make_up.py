@@ -48,7 +48,7 @@ def test_the_commands_of_the_pages_start_everything(tmp_path: Path) -> None:
     file = tmp_path / "jobs" / "invoices.py"
     file.parent.mkdir()
     file.write_text(block(0, heading="1. Write the function", page=FIRST_JOB))
-    with started(block(1, heading="2. Start the processes", page=FIRST_JOB), clone, log) as port:
+    with started(block(0, heading="2. Start the processes", page=FIRST_JOB), clone, log) as port:
         eventually(lambda: system(port, "job-queues"), within=120)
         job = request(f"{port}/api/jobs", {"name": "send_invoice", "arguments": [42]})["job"]
         eventually(lambda: request(f"{port}/api/jobs/{job['_id']}")["job"]["state"] == "success", within=120)

@@ -123,7 +123,7 @@ def test_failing_jobs_are_counted_by_name(well: Servers, tmp_path: Path) -> None
     lab.run_through("report")
     answer = health(tmp_path, **JOBS)
     problem = answer.only_problem("job-queues", Rule.FAILING_JOBS)
-    assert problem == "4 failing jobs, by name: mail 3, report 1"
+    assert problem == "4 failing jobs: mail (3), report (1)"
     assert answer.state["systems"]["job-queues"]["failed"] == 4
 
 

@@ -45,7 +45,7 @@ def test_an_overdue_room_and_failing_jobs_are_never_well(well: Servers, tmp_path
     assert (answer.exit_code, answer.ids) == (1, [LAG, FAILING])
     assert answer.problems == [
         f"The oldest due item has waited 6 min, more than 30 s ({held.args[0]})",
-        "5 failing jobs, by name: mail 5",
+        "5 failing jobs: mail (5)",
     ]
     shown = said(tmp_path, **JOBS)
     assert "all is well" not in shown

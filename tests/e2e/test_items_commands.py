@@ -96,7 +96,7 @@ class TestList:
     @pytest.mark.parametrize(
         ("arguments", "error"),
         [
-            (["nonsense"], "There is no system 'nonsense' here; the systems are: "),
+            (["nonsense"], "There is no system 'nonsense'; the systems are: "),
             (["overdue-messages"], "The system overdue-messages lists no items"),
             ([ROOMS, "--cursor", "x"], "--cursor: must be the cursor of an earlier page of the same list"),
         ],

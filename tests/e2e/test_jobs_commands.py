@@ -77,7 +77,7 @@ class TestRun:
         made(INVOICE, 1, unique=option == "--unique", singular=option == "--singular")
         result = run("run", INVOICE, "1", option)
         assert (result.returncode, result.stdout) == (1, "")
-        assert result.stderr == f"queue-manager: blocked: there is a job {INVOICE} with these arguments already\n"
+        assert result.stderr == f"queue-manager: blocked: a job {INVOICE} with these arguments already exists\n"
 
     def test_an_unknown_name_lists_the_known_ones(self, clean: Servers) -> None:
         result = run("run", "send_invoice")

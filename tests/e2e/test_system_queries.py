@@ -92,9 +92,7 @@ def test_schedule_names_every_scan(clean: Servers) -> None:
 def test_unknown_system_lists_the_known_ones(command: str, clean: Servers) -> None:
     result = run(command, "nonsense")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(
-        "queue-manager: There is no system 'nonsense' here; the systems are: support-snooze"
-    )
+    assert result.stderr.startswith("queue-manager: There is no system 'nonsense'; the systems are: support-snooze")
 
 
 def test_names_of_systems_are_completed() -> None:

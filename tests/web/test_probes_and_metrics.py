@@ -200,7 +200,7 @@ def test_failing_jobs_show_in_metrics_and_in_the_overview(
     assert samples["queue_manager_failed{job-queues}"] == 4
     systems = eventually(lambda: failing(process.get("/api/overview").body["systems"]), within=10)
     (problem,) = [one for one in systems["problems"] if one["rule"] == "failing-jobs"]
-    assert problem["text"] == "4 failing jobs, by name: mail 4"
+    assert problem["text"] == "4 failing jobs: mail (4)"
     assert problem["page"] == "/jobs?state=failure"
 
 

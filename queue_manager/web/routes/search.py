@@ -26,7 +26,7 @@ def search(
 ) -> Diagnosis:
     """Explain what an id names: one answer in words, and a timeline of what happened.
 
-    The id of an item is the 24 hexadecimal digits of an ObjectId, a text, a number, a UUID, or extended JSON.
+    The id of an item is the 24 hexadecimal digits of an ObjectId, a string, a number, a UUID, or extended JSON.
     """
     if system is not None:
         require_system(principal, system)

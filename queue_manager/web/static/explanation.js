@@ -46,8 +46,8 @@ const nothing = (unread) => element("div", { class: "empty" }, element("h2", {},
 /** @param {Found} found */
 const timeline = ({ timeline: all, has_whole_timeline: isWhole }) => element("section", {},
   element("h2", { class: "unseen" }, "What happened"),
-  all.length ? element("ol", { class: "timeline" }, all.map(entry)) : element("p", { class: "soft" }, "Nothing is recorded yet. Batches are recorded for a day, failed attempts for 30 days."),
-  !isWhole && element("p", { class: "hint" }, "There may be more: reading the batches of a day took too long."));
+  all.length ? element("ol", { class: "timeline" }, all.map(entry)) : element("p", { class: "soft" }, "Nothing is recorded yet. Dispatches and executions are recorded for 24 hours, failed attempts for 30 days."),
+  !isWhole && element("p", { class: "hint" }, "There may be more: reading the records of the last day took too long."));
 
 /** @param {TimelineEvent} event */
 function entry({ at, event, detail, worker, duration_ms: took, error, task_id: task }) {

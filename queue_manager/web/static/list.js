@@ -325,7 +325,7 @@ export class List {
     byId("stop").hidden = !isSearching;
     if (progress) {
       Object.assign(byId("searched"), { value: progress.searched, max: progress.total });
-      byId("more").textContent = `${isStopped ? "Stopped after" : "Searched"} ${number(progress.searched)} of ${number(progress.total)}${isStopped ? ": “Older” goes on" : " …"}`;
+      byId("more").textContent = `${isStopped ? "Stopped after" : "Searched"} ${number(progress.searched)} of ${number(progress.total)}${isStopped ? ": “Older” continues" : " …"}`;
     }
     const found = this.total === undefined ? "" : ` of ${number(this.total)}${this.isPartial ? " or more" : ""}`;
     byId("where").textContent = isEmpty ? "" : `${number(this.rows.size)}${found}`;

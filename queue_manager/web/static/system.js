@@ -15,7 +15,7 @@ const { system: name, items, item: itemName } = byId("tabs").dataset;
 const path = `/systems/${name}`;
 /** @type {Record<ItemState, StateTexts>} */
 const STATES = {
-  due: { count: "due", verb: "Send now", all: "Send all that match", title: "Nothing is due", text: `The next scan takes ${items} as soon as their time has come.` },
+  due: { count: "due", verb: "Send now", all: "Send all that match", title: "Nothing is due", text: `The next scan dispatches the ${items} that fall due.` },
   "in-progress": { count: "in_progress", title: "Nothing is in progress", text: `The ${items} that were sent to a worker are listed here until it is done with them.`, next: "lease ends" },
   stuck: { count: "stuck", verb: "Retry", all: "Retry all that match", title: "Nothing is stuck", text: `The ${items} whose lease ended without a result are listed here. Check the workers first.` },
   failed: { count: "failed", verb: "Retry", all: "Retry all that match", title: "Nothing has failed", text: `The ${items} whose final attempt failed are listed here, with the reason.`, next: "again" },

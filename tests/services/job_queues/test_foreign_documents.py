@@ -66,7 +66,7 @@ def test_a_malformed_job_that_is_due_stops_no_other_and_fails_once(malformed: An
     assert lab.names_dispatched(epoch=1) == []
     assert (lab.state(odd), lab.jobs.get(odd)["last_error"]) == ("failure", job.MALFORMED_ERROR)
     stats = job_queues.stats()
-    assert (stats.problems, stats.late) == ({Rule.FAILING_JOBS: "1 failing job, by name: mail 1"}, [])
+    assert (stats.problems, stats.late) == ({Rule.FAILING_JOBS: "1 failing job: mail (1)"}, [])
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def find_system(name: str, known: Iterable[System]) -> System:
     """Return the system of a name. Raises `ApiError`."""
     by_name = {system.name: system for system in known}
     if name not in by_name:
-        message = f"There is no system {name!r} here; the systems are: {', '.join(by_name)}"
+        message = f"There is no system {name!r}; the systems are: {', '.join(by_name)}"
         raise ApiError(HTTPStatus.NOT_FOUND, "not found", message, field="name")
     return by_name[name]
 
