@@ -37,6 +37,7 @@ from pymongo.monitoring import CommandListener
 
 from queue_manager.core.clock import ServerClock, hours, milliseconds, seconds
 from queue_manager.core.errors import ConfigurationError, PermanentError, reason
+from queue_manager.core.json_types import is_within_depth
 from queue_manager.core.redis_client import PerProcess
 from queue_manager.core.settings import redact_url, settings
 
@@ -270,7 +271,7 @@ def read_id(value: Any, *, field: str) -> Any:
         found = json_util.loads(value, json_options=_ID_JSON)
         if isinstance(found, list | Regex) or (isinstance(found, dict) and _is_condition(found)):
             raise TypeError("MongoDB has no such ids")
-        if _depth(found) > MAX_ID_DEPTH:
+        if not is_within_depth(found, MAX_ID_DEPTH):
             raise ValueError("nested too deep")
         bson.encode({"_id": found})
     except Exception as error:  # bson raises many types of errors for malformed values
@@ -299,13 +300,6 @@ def shown_id(id: Any) -> str:
 def _is_condition(document: Document) -> bool:
     """Return True if a document is a condition in a query instead of a value."""
     return any(name.startswith("$") for name in document)
-
-
-def _depth(value: Any) -> int:
-    """Return the levels of nested documents and lists."""
-    if isinstance(value, dict):
-        value = [*value.values()]
-    return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
 
 
 def ping() -> None:

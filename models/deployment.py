@@ -10,7 +10,7 @@ from typing import Any
 
 from pymongo import WriteConcern
 
-from models import job, job_queue, scan_run, schema, site
+from models import alert, job, job_counts, job_queue, scan_run, schema, site
 from models.database import Document, client, collection, database
 from queue_manager.core.settings import settings
 from queue_manager.system import System
@@ -20,9 +20,11 @@ MAJORITY = WriteConcern("majority")
 READ = ("find", "listIndexes")
 OWN = (*READ, "insert", "update", "remove")
 """What our own collections need, by the names of MongoDB's privilege actions."""
+WITHOUT_INDEXES = {READINESS_COLLECTION, scan_run.MARKS_COLLECTION, alert.ALERTS_COLLECTION}
+WITHOUT_INDEXES_OF_JOBS = {job_queue.LEADERS_COLLECTION, job_counts.COUNTS_COLLECTION}
 OWN_COLLECTIONS = {
-    *(READINESS_COLLECTION, scan_run.RUNS_COLLECTION, scan_run.MARKS_COLLECTION, site.RESETS_COLLECTION),
-    *(job.JOBS_COLLECTION, job_queue.QUEUES_COLLECTION, job_queue.LEADERS_COLLECTION),
+    *(*WITHOUT_INDEXES, *WITHOUT_INDEXES_OF_JOBS, scan_run.RUNS_COLLECTION, site.RESETS_COLLECTION),
+    *(job.JOBS_COLLECTION, job_queue.QUEUES_COLLECTION),
 }
 
 
@@ -41,8 +43,8 @@ def missing_actions(systems: Iterable[System]) -> Iterator[tuple[str, list[str]]
     if not auth["authenticatedUsers"]:
         collection(READINESS_COLLECTION).find_one()  # refused if the server expects a login
         return
-    names = {READINESS_COLLECTION, scan_run.MARKS_COLLECTION, *schema.shared_collections()}
-    for name in sorted(names.union(*(system.collections() for system in systems))):
+    names = WITHOUT_INDEXES.union(schema.shared_collections(), *(system.collections() for system in systems))
+    for name in sorted(names | (WITHOUT_INDEXES_OF_JOBS if job.JOBS_COLLECTION in names else set())):
         allowed = _allowed(auth["authenticatedUserPrivileges"], name)
         if missing := [action for action in _needed(name) if action not in allowed and "anyAction" not in allowed]:
             yield name, missing

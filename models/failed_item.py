@@ -18,11 +18,11 @@ from pymongo.collection import Collection
 from models import listing
 from models.database import Document, collection, doubled, id_key
 from models.listing import Position
-from queue_manager.core.clock import hours, minutes
+from queue_manager.core.clock import hours
+from queue_manager.leases import MAX_COOL_DOWN, MIN_COOL_DOWN
 
 FAILED_ITEMS_COLLECTION = "qm_failed_items"
 BY_TIME, BY_AGE = "failed_by_time", "failed_kept"
-MIN_COOL_DOWN, MAX_COOL_DOWN = minutes(1), hours(1)
 FAILED_ITEM_ORDER = ("failed_at", "_id")
 FAILED_ITEM_RETENTION = hours(24 * 30)
 

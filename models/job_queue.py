@@ -81,11 +81,6 @@ def pauses() -> dict[str, PauseState]:
     return {queue["_id"]: PauseState(**queue.get("pause", {})) for queue in found}
 
 
-def paused() -> set[str]:
-    """Return the names of the paused queues."""
-    return {queue["_id"] for queue in queues().find({"paused": True}, {"_id": 1}, hint="paused_queues")}
-
-
 def is_paused(name: str) -> bool:
     return queues().find_one({"_id": name, "paused": True}, {"_id": 1}) is not None
 

@@ -177,10 +177,6 @@ class Sites:
         """Count the stale sites with a thumbnail."""
         return self._count({**self._stale(before), DESKTOP: {"$ne": None}})
 
-    def reset_often(self) -> list[Document]:
-        """Return `{_id, thumbnail_reset_count}` of the sites that were reset `MANY_RESETS` times or more in a row."""
-        return list(self.collection().find(OFTEN_RESET, {RESET_COUNT: 1}, hint="reset_in_a_row", limit=20))
-
     def indexes(self) -> list[IndexModel]:
         return [
             IndexModel(

@@ -19,9 +19,9 @@ from models import job_pages
 from models.database import Error, describe, within
 from queue_manager.broker import dead_letters
 from queue_manager.core.clock import EPOCH, hours, seconds, truncate
-from queue_manager.core.errors import AppError, Unavailable, reason
+from queue_manager.core.errors import AppError, Unavailable
 from queue_manager.core.failure_reason import longest_literal, normalize
-from queue_manager.core.redis_client import PerProcess, make_client
+from queue_manager.core.redis_client import PerProcess, make_client, outage
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.system import System
 from services import job_queues
@@ -226,7 +226,7 @@ def replay_letters(ids: Sequence[str]) -> int:
 
 
 def _away(error: redis.RedisError) -> str:
-    return f"Redis at {redact_url(settings().broker)} does not answer ({reason(error)})"
+    return f"Redis at {redact_url(settings().broker)} {outage(error)}"
 
 
 def _moment(timestamp: float) -> datetime:

@@ -32,7 +32,7 @@ from queue_manager.system import System, SystemStats
 from services import site_explanation
 from services.due_work import Due, DueBatch, DueWork, leases_of
 from services.item_work import ItemResult, ItemWork
-from services.problems import ids
+from services.problems import MAX_IDS, ids
 
 INITIATOR = "ThumbnailHealthCheck"
 DEVELOPMENT = {"development", "test", "local"}
@@ -281,9 +281,9 @@ def stats() -> SystemStats:
 def _add_problems(stats: SystemStats, before: datetime) -> None:
     if stuck := int(stats.numbers["stuck"]):
         shown = [
-            f"{name} {often['_id']} {often['thumbnail_reset_count']} times"
+            f"{name} {key} {resets} times"
             for name, sites in site.ALL.items()
-            for often in sites.reset_often()
+            for key, resets in islice(sites.list_reset_often(after=None, is_descending=True), MAX_IDS)
         ]
         stats.problems[Rule.REPEATED_RESETS] = (
             f"{many(stuck, 'stuck site')}: reset {MANY_RESETS} times in a row or more and hanging again each time "

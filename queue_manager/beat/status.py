@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from redis import Redis
 
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.broker.keys import SCHEDULE_PREFIX
-from queue_manager.core.clock import seconds
+from queue_manager.core.clock import from_unix_ms, seconds
 
 SCHEDULE_KEY = f"{SCHEDULE_PREFIX}:schedule"
 """RedBeat's sorted set of entry keys by their next run in Unix seconds."""
@@ -41,7 +41,7 @@ def leadership(client: Redis, lock_key: str = LEADER_LOCK) -> Leadership | None:
     return Leadership(
         host=lock["host"],
         pid=int(lock["pid"]),
-        since=datetime.fromtimestamp(int(lock["since_ms"]) / 1000, UTC),
+        since=from_unix_ms(int(lock["since_ms"])),
         epoch=int(lock["epoch"]),
         lease_left=seconds(max(left_ms, 0) / 1000),
     )
@@ -59,7 +59,7 @@ def next_runs(client: Redis, names: Sequence[str]) -> dict[str, datetime]:
     """Return the next runs of those of `names` that are in the schedule. Raises the errors of redis-py."""
     scores = client.zmscore(SCHEDULE_KEY, [f"{SCHEDULE_PREFIX}{name}" for name in names])
     return {
-        name: datetime.fromtimestamp(float(score), UTC)
+        name: from_unix_ms(float(score) * 1000)
         for name, score in zip(names, scores, strict=True)
         if score is not None and float(score) >= 0  # negative if it has ended
     }

@@ -8,6 +8,8 @@ import msgspec
 from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 
+from queue_manager.core.json_types import is_within_depth
+
 MAX_DEPTH = 100  # levels of lists and objects: a message that is read must also be written again
 _MEMBERS = {"body": str, "content-type": str, "content-encoding": str, "headers": dict, "properties": dict}
 _decode = msgspec.json.Decoder().decode
@@ -37,7 +39,7 @@ def read(raw: bytes) -> dict[str, Any]:
         isinstance(info, dict) and isinstance(info.get("exchange"), str) and isinstance(info.get("routing_key"), str)
     ):
         raise NotAMessage("properties.delivery_info: must be an object with the texts exchange and routing_key")
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth(message) > MAX_DEPTH:
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and not is_within_depth(message, MAX_DEPTH):
         raise NotAMessage(f"It is nested deeper than {MAX_DEPTH} levels")
     return message
 
@@ -92,12 +94,3 @@ def _loads(raw: bytes) -> Any:
         except msgspec.MsgspecError:
             pass  # it is stricter: NaN, numbers that overflow
     return loads(raw.decode())
-
-
-def _depth(value: Any) -> int:
-    """Return the number of nested levels of lists and objects, at most `MAX_DEPTH` + 1."""
-    level, depth = [value], 0
-    while level and depth <= MAX_DEPTH:
-        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
-        level, depth = [item for items in inner for item in items], depth + bool(inner)
-    return depth

@@ -201,7 +201,7 @@ def resume(names: JobNames) -> None:
     Example: `queue-manager jobs resume send_invoice`
     """
     with report_errors():
-        paused = job_queue.paused()
+        paused = job_queue.pauses()
     system = job_queues.system.name
     switch("resume", "names", names, job_queues.jobs.resume, lambda name: resumed(name in paused), system=system)
 

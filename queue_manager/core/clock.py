@@ -44,6 +44,11 @@ def unix_ms(moment: datetime) -> int:
     return milliseconds(moment - EPOCH)
 
 
+def from_unix_ms(amount: float) -> datetime:
+    """Return the time of a number of milliseconds since 1970."""
+    return EPOCH + amount * MILLISECOND
+
+
 def truncate(moment: datetime) -> datetime:
     """Truncate a time to whole milliseconds, as MongoDB stores it."""
     rest = moment.microsecond % 1000

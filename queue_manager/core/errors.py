@@ -72,7 +72,7 @@ MAX_ERROR_TEXT_LENGTH = 2_000  # characters; of a longer text, the time to remov
 _CONFIGURED_TIMEOUTS = re.compile(r" \(configured timeouts: [^)]*\)")
 _APPENDED = re.compile(r", (?:Timeout: .*, Topology Description: |full error: \{).*", re.DOTALL)
 _SESSION = re.compile(r"\s*\{[^{}]*(?:lsid|txnNumber|UUID|BinData|Timestamp)(?:[^{}]|\{[^{}]*\})*\}|\s*UUID\([^)]*\)")
-_MISSING_INDEX = re.compile(r"ns=(\S+?)\W.*hint provided does not correspond", re.DOTALL)
+_MISSING_INDEX = re.compile(r"ns=[^.\s]+\.(\S+?)(?:Tree:|\s).*hint provided does not correspond", re.DOTALL)
 _OUTAGES = {
     "pymongo.errors.ConnectionFailure": "MongoDB",
     "redis.exceptions.ConnectionError": "Redis",

@@ -30,3 +30,9 @@ def _without_defaults(schema: dict[str, Any]) -> None:
 
 ALWAYS_PRESENT = ConfigDict(json_schema_serialization_defaults_required=True, json_schema_extra=_without_defaults)
 """For `with_config`: members with a default are always in the response, unless they are `optional`."""
+
+
+def is_within_depth(value: Any, levels: int) -> bool:
+    """Return True if lists and objects are nested at most `levels` deep."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
+    return inner is None or (levels > 0 and all(is_within_depth(one, levels - 1) for one in inner))

@@ -170,7 +170,11 @@ def is_refusal(error: redis.ResponseError) -> bool:
 
 def outage(error: redis.RedisError) -> str:
     """Return what is wrong with a server, to be read after its name."""
-    what = "refuses our credentials" if isinstance(error, redis.AuthenticationError) else "does not answer"
+    what = "does not answer"
+    if isinstance(error, redis.AuthenticationError):
+        what = "refuses our credentials"
+    elif isinstance(error, redis.ResponseError):
+        what = "refused a command"
     return f"{what} ({reason(error)})"
 
 

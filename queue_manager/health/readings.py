@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
-from threading import Semaphore
+from threading import Lock, Semaphore
 from typing import Any, Generic, TypeVar
 
 import redis
@@ -141,23 +141,26 @@ class Readings:
 class CachedAnswer(Generic[AnswerT]):
     """An answer that is too expensive to compute every second, cached for `CACHE_FACTOR` times its computation time.
 
-    An error is raised once; until the next attempt, after the same time, the answer is `None`.
+    An error is raised once; until the next attempt, after the same time, the answer is `None`. While one thread
+    computes it, the others get the previous one.
     """
 
     def __init__(self, compute: Callable[[], AnswerT]) -> None:
         self._compute = compute
         self._answer: AnswerT | None = None
         self._due_at = 0.0
+        self._lock = Lock()
 
     def __call__(self) -> AnswerT | None:
         began = time.monotonic()
-        if began >= self._due_at:
-            self._answer = None
+        if began >= self._due_at and self._lock.acquire(blocking=False):
+            answer = None
             try:
-                self._answer = self._compute()
+                answer = self._compute()
             finally:
                 ended = time.monotonic()
-                self._due_at = ended + CACHE_FACTOR * (ended - began)
+                self._answer, self._due_at = answer, ended + CACHE_FACTOR * (ended - began)
+                self._lock.release()
         return self._answer
 
 

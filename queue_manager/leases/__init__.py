@@ -30,10 +30,10 @@ from uuid import uuid4
 import redis
 from redis.client import Pipeline
 
-from queue_manager.core.clock import EPOCH, hours, milliseconds, minutes, seconds, unix_ms
+from queue_manager.core.clock import from_unix_ms, hours, milliseconds, minutes, seconds, unix_ms
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import PerProcess, Script, make_client, time_of
+from queue_manager.core.redis_client import PerProcess, Script, make_client, outage, time_of
 from queue_manager.core.retry import doubling
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.leases.scripts import (
@@ -191,14 +191,14 @@ class Leases:
         """Return the next free time of a system whose rate is limited."""
         with redis_server() as client:
             at = client.get(self._slot_key)
-        return None if at is None else _moment(float(at))
+        return None if at is None else from_unix_ms(float(at))
 
     def reserve(self, due_at: Sequence[datetime], *, interval: timedelta, now: datetime) -> list[datetime]:
         """Reserve a time for each item, not before it is due and `interval` after the previous one."""
         wanted = [unix_ms(at) for at in (now, *due_at)]
         with redis_server() as client:
             times = RESERVE(client, [self._slot_key], [wanted[0], interval / timedelta(milliseconds=1), *wanted[1:]])
-        return [_moment(at) for at in times]
+        return [from_unix_ms(at) for at in times]
 
     def hold_unknown(self, names: Sequence[str]) -> None:
         """Hold unknown items whose flag is not ours for one lease: another program may be working on them."""
@@ -367,17 +367,13 @@ def _status(
     waiting: float | None, running: float | None, cooling: float | None, done: float | None, now: int, lease: int
 ) -> LeaseStatus:
     if waiting is not None:
-        return LeaseStatus(state="in-progress", ends_at=_moment(waiting + lease) if waiting > now else None)
+        return LeaseStatus(state="in-progress", ends_at=from_unix_ms(waiting + lease) if waiting > now else None)
     for ends in (running, done):
         if ends is not None and ends > now:
-            return LeaseStatus(state="in-progress", ends_at=_moment(ends))
+            return LeaseStatus(state="in-progress", ends_at=from_unix_ms(ends))
     if cooling is not None and cooling > now:
-        return LeaseStatus(state="cooling", ends_at=_moment(cooling))
+        return LeaseStatus(state="cooling", ends_at=from_unix_ms(cooling))
     return LeaseStatus(state="free" if running is None else "stuck")
-
-
-def _moment(score: float) -> datetime:
-    return EPOCH + timedelta(milliseconds=score)
 
 
 def _text(reply: Any) -> str:
@@ -390,8 +386,7 @@ def redis_server() -> Iterator[redis.Redis]:
     try:
         yield _client()
     except redis.RedisError as error:
-        did = "refused a command" if isinstance(error, redis.ResponseError) else "does not answer"
-        raise Unavailable(f"Redis at {redact_url(settings().redis_url)} {did} ({reason(error)})") from error
+        raise Unavailable(f"Redis at {redact_url(settings().redis_url)} {outage(error)}") from error
 
 
 class _Recorder:

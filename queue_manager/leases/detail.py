@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Literal
 
 from redis.client import Pipeline
 
-from queue_manager.core.clock import EPOCH, milliseconds, unix_ms
+from queue_manager.core.clock import from_unix_ms, milliseconds, unix_ms
 from queue_manager.core.redis_client import time_of
 from queue_manager.leases import Leases
 
@@ -46,7 +46,7 @@ def detail(leases: Leases, name: str) -> LeaseDetail:
     step, score = _step(waiting, running, cooling, done, started, now, milliseconds(leases.lease))
     return LeaseDetail(
         step=step,
-        at=None if score is None else EPOCH + timedelta(milliseconds=score),
+        at=None if score is None else from_unix_ms(score),
         ahead_of_it=rank or 0,
         losses=0 if lost is None else int(lost.split(b":")[0]),
     )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib.metadata import version
 from typing import Annotated, Literal
 
@@ -20,7 +20,7 @@ import msgspec
 import redis
 from pydantic import Field
 
-from queue_manager.core.clock import hours, milliseconds, seconds, unix_ms
+from queue_manager.core.clock import from_unix_ms, hours, milliseconds, seconds, unix_ms
 from queue_manager.core.json_types import Moment
 from queue_manager.core.redis_client import PerProcess, Script, make_client, time_of
 from queue_manager.core.settings import settings
@@ -222,7 +222,7 @@ def _worker(member: str, ms: float, details: str | None) -> OnlineWorker:
     return OnlineWorker(
         name=name,
         pid=int(pid),
-        seen_at=_moment(ms),
+        seen_at=from_unix_ms(ms),
         queues=None if found.queues is None else tuple(found.queues),
         release=found.release,
         paused=found.paused,
@@ -233,13 +233,9 @@ def _active(worker: OnlineWorker, recorded: str | None) -> ActiveWorker:
     """Return a worker with its activity; without it, if a worker of another release reports it in another form."""
     ms, _, report = (recorded or "").partition(" ")
     try:
-        return ActiveWorker(worker=worker, activity=worker_activity.decode(report), activity_at=_moment(int(ms)))
+        return ActiveWorker(worker=worker, activity=worker_activity.decode(report), activity_at=from_unix_ms(int(ms)))
     except (ValueError, msgspec.DecodeError):
         return ActiveWorker(worker=worker, activity=None, activity_at=None)
-
-
-def _moment(ms: float) -> datetime:
-    return datetime.fromtimestamp(ms / 1000, UTC)
 
 
 _decode_details = msgspec.json.Decoder(Details).decode

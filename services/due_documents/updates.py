@@ -19,7 +19,7 @@ from services.due_documents.declaration import DueDocuments, Run
 
 MAX_CALL_TIME = 0.25  # seconds for the functions of one transaction; the other items of a batch are in the next one
 _COMPARED_ALIKE = (str, bool, int, ObjectId)  # two values of one of these types are equal here if they are in MongoDB
-MAX_REPEATS = 100_000  # dates that a repeating item may have missed
+MAX_CATCH_UP_TIME = 5.0  # seconds for the dates that a repeating item has missed; the next scan goes on with the others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,17 +30,16 @@ class Updates:
 
     def of_one(self, document: Document, run: Run) -> Update:
         """Return the update of one document; of a date that an outage made it miss several times, the last."""
+        ends_at = time.monotonic() + MAX_CATCH_UP_TIME
         update, later = self._checked(self._call(document, run))
-        for _ in range(MAX_REPEATS):
-            if later is None or later > run.now or self.system.catch_up == "all":
-                return update
+        while later is not None and later <= run.now and self.system.catch_up == "once" and time.monotonic() < ends_at:
             if later <= value_at(document, self.system.due):
                 raise PermanentError(
                     f"{self.system.item_task} must set a later {self.system.due} than the document has"
                 )
             document = with_value(document, self.system.due, later)
             update, later = self._checked(self._call(document, run))
-        return update  # the next scan goes on from its date
+        return update
 
     def of_each(self, documents: Sequence[Document], run: Run, *, unreached: list[Any] | None) -> list[UpdateGroup]:
         """Call the function for each document; documents with equal updates are written together.

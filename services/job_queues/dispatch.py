@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-import redis
 from pymongo import IndexModel
 
 from models import database, job, job_attempt, job_counts, job_operations, job_queue, old_claims
@@ -28,11 +27,10 @@ from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import Contended, Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.process import has_ended
-from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.retry import doubling
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem
-from queue_manager.leases import Attempts, Leases
+from queue_manager.leases import Attempts, Leases, redis_server
 from queue_manager.system import System, SystemStats
 from services.due_work import Due, DueBatch, DueWork
 from services.job_queues import declarations
@@ -52,7 +50,6 @@ RENEWALS_PER_LEASE = 3  # so that two renewals may fail
 MIN_LOSS_BACKOFF, MAX_LOSS_BACKOFF = seconds(5), minutes(10)
 
 log = get_logger(JOBS_INITIATOR)
-_redis = PerProcess(lambda: make_client(settings().redis_url))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +105,7 @@ class Dispatch(DueWork):
         first_due = job.due_names(until)
         if not first_due:
             return
-        epoch, skipped = self._current_epoch(), job_queue.paused() | {running.name for running in job.executing()}
+        epoch, skipped = self._current_epoch(), {*job_queue.pauses(), *(one.name for one in job.executing())}
         for name, due_at in sorted(first_due.items(), key=lambda one: one[1]):
             if name not in skipped:
                 yield DueQueue(id=name, due_at=due_at, args=(name, epoch))
@@ -232,9 +229,11 @@ def _raise_epoch(now: datetime) -> None:
         return
     known, age = int(leader["epoch"]), now - leader["since"]
     try:
-        if leader_lock.raise_epoch(_redis(), leader_lock.LEADER_LOCK, known=known, age=age):
+        with redis_server() as client:
+            is_raised = leader_lock.raise_epoch(client, leader_lock.LEADER_LOCK, known=known, age=age)
+        if is_raised:
             log.warning("Redis had lost the epoch; the leader takes a new one", known_epoch=known)
-    except redis.RedisError as error:
+    except Unavailable as error:
         log.warning("The epoch could not be raised; the next dispatch tries again", error=reason(error))
 
 

@@ -18,6 +18,7 @@ from models.database import Document, read_id
 from models.job import JOB_SORT_FIELDS, JobId, JobState, jobs
 from queue_manager.core.clock import EPOCH, to_iso, truncate
 from queue_manager.core.errors import InvalidField, PermanentError
+from queue_manager.core.json_types import is_within_depth
 
 JOB_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 JOB_NAME_RULE = "must be 1 to 128 letters, digits or any of _ . : -"
@@ -74,7 +75,7 @@ def checked_arguments(arguments: Sequence[Any]) -> list[Any]:
     """Return the arguments if MongoDB can store them; the error names the first invalid one."""
     size = 0
     for number, argument in enumerate(arguments, start=1):
-        if not _is_within_depth(argument, MAX_ARGUMENT_DEPTH):
+        if not is_within_depth(argument, MAX_ARGUMENT_DEPTH):
             raise InvalidJob("arguments", f"argument {number} must have at most {MAX_ARGUMENT_DEPTH} levels of nesting")
         try:
             size += len(bson.encode({"argument": argument}))
@@ -83,12 +84,6 @@ def checked_arguments(arguments: Sequence[Any]) -> list[Any]:
     if size > MAX_ARGUMENTS_BYTES:
         raise InvalidJob("arguments", f"must have at most {MAX_ARGUMENTS_BYTES} bytes as BSON, not {size}")
     return list(arguments)
-
-
-def _is_within_depth(value: Any, levels: int) -> bool:
-    """Return True if lists and documents are nested at most `levels` deep."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
-    return inner is None or (levels > 0 and all(_is_within_depth(one, levels - 1) for one in inner))
 
 
 def checked_priority(priority: Any) -> int:

@@ -11,10 +11,10 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Literal, get_args
 
-from queue_manager.core.clock import seconds
+from queue_manager.core.clock import from_unix_ms, seconds
 from queue_manager.core.pause import PauseState
 from services.message_queue.errors import InvalidMessage
 from services.message_queue.messages import Message, QueueOptions, checked_id, is_id
@@ -299,7 +299,7 @@ class MessageBrowser:
 
 def _pause(stored: bytes) -> PauseState:
     made = json.loads(stored)
-    return PauseState(at=datetime.fromtimestamp(made["at"] / 1000, UTC), by=made["by"], reason=made["reason"])
+    return PauseState(at=from_unix_ms(made["at"]), by=made["by"], reason=made["reason"])
 
 
 def _order(state: MessageState, sort_by: str | None, ascending: bool) -> str:

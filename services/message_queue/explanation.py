@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from urllib.parse import quote
 
-from queue_manager.core.clock import EPOCH, milliseconds, seconds
+from queue_manager.core.clock import from_unix_ms, milliseconds, seconds
 from queue_manager.explanation import (
     DispatchState,
     Explanation,
@@ -179,4 +179,4 @@ def _entries(events: Sequence[HistoryEvent]) -> Iterator[TimelineEvent]:
 
 
 def _moment(at: float) -> datetime:
-    return EPOCH + timedelta(milliseconds=round(at * 1000))
+    return from_unix_ms(round(at * 1000))

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
+
+import msgspec
 
 from services.message_queue.errors import InvalidMessage, MessageTooLarge
 
@@ -47,6 +50,7 @@ def _no_constant(name: str) -> Any:
 # Numbers stay as text: Python refuses to parse an integer of more than 4,300 digits. Objects are checked, and not kept:
 # those of a payload would take ten times its memory.
 _strict = json.JSONDecoder(parse_constant=_no_constant, parse_int=str, parse_float=str, object_pairs_hook=len)
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode  # a tenth of the time
 # `json.dumps` would make an encoder for each call.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _encode_strictly = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -57,6 +61,8 @@ def members(text: str) -> dict[str, Json]:
 
     Raises RecursionError if the nesting is too deep to parse.
     """
+    with suppress(msgspec.MsgspecError, UnicodeError):  # it refuses unpaired surrogates
+        return {name: Json(bytes(value).decode()) for name, value in _members(text).items()}
     at = _skip(text, 0)
     if text[at : at + 1] != "{":
         raise ValueError("not a JSON object")

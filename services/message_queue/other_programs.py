@@ -35,17 +35,19 @@ class OtherPrograms:
         """
         if not self._scripts.run("take_turn", "healed", milliseconds(HEAL_TURN)):
             return 0
-        end = time.monotonic() + budget.total_seconds()
-        healed = 0
+        began = time.monotonic()
+        end, healed = began + budget.total_seconds(), 0
         queue, levels = self._scripts.queue, self._options.levels
         moved = [f"{queue}_manual", *self._obsolete_streams()]
-        for stream in [*streams(queue, levels), f"{queue}_typed", *moved]:
-            after = "-"
-            while after and time.monotonic() < end:
-                healed_on_page, after = self._scripts.run(
-                    "heal", stream, after, PENDING_PAGE_SIZE, milliseconds(self._options.ack_timeout), levels
+        left = [*streams(queue, levels), f"{queue}_typed", *moved]
+        while left and time.monotonic() < began + budget.total_seconds() / 2:  # the rest is for what follows
+            for stream in [*left]:
+                some, is_over = self._scripts.run(
+                    "heal", stream, PENDING_PAGE_SIZE, milliseconds(self._options.ack_timeout), levels
                 )
-                healed += healed_on_page
+                healed += some
+                if is_over:
+                    left.remove(stream)
         for stream in moved:
             after = ""
             while time.monotonic() < end and (after := self._scripts.run("drain", stream, after, levels)):

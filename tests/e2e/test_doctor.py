@@ -199,7 +199,7 @@ def test_rights_that_the_user_of_mongodb_lacks_are_named(clean: Servers, tmp_pat
         *(
             f"The user of MONGO_DB_URL may not insert, update, remove in the collection {name}"
             for name in sorted(
-                {"qm_failed_items", "qm_owed", "qm_readiness", "scan_marks", *schema.shared_collections()}
+                {"qm_alerts", "qm_failed_items", "qm_owed", "qm_readiness", "scan_marks", *schema.shared_collections()}
             )
         ),
         "The user of MONGO_DB_URL may not update in the collection support_rooms",

@@ -399,13 +399,13 @@ class TestRepeating:
         execute(work, item)
         assert get_account(id)["trial"]["at"] == T0 + timedelta(days=1)
 
-    def test_more_dates_than_one_call_may_pass_are_left_to_the_next(
+    def test_dates_for_which_a_call_has_no_time_are_left_to_the_next_scan(
         self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(updates, "MAX_REPEATS", 20)
         work = work_on(declare(self.next_day), clock)
         id = make_account(T0 - timedelta(days=30))
-        for expected in (T0 - timedelta(days=9), T0 + timedelta(days=1)):
+        for time_limit, expected in ((0.0, T0 - timedelta(days=29)), (60.0, T0 + timedelta(days=1))):
+            monkeypatch.setattr(updates, "MAX_CATCH_UP_TIME", time_limit)
             (item,) = scan(work)
             assert execute(work, item)["success"] is True
             assert get_account(id)["trial_ends_at"] == expected

@@ -3,17 +3,19 @@
 -- consumer or by an older release.
 --
 -- KEYS[1]  queue name
--- ARGV     stream, entry id after which the page begins ('-' for the first), page size, default ack timeout in ms,
---          priority levels
--- Returns  {number of deadlines set, id of the last entry on the page, or '' if it is the last page}
+-- ARGV     stream, page size, default ack timeout in ms, priority levels
+-- Returns  {number of deadlines set, 1 after the last page, else 0}; the next call continues with the next page
 --
 -- Atomic, so that an entry acknowledged meanwhile gets no deadline. allow-oom, so that a full server can be drained.
 
-local stream, after, page, default_timeout, levels = unpack(ARGV)
+local HEALED = QUEUE .. ':healed_until' -- by stream, the last entry of the pages so far
+
+local stream, page, default_timeout, levels = unpack(ARGV)
 highest_priority = levels - 1
-local pending = redis.pcall('XPENDING', stream, GROUP, after == '-' and '-' or '(' .. after, '+', page)
+local after = redis.call('HGET', HEALED, stream)
+local pending = redis.pcall('XPENDING', stream, GROUP, after and '(' .. after or '-', '+', page)
 if pending.err then
-  return { 0, '' } -- no such stream or group
+  return { 0, 1 } -- no such stream or group
 end
 local healed, reached = 0, ''
 for _, summary in ipairs(pending) do
@@ -43,4 +45,9 @@ for _, summary in ipairs(pending) do
     break
   end
 end
-return { healed, handled == #pending and handled < tonumber(page) and '' or reached }
+if handled == #pending and handled < tonumber(page) then
+  redis.call('HDEL', HEALED, stream)
+  return { healed, 1 }
+end
+redis.call('HSET', HEALED, stream, reached)
+return { healed, 0 }

@@ -274,7 +274,7 @@ class JobMachine(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         assert count_jobs() == job_counts.by_name() == self.model.counts()
-        assert job_queue.paused() == self.model.paused
+        assert {*job_queue.pauses()} == self.model.paused
 
 
 def explore(*, examples: int, steps: int, is_repeatable: bool) -> int:

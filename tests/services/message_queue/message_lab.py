@@ -21,7 +21,7 @@ from services.message_queue.messages import QueueOptions
 from services.message_queue.other_programs import OtherPrograms
 from services.message_queue.scripts import streams
 
-ASIDE = ("healed", "forget_cursor", "adopted")
+ASIDE = ("healed", "healed_until", "forget_cursor", "adopted")
 """Keys that say how far a search has come: they may change when nothing else does."""
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dev.servers import Valkey
+from queue_manager.core.clock import seconds
 from services.message_queue import Filter, InvalidMessage, LockLost
 from services.message_queue.browser import SORT_FIELDS_BY_STATE
 from tests.services.message_queue.message_lab import Lab
@@ -154,6 +158,35 @@ def test_message_that_another_consumer_works_on_gets_its_deadline_once(lab: Lab)
     assert {key: value for key, value in lab.dump().items() if key != b"q:healed"} == {
         key: value for key, value in before.items() if key != b"q:healed"
     }
+
+
+def test_many_messages_in_processing_keep_none_from_a_deadline_and_no_lost_record_from_its_deletion(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [f"{number}" for number in range(10)]
+    for id in ids:
+        lab.queue.enqueue("job", id=id)
+        lab.take()
+    lab.client.zrem("q:deadlines", ids[-1])
+    lab.client.xadd("q_p1", {"data": data(id="other")})
+    take_as_another(lab, "q_p1")
+    lab.queue.enqueue("job", id="lost", priority=2)
+    lab.client.delete("q_p2")
+
+    seconds_passed = count()  # a second at each look at the clock: each call has time for three pages of a stream
+    module = import_module("services.message_queue.other_programs")
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds_passed)))
+    monkeypatch.setattr(module, "PENDING_PAGE_SIZE", 1)
+
+    def heal() -> int:
+        lab.client.delete("q:healed")
+        return lab.others.heal(budget=seconds(8))
+
+    assert heal() == 1
+    assert lab.client.zscore("q:deadlines", "other")
+    assert not lab.client.hexists("q_metadata", "lost")
+    assert sum(heal() for _ in range(3)) == 1
+    assert lab.client.zscore("q:deadlines", ids[-1])
 
 
 def test_type_index_does_not_offer_what_another_consumer_holds(lab: Lab) -> None:

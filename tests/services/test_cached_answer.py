@@ -1,0 +1,48 @@
+"""An answer that is expensive to compute is cached, and computed by one thread at a time."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import pytest
+
+from queue_manager.health.readings import CachedAnswer
+
+
+def test_while_one_thread_computes_it_the_others_get_the_previous_one() -> None:
+    began, may_end, calls = Event(), Event(), list[int]()
+
+    def compute() -> int:
+        calls.append(len(calls))
+        if len(calls) == 2:
+            began.set()
+            assert may_end.wait(60)
+        return len(calls)
+
+    answer = CachedAnswer(compute)
+    assert answer() == 1
+    answer._due_at = 0.0
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(answer)
+        assert began.wait(60)
+        assert [answer() for _ in range(5)] == [1] * 5
+        may_end.set()
+        assert second.result(60) == 2
+    assert calls == [0, 1]
+
+
+def test_an_error_is_raised_once_and_forgets_the_previous_answer() -> None:
+    def compute() -> int:
+        if answers:
+            return answers.pop()
+        raise ConnectionError("the server is away")
+
+    answers = [1]
+    answer = CachedAnswer(compute)
+    assert answer() == 1
+    answer._due_at = 0.0
+    with pytest.raises(ConnectionError):
+        answer()
+    answer._due_at = float("inf")
+    assert answer() is None
