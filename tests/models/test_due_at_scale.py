@@ -8,10 +8,12 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from pymongo import MongoClient
 
 from beat_schedule import SYSTEMS
 from models import database, schema, support_room
 from queue_manager.core.clock import hours, seconds
+from queue_manager.core.settings import settings
 from tests.real_servers import Servers
 from tests.rooms import T0, AgingClock, make_room, make_work, scan
 
@@ -19,6 +21,8 @@ pytestmark = pytest.mark.scale
 
 ROOMS = 1_000_000
 DUE, IN_FLIGHT, COOLING = 500, 300, 200
+PROFILED = "profiled"
+"""The name of the client whose commands `profile` returns."""
 LISTS: list[Any] = [
     *({"time": [T0 - seconds(1), T0]}, {"time": [None, T0]}, {"time": []}),
     *([{"time": T0}], [None, {"time": T0}], []),
@@ -77,13 +81,20 @@ def test_scan_reads_what_is_due_and_nothing_else(figure: Callable[[str], None]) 
 
 @contextmanager
 def profile(name: str = support_room.ROOMS_COLLECTION) -> Iterator[list[dict[str, Any]]]:
-    """Have the server profile what it does with a collection; the list is filled at the end."""
+    """Have the server profile what this process does with a collection; the list is filled at the end.
+
+    The web processes of other tests read the same collections, also after a listener has left: the client has a name of
+    its own meanwhile.
+    """
     profiles, found = database.collection("system.profile"), []
     profiles.drop()
     database.database().command("profile", 2)
+    options: dict[str, Any] = {**database._CLIENT_OPTIONS, "appname": PROFILED}
     try:
-        yield found
+        with MongoClient(settings().mongo_db_url, **options) as client, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(database, "client", lambda: client)
+            yield found
     finally:
         database.database().command("profile", 0)
-        found += profiles.find({"ns": f"{database.database().name}.{name}"})
+        found += profiles.find({"ns": f"{database.database().name}.{name}", "appName": PROFILED})
         profiles.drop()
