@@ -61,8 +61,8 @@ def members(text: str) -> dict[str, Json]:
 
     Raises RecursionError if the nesting is too deep to parse.
     """
-    with suppress(msgspec.MsgspecError, UnicodeError):  # it refuses unpaired surrogates
-        return {name: Json(bytes(value).decode()) for name, value in _members(text).items()}
+    with suppress(msgspec.MsgspecError, UnicodeError):  # it refuses unpaired surrogates, and `Json` is no text to it
+        return {name: Json(bytes(value).decode()) for name, value in _members(str(text)).items()}
     at = _skip(text, 0)
     if text[at : at + 1] != "{":
         raise ValueError("not a JSON object")

@@ -208,7 +208,7 @@ class TestChanging:
     def test_pause_and_resume(self, clean: Servers) -> None:
         assert run("pause", INVOICE, REPORT).stdout == f"{INVOICE}  paused\n{REPORT}  paused\n"
         assert run("resume", REPORT).stdout == f"{REPORT}  resumed\n"
-        assert job_queue.paused() == {INVOICE}
+        assert {*job_queue.pauses()} == {INVOICE}
         assert run("pause", INVOICE, "--reason", "a refund runs").stdout == f"{INVOICE}  paused\n"
         made = job_queue.pauses()[INVOICE]
         assert (made.by, made.reason) == ("command line", "a refund runs")
@@ -223,7 +223,7 @@ class TestChanging:
             0,
             f"{INVOICE}  paused\nsend_invoce  paused, but there is no job and no function of this name\n",
         )
-        assert job_queue.paused() == {INVOICE, "send_invoce"}
+        assert {*job_queue.pauses()} == {INVOICE, "send_invoce"}
         resumed = invoke("jobs", "resume", REPORT, INVOICE)
         assert (resumed.returncode, resumed.stdout) == (0, f"{REPORT}  was not paused\n{INVOICE}  resumed\n")
 

@@ -216,4 +216,4 @@ def test_jobs_of_release_0_1_are_executed_once_and_a_pause_stays(client: redis.R
         assert count("pending", "n7") == 2
     schema.finish(SYSTEMS)
     assert job_queue.queues().count_documents({"claim": {"$exists": True}}) == 0
-    assert job_queue.paused() == {"n7"}
+    assert {*job_queue.pauses()} == {"n7"}
