@@ -451,7 +451,7 @@ export interface paths {
          * Search
          * @description Explain what an id names: one answer in words, and a timeline of what happened.
          *
-         *     The id of an item is the 24 hexadecimal digits of an ObjectId, a text, a number, a UUID, or extended JSON.
+         *     The id of an item is the 24 hexadecimal digits of an ObjectId, a string, a number, a UUID, or extended JSON.
          */
         get: operations["search_search"];
         put?: never;
