@@ -51,7 +51,7 @@ def queue_manager(*arguments: str, cwd: Path, **env: str) -> subprocess.Complete
 
 def gauge() -> str:
     registry = CollectorRegistry()
-    registry.register(SystemsCollector([]))
+    registry.register(SystemsCollector([], {}))
     lines = generate_latest(registry).decode().splitlines()
     return next(line for line in lines if line.startswith("queue_manager_dead_letters "))
 
