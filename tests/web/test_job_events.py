@@ -296,7 +296,9 @@ def test_each_of_40_changes_reaches_50_pages_before_the_next(process: Web, figur
         first_began = time.monotonic()
         for number in range(40):
             began = time.monotonic()
-            model.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"progress": {"percent": float(number), "note": ""}}})
+            model.jobs().update_one(
+                {"_id": ObjectId(id)}, {"$set": {"progress": {"percent": float(number), "note": ""}}}
+            )
             for stream in streams:
                 assert next(told(stream, id))["job"]["progress"]["percent"] == number
                 took.append(time.monotonic() - began)
@@ -316,7 +318,9 @@ def test_a_client_that_reads_nothing_is_cut_off_and_slows_nobody(process: Web) -
     with slow, listening(process) as quick:
         id = run(process, "x" * 100_000)
         for number in range(300):
-            model.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"progress": {"percent": float(number), "note": ""}}})
+            model.jobs().update_one(
+                {"_id": ObjectId(id)}, {"$set": {"progress": {"percent": float(number), "note": ""}}}
+            )
             next(told(quick, id))
             if number % 10 == 9:
                 answer = process.get("/api/jobs/status")
