@@ -205,6 +205,7 @@ def test_a_browser_that_keeps_nothing_has_the_columns_in_the_address(visiting: V
     assert views(page) == []
 
 
+@pytest.mark.timeout(300)  # the checks of all lists take 40 s of a free core
 def test_views_and_columns_of_every_list_have_no_violations(visit: Visit, queue: Queue, clean: Servers) -> None:
     furnished.everything(queue, clean.valkey.url)
     wrongs = []
