@@ -61,7 +61,8 @@ def members(text: str) -> dict[str, Json]:
 
     Raises RecursionError if the nesting is too deep to parse.
     """
-    with suppress(msgspec.MsgspecError, UnicodeError):  # it refuses unpaired surrogates, and `Json` is no text to it
+    # msgspec rejects unpaired surrogates, which are read below, and accepts no subclass of `str` such as `Json`.
+    with suppress(msgspec.MsgspecError, UnicodeError):
         return {name: Json(bytes(value).decode()) for name, value in _members(str(text)).items()}
     at = _skip(text, 0)
     if text[at : at + 1] != "{":

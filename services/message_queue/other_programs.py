@@ -35,12 +35,12 @@ class OtherPrograms:
         """
         if not self._scripts.run("take_turn", "healed", milliseconds(HEAL_TURN)):
             return 0
-        began = time.monotonic()
-        end, healed = began + budget.total_seconds(), 0
+        healed, end = 0, time.monotonic() + budget.total_seconds()
+        end_of_first_half = end - budget.total_seconds() / 2  # the rest is for what follows
         queue, levels = self._scripts.queue, self._options.levels
         moved = [f"{queue}_manual", *self._obsolete_streams()]
         left = [*streams(queue, levels), f"{queue}_typed", *moved]
-        while left and time.monotonic() < began + budget.total_seconds() / 2:  # the rest is for what follows
+        while left and time.monotonic() < end_of_first_half:
             for stream in [*left]:
                 some, is_over = self._scripts.run(
                     "heal", stream, PENDING_PAGE_SIZE, milliseconds(self._options.ack_timeout), levels

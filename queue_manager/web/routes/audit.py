@@ -16,7 +16,8 @@ from models import audit, database
 from models.audit import ActionName, AuditEntry, AuditQuery
 from models.database import server_now
 from queue_manager.core.clock import parse_utc
-from queue_manager.core.errors import PermanentError, Unavailable, reason
+from queue_manager.core.errors import PermanentError, Unavailable
+from queue_manager.core.redis_client import outage
 from queue_manager.server_calls import mongodb
 from queue_manager.web.auth import CurrentActor, CurrentPrincipal, require_system
 from queue_manager.web.diagnosis import MAX_SEARCH_ID_LENGTH
@@ -126,7 +127,7 @@ def undo_action(
         except database.Error as error:
             raise Unavailable(database.describe(error)) from error
         except redis.RedisError as error:
-            raise Unavailable(f"Redis does not answer ({reason(error)})") from error
+            raise Unavailable(f"Redis {outage(error)}") from error
         action.count = result.restored
     return result
 

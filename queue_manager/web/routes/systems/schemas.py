@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from models.mark import MAX_TEXT_LENGTH, ChartMark
+from models.mark import MAX_MARKS, MAX_TEXT_LENGTH, ChartMark
 from queue_manager.core.json_types import Moment, Number, optional
 from queue_manager.core.pause import PauseState
 from queue_manager.explanation import Idle
@@ -156,7 +156,7 @@ class SystemHistory(BaseModel):
     percentiles: dict[Measure, PercentileSeries]
     latency: Latency = Field(description="Of the whole range.")
     duration_names: dict[Measure, str] = Field(description="What people call the durations.")
-    marks: Sequence[ChartMark] = Field(description="The last 1,000 of the range, the oldest first.")
+    marks: Sequence[ChartMark] = Field(description=f"The last {MAX_MARKS:,} of the range, the oldest first.")
 
 
 class NewMark(Members):
