@@ -72,5 +72,5 @@ def unsnooze_room(room_id: str) -> dict[str, Any]:
     logger.info("Unsnoozed room %s", room_id)
     at = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     data = {"room_id": room_id, "action": "unsnoozed", "timestamp": at}
-    events().emit_all("support_room_updated", [(f"support-{room['account_id']}", data)])
+    events().emit("support_room_updated", data, room=f"support-{room['account_id']}")
     return {"success": True, "room_id": room_id, "unsnoozed_at": at}
