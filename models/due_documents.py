@@ -27,7 +27,6 @@ from models.database import Document, client, collection, id_key, projection, va
 from models.listing import Order, Position
 from models.transaction import commands, transact
 from queue_manager.core.clock import EPOCH, MILLISECOND
-from queue_manager.core.errors import ConfigurationError
 
 # MongoDB uses a partial index only for a query that repeats the condition of the index word for word. Dates before the
 # epoch were written by mistake; the driver cannot even read all of them.
@@ -109,7 +108,6 @@ class DueCollection:
         # Bounds instead of a sort: an index that ever held an array serves neither a range with two ends nor a sort.
         bounds = {"min": self._bound(EPOCH), "max": self._bound(until + MILLISECOND)}
         where, wanted = self.is_due(until), projection((self.due, *fields))
-        self._require_index()
         return self.collection().find(where, wanted, hint=self.index, limit=limit, batch_size=batch, **bounds)
 
     def _bound(self, at: datetime) -> Document:
@@ -119,7 +117,6 @@ class DueCollection:
         self, until: datetime, fields: Sequence[str], *, position: Position | None, is_descending: bool
     ) -> Iterator[Document]:
         """Yield documents due until then, by their date, beyond a position."""
-        self._require_index()
         return listing.walk(
             self.collection(),
             self.is_due(until),
@@ -137,7 +134,6 @@ class DueCollection:
 
     def count(self, until: datetime) -> int:
         """Count due documents, up to `MAX_COUNT`."""
-        self._require_index()
         return self.collection().count_documents(self.is_due(until), hint=self.index, limit=MAX_COUNT)
 
     def has_index(self) -> bool:
@@ -192,14 +188,6 @@ class DueCollection:
         """The path of the date, and each path that it begins with."""
         parts = self.due.split(".")
         return [".".join(parts[: depth + 1]) for depth in range(len(parts))]
-
-    def _require_index(self) -> None:
-        """Raise ConfigurationError if the index is missing."""
-        if not self.has_index():
-            raise ConfigurationError(
-                f"the index {self.name}.{self.index} is missing: run `queue-manager migrate` while its system is "
-                "switched on"
-            )
 
     # Writing
 

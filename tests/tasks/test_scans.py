@@ -249,9 +249,7 @@ def test_full_queue_stops_new_claims(broker: str, with_settings: Callable[..., N
 
 def test_missing_index_says_what_to_run(broker: str) -> None:
     support_room.rooms().drop_indexes()
-    with pytest.raises(
-        ScanFailed, match=r"support_rooms.qm_due_snooze_time_time_\w+ is missing: run `queue-manager migrate`"
-    ):
+    with pytest.raises(ScanFailed, match="an index of support_rooms is missing: run `queue-manager migrate`"):
         scan_expired_snoozes()
 
 
