@@ -168,7 +168,7 @@ def is_refusal(error: redis.ResponseError) -> bool:
     return isinstance(error, _REFUSALS) or str(error).startswith(_REFUSAL_CODES)
 
 
-def outage(error: redis.RedisError) -> str:
+def outage(error: Exception) -> str:
     """Return what is wrong with a server, to be read after its name."""
     what = "does not answer"
     if isinstance(error, redis.AuthenticationError):

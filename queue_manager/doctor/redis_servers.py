@@ -10,7 +10,7 @@ import redis
 from beat_schedule import systems
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.errors import ConfigurationError, reason
-from queue_manager.core.redis_client import REDIS_OUTAGES, connect
+from queue_manager.core.redis_client import REDIS_OUTAGES, connect, outage
 from queue_manager.core.server_check import require_queue_server
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.doctor.findings import Finding, Findings, NotChecked
@@ -41,7 +41,7 @@ def of_message_queue() -> Iterator[Findings]:
     except ConfigurationError as error:
         yield Finding(str(error), Rule.SERVER_UNSUITABLE.action)
     except REDIS_OUTAGES as error:
-        text = f"Redis at {redact_url(url)}, which QM_QUEUE_REDIS_URL names, does not answer ({reason(error)})"
+        text = f"Redis at {redact_url(url)}, which QM_QUEUE_REDIS_URL names, {outage(error)}"
         yield Finding(text, Rule.SERVER_AWAY.action)
 
 

@@ -21,9 +21,8 @@ from threading import Lock
 
 import redis
 
-from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import PerProcess, make_client
+from queue_manager.core.redis_client import PerProcess, make_client, outage
 from queue_manager.core.settings import redact_url, settings
 
 Totals = dict[str, int]
@@ -207,7 +206,7 @@ class _Counters:
         with self._lock:
             has_changed, self._is_away = is_away != self._is_away, is_away
         if has_changed and error is not None:
-            log.warning(f"Nothing is counted: Redis at {redact_url(self._url)} does not answer ({reason(error)})")
+            log.warning(f"Nothing is counted: Redis at {redact_url(self._url)} {outage(error)}")
         elif has_changed:
             log.info(f"Counting again: Redis at {redact_url(self._url)} is back")
 

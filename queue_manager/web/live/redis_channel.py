@@ -13,9 +13,8 @@ import socketio
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import make_async_client
+from queue_manager.core.redis_client import make_async_client, outage
 from queue_manager.core.settings import redact_url
 
 RESUBSCRIBE_DELAY = 1.0  # seconds
@@ -60,6 +59,6 @@ class RedisChannel(socketio.AsyncRedisManager):  # type: ignore[misc]  # python-
         has_changed, self._is_away = is_away != self._is_away, is_away
         if has_changed and error is not None:
             url = redact_url(self.redis_url)
-            log.warning(f"No live events: Redis at {url} does not answer ({reason(error)}); retrying until it is back")
+            log.warning(f"No live events: Redis at {url} {outage(error)}; retrying until it is back")
         elif has_changed:
             log.info("Live events flow again")

@@ -20,8 +20,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from redis.exceptions import RedisError, ResponseError
 
-from queue_manager.core.errors import Unavailable, reason
-from queue_manager.core.redis_client import make_async_client
+from queue_manager.core.errors import Unavailable
+from queue_manager.core.redis_client import make_async_client, outage
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.web.http.errors import errors
 from queue_manager.web.live.event_feed import (
@@ -95,7 +95,7 @@ class MessageEvents(EventSource[EntryId]):
         try:
             return _resumed(seen, await self._kept())
         except self.outages as error:
-            raise Unavailable(f"The queue's server does not answer ({reason(error)})") from error
+            raise Unavailable(f"The queue's server {outage(error)}") from error
 
     async def history(self, after: EntryId, until: EntryId) -> AsyncGenerator[Sequence[QueueEvent], None]:
         while True:
