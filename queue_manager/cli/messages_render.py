@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -32,8 +32,6 @@ TIMESTAMP_FIELDS = (
     *("created_at", "dequeued_at", "processing_started_at", "deadline_at"),
     *("failed_at", "acknowledged_at", "archived_at", "at"),
 )
-_SIGNS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
-_OPENING, _CLOSING = ("{", "["), ("}", "]")
 
 
 def printable(text: str) -> str:
@@ -139,18 +137,10 @@ def field_text(name: str, value: Any) -> str:
 
 def indent_json(text: str) -> str:
     """Return a JSON text with one member per line; keys and values are unchanged."""
-    parts: list[str] = []
-    level, last = 0, None
-    for character in _SIGNS.findall(text):
-        if character in _CLOSING:
-            level -= 1
-        is_empty = character in _CLOSING and last in _OPENING
-        if not is_empty and (character in _CLOSING or last in _OPENING or last == ","):
-            parts.append("\n" + "  " * level)
-        parts.append(": " if character == ":" else character)
-        level += character in _OPENING
-        last = character
-    return "".join(parts)
+    try:
+        return msgspec.json.format(text, indent=2)
+    except msgspec.DecodeError:  # an unpaired surrogate
+        return text
 
 
 def page_json(page: MessageListing) -> str:

@@ -126,16 +126,8 @@ async def messages(request: Request, principal: CurrentPrincipal, slug: str = ""
     tab = next((tab for tab in TABS if tab.slug == slug), None)
     if tab is None:
         return _item_page(message_queue.system, request, principal, slug)
-    chosen = settings()
-    return render_page(
-        "messages.html",
-        request,
-        principal,
-        tabs=TABS,
-        tab=tab,
-        is_on=chosen.qm_message_queue,
-        levels=chosen.max_priority_levels,
-    )
+    is_on = settings().qm_message_queue
+    return render_page("messages.html", request, principal, tabs=TABS, tab=tab, is_on=is_on)
 
 
 @of_jobs.get("/jobs")
