@@ -19,6 +19,7 @@ from celery.worker.consumer import Consumer as CeleryConsumer
 from celery.worker.state import task_reserved
 from kombu.exceptions import ContentDisallowed, DecodeError
 
+from queue_manager.broker.envelope import MAX_DEPTH, is_shallow
 from queue_manager.broker.transport import Transport
 
 _TEXT_HEADERS = ("id", "shadow", "eta", "expires", "root_id", "parent_id", "group", "argsrepr", "kwargsrepr", "origin")
@@ -29,7 +30,7 @@ _HEADER_TYPES: dict[str, tuple[type, ...]] = {
     "stamped_headers": (list, tuple),
     "stamps": (dict,),
 }
-_TIME_LIMIT_TYPES = (int, float, type(None))
+MAX_TIME_LIMIT = 1e9  # seconds; a larger number may be none that a timer accepts
 
 SHUTDOWN_MARGIN = 3.0  # seconds for what a soft shutdown does before and after it waits
 HEARTBEAT_INTERVAL = 5.0  # seconds between two `worker-heartbeat` events, which contain it; Celery's default is 2
@@ -69,7 +70,7 @@ class Consumer(CeleryConsumer):
         self._adapt_to_pool()
 
         def validate_and_handle(message: Any) -> Any:
-            if invalid := _invalid_header(message.headers) or _invalid_header_in_payload(message):
+            if invalid := _invalid_header(message.headers) or _invalid_payload(message):
                 return self.on_invalid_task(None, message, InvalidTaskError(invalid))
             of_task = handlers.get(message.headers.get("task"))
             if self.restart_count or not getattr(of_task, "settles_at_once", False):
@@ -123,12 +124,14 @@ class Consumer(CeleryConsumer):
         message.reject_log_error(logger, self.connection_errors)
 
 
-def _invalid_header_in_payload(message: Any) -> str | None:
-    """Validate a message of Celery's first protocol, whose body has what are headers in the second."""
+def _invalid_payload(message: Any) -> str | None:
+    """Return what is wrong with the arguments; in Celery's first protocol, they are next to what are headers now."""
     try:
         payload = message.payload  # cached, because Celery decodes it too
     except Exception:  # reported when the message is handled
         return None
+    if not is_shallow(message.body, payload):
+        return f"its arguments are nested deeper than {MAX_DEPTH} levels"  # could not be pickled for the pool
     return _invalid_header(payload) if isinstance(payload, dict) else None
 
 
@@ -139,8 +142,12 @@ def _invalid_header(headers: dict[str, Any]) -> str | None:
         if kinds is not None and value is not None and not isinstance(value, kinds):
             return f"header {name}: {value!r:.100}"
     limits, stamped = headers.get("timelimit"), headers.get("stamped_headers")
-    if limits and not (len(limits) == 2 and all(isinstance(limit, _TIME_LIMIT_TYPES) for limit in limits)):
+    if limits and not (len(limits) == 2 and all(map(_is_time_limit, limits))):
         return f"header timelimit: {limits!r:.100}"
     if stamped and not all(isinstance(name, str) for name in stamped):
         return f"header stamped_headers: {stamped!r:.100}"
     return None
+
+
+def _is_time_limit(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and abs(value) <= MAX_TIME_LIMIT)

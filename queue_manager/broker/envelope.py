@@ -39,9 +39,15 @@ def read(raw: bytes) -> dict[str, Any]:
         isinstance(info, dict) and isinstance(info.get("exchange"), str) and isinstance(info.get("routing_key"), str)
     ):
         raise NotAMessage("properties.delivery_info: must be an object with the texts exchange and routing_key")
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and not is_within_depth(message, MAX_DEPTH):
+    if not is_shallow(raw, message):
         raise NotAMessage(f"It is nested deeper than {MAX_DEPTH} levels")
     return message
+
+
+def is_shallow(text: str | bytes, value: Any) -> bool:
+    """Return True if `value`, which was decoded from `text`, is nested at most `MAX_DEPTH` levels deep."""
+    opened = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+    return opened <= MAX_DEPTH or is_within_depth(value, MAX_DEPTH)
 
 
 def write(value: dict[str, Any]) -> bytes:

@@ -79,6 +79,8 @@ REFUSED_BY_CELERY = {
     "unknown task": changed("headers.task", "shop.no_such_task"),
     "task is a list": changed("headers.task", ["guard_app.write"]),
     "surrogate in the name": changed("headers.task", "\ud800"),
+    "deep arguments": changed("body", json.dumps([nested(600), {}, {}])),
+    "timelimit is no float": changed("headers.timelimit", [10**400, None]),
     "eta is an object": changed("headers.eta", {"at": 1}),
     "eta is no time": changed("headers.eta", "tomorrow"),
     "expires is a list": changed("headers.expires", [1]),
