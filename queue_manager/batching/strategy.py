@@ -91,7 +91,8 @@ class _BatchingConsumer:
         self._consumer, self._task = consumer, task
         self._waiting: deque[Any] = deque()
         self._is_called = False
-        self._asked_for = 0  # processes; no more than the waiting requests need
+        self._asked_for = 0  # processes; no more than the waiting requests need, or than there are
+        self._size = MAX_BATCH_SIZE  # of a batch; fewer if a process did not reach all of one in time
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._consumer, name)
@@ -111,25 +112,38 @@ class _BatchingConsumer:
         if not self._is_called:
             self._is_called = True
             # After all messages of one delivery.
-            self._consumer.hub.call_soon(self._acquire)
+            self._consumer.hub.call_soon(self._acquire_all)
+
+    def _acquire_all(self) -> None:
+        self._is_called = False
+        self._acquire()
 
     def _acquire(self) -> None:
-        self._is_called = False
-        while self._asked_for * MAX_BATCH_SIZE < len(self._waiting):
+        most = self._consumer.pool.num_processes
+        while self._asked_for < most and self._asked_for * self._size < len(self._waiting):
             self._asked_for += 1
             self._consumer.controller._quick_acquire(self._send)
 
     def _send(self) -> None:
         """Send waiting requests to the process that became free."""
         self._asked_for -= 1
-        requests = [self._waiting.popleft() for _ in range(min(MAX_BATCH_SIZE, len(self._waiting)))]
+        requests = [self._waiting.popleft() for _ in range(min(self._size, len(self._waiting)))]
         batch = [request for request in requests if not request.revoked()]
         if len(batch) > 1:
             self._execute(batch)
         elif batch:
+            self._adapt_size(1, reached=1)
             self._consumer.controller._process_task(batch[0])
         else:
             self._consumer.controller._quick_release()
+        self._acquire()
+
+    def _adapt_size(self, size: int, *, reached: int) -> None:
+        """Let the next batches be as large as one process can do in time, so that the others get the rest."""
+        if reached < size:
+            self._size = max(1, reached)
+        elif size == self._size:
+            self._size = min(2 * size, MAX_BATCH_SIZE)
 
     def _execute_again(self, request: Any, consumer: Any) -> None:
         # It waits again. If it stayed among the active requests, it would not be dropped when the connection is lost,
@@ -144,6 +158,7 @@ class _BatchingConsumer:
                 _notify(request.on_accepted, pid, at)
 
         def ended(outcomes: Sequence[Any]) -> None:
+            self._adapt_size(len(batch), reached=sum(outcome is not Verdict.UNREACHED for outcome in outcomes))
             for request, outcome in zip(batch, outcomes, strict=True):
                 if isinstance(outcome, Verdict):
                     self._execute_again(request, self if outcome is Verdict.UNREACHED else self._consumer)

@@ -237,9 +237,10 @@ def test_items_that_come_a_moment_early_stay_together(watched: Watched) -> None:
 
 
 def test_items_that_a_batch_did_not_reach_are_executed_by_the_next_one(watched: Watched) -> None:
-    watched.send_together("unreached-1", "ok-1", "unreached-2")
+    names = ["unreached-1", "ok-1", "ok-2", "unreached-2"]
+    watched.send_together(*names)
     watched.is_done()
-    assert watched.groups() == [["unreached-1", "ok-1", "unreached-2"], ["unreached-1", "unreached-2"]]
+    assert watched.groups() == [names, ["unreached-1", "unreached-2"]]
     assert [names[0] for what, names in watched.calls() if what == "one"] == ["hold"]
     eventually(lambda: watched.results.get("unreached-2") == "'unreached-2 with 2'")
 
@@ -400,7 +401,7 @@ class Pool:
     """Takes the place of a worker's pool and event loop, with Celery's own semaphore between them."""
 
     def __init__(self, processes: int) -> None:
-        self.free = LaxBoundedSemaphore(processes)
+        self.free, self.num_processes = LaxBoundedSemaphore(processes), processes
         self.running: list[dict[str, Any]] = []
         self.soon: list[Callable[[], None]] = []
         self.started: list[str] = []

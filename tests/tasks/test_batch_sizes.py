@@ -1,0 +1,95 @@
+"""A batch is as large as one process can execute in time, so that the other processes get the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+
+from queue_manager.batching import strategy
+from queue_manager.batching.strategy import MAX_BATCH_SIZE
+from queue_manager.items import Verdict
+
+PROCESSES = 4
+
+
+class Request:
+    """Celery's request of one item."""
+
+    id, time_limits, request_dict, _payload = "1", (None, None), dict[str, Any](), None
+
+    def __init__(self, ended: list[Any]) -> None:
+        self.on_success = ended.append
+
+    def revoked(self) -> bool:
+        return False
+
+
+class Worker:
+    """A worker's pool and event loop, of which every process executes `reached` items in time."""
+
+    num_processes = PROCESSES
+
+    def __init__(self, reached: int) -> None:
+        self.reached = reached
+        self.rounds: list[list[int]] = []
+        """The sizes of the batches that ran at the same time."""
+        self.ended: list[Any] = []
+        self._running: list[tuple[int, Callable[[Sequence[Any]], None]]] = []
+        self._soon: list[Callable[[], None]] = []
+        self._free = LaxBoundedSemaphore(PROCESSES)
+        controller = SimpleNamespace(
+            _quick_acquire=self._free.acquire, _quick_release=self._free.release, _process_task=self._execute_alone
+        )
+        consumer = SimpleNamespace(controller=controller, hub=SimpleNamespace(call_soon=self._soon.append), pool=self)
+        task = SimpleNamespace(name="items", batch_timeout=None)
+        self._consumer = strategy._BatchingConsumer(task, consumer)
+
+    def execute(self, items: int) -> None:
+        """Execute so many items that are received together."""
+        for _ in range(items):
+            self._consumer.on_task_request(Request(self.ended))
+        self._turn()
+        while self._running:
+            self.rounds.append([size for size, _ in self._running])
+            for size, end in [self._running.pop(0) for _ in range(len(self._running))]:
+                done = min(size, self.reached)
+                end(["done"] * done + [Verdict.UNREACHED] * (size - done))
+                self._free.release()
+            self._turn()
+
+    def apply_async(self, target: Any, args: Any, *, callback: Callable[[Sequence[Any]], None], **_: Any) -> None:
+        self._running.append((len(args[1]), callback))
+
+    def _execute_alone(self, request: Any) -> None:
+        self._running.append((1, lambda _: self.ended.append("done")))
+
+    def _turn(self) -> None:
+        while self._soon:
+            self._soon.pop(0)()
+
+
+def test_items_that_a_batch_did_not_reach_are_shared_among_the_processes() -> None:
+    worker = Worker(reached=5)
+    worker.execute(100)
+    assert len(worker.ended) == 100
+    assert worker.rounds[:2] == [[100], [5] * PROCESSES]
+    assert len(worker.rounds) <= 8  # one process would need 20
+
+
+def test_items_that_take_longer_than_a_batch_may_use_all_processes() -> None:
+    worker = Worker(reached=1)
+    worker.execute(20)
+    assert len(worker.ended) == 20
+    assert len(worker.rounds) <= 8
+
+
+def test_batches_grow_again_when_items_become_faster() -> None:
+    worker = Worker(reached=1)
+    worker.execute(20)
+    worker.reached = MAX_BATCH_SIZE
+    worker.execute(20 * MAX_BATCH_SIZE)
+    assert MAX_BATCH_SIZE in worker.rounds[-2]
+    assert len(worker.ended) == 20 + 20 * MAX_BATCH_SIZE
