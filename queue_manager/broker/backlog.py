@@ -68,7 +68,7 @@ class Backlog:
     def add(self, count: int) -> None:
         """Count messages that are sent now."""
         self._expected += count
-        self._has_sent = True
+        self._has_sent = self._has_sent or count > 0
 
     def _wait_until_at_most(self, wanted: int, count: Callable[[], int]) -> int:
         """Wait until at most `wanted` messages are in the queue, as long as workers take some; return how many are."""

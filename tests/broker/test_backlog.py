@@ -128,3 +128,11 @@ def test_scan_ends_at_the_limit_while_no_worker_takes_a_message(monkeypatch: pyt
     queue = Queue(drained=0)
 
     assert sent_by_one_scan(queue, found=1_000, limit=100, batch=20) == 100
+
+
+def test_scan_goes_on_after_its_time_until_it_has_sent_something() -> None:
+    backlog = Backlog(time_left=seconds(0))
+    backlog.add(0)  # a batch whose items are all cooling down
+    assert backlog.room(100) == 100
+    backlog.add(1)
+    assert backlog.room(100) == 0
