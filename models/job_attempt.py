@@ -352,7 +352,7 @@ def set_progress(job: Document, progress: Document, *, token: str) -> Document |
 
 
 def reap(lost: ExecutingJob, outcome: JobOutcome, *, now: datetime, is_loss: bool = True) -> bool:
-    """Record the outcome of an attempt whose process is gone; return False if its lease was renewed meanwhile.
+    """Record the outcome of an attempt whose process is gone; return False if it was renewed or canceled meanwhile.
 
     The process may have been lost by a job of the same batch: each of them runs alone the next time.
     """
@@ -360,7 +360,8 @@ def reap(lost: ExecutingJob, outcome: JobOutcome, *, now: datetime, is_loss: boo
     if is_loss:
         change["$set"]["losses"] = lost.losses + 1
     not_renewed = {"claim.claimed_until": {"$lte": max(now, lost.claimed_until)}}
-    is_lost: Document = {"_id": lost.id, "state": JobState.EXECUTING, **not_renewed}
+    as_read = {"claim.canceled_at": {"$exists": lost.is_canceled}}  # a job that was canceled since then ends canceled
+    is_lost: Document = {"_id": lost.id, "state": JobState.EXECUTING, **not_renewed, **as_read}
     recorded = adding_to_history(lost.id, lambda: jobs().update_one(is_lost, change, hint="_id_"))
     if recorded.modified_count == 0:
         return False

@@ -11,7 +11,9 @@ from pymongo.errors import AutoReconnect
 from models import job, job_attempt, job_queue
 from models.job import JobState
 from models.job_attempt import JobOutcome
-from queue_manager.core.clock import minutes, seconds
+from queue_manager.core.clock import minutes, seconds, truncate
+from queue_manager.core.redis_client import time_of
+from queue_manager.leases import redis_server
 from services.job_queues.runner import READ_TTL
 from tests.eventually import eventually
 from tests.job_lab import LEASE, PERIOD, Lab, lost_lease
@@ -86,13 +88,19 @@ def test_queue_that_hands_on_is_not_sent_again_while_its_message_waits(lab: Lab,
 
 def test_queue_that_failed_as_a_whole_cools_down_for_one_lease(lab: Lab) -> None:
     lab.run("mail")
-    lease = seconds(2)
-    [item] = lab.dispatch(lease=lease)[0]
-    lab.dispatching(lease=lease).give_up(item, error="boom")
-    assert lab.names_dispatched(lease=lease) == []
-    assert lab.names_dispatched(epoch=1, lease=lease) == ["mail"]  # a new leader does not wait
-    lab.dispatching().release([item])
-    eventually(lambda: lab.names_dispatched(lease=lease))
+    work = lab.dispatching()
+    [item] = lab.dispatch()[0]
+    with redis_server() as client:
+        before = truncate(time_of(client.time()))
+        work.give_up(item, error="boom")
+        [cooling] = work.leases.statuses([item.lease])
+        assert cooling.ends_at is not None
+        assert before <= cooling.ends_at - LEASE <= time_of(client.time())
+        assert lab.names_dispatched() == []
+        client.zadd(work.leases.keys[2], {item.lease: 1_000})  # it has ended
+    assert lab.names_dispatched() == ["mail"]
+    work.give_up(item, error="boom")
+    assert lab.names_dispatched(epoch=1) == ["mail"]  # a new leader does not wait
 
 
 def test_queue_whose_run_ended_may_be_handed_out_at_once(lab: Lab) -> None:
@@ -154,6 +162,17 @@ def test_lease_that_was_renewed_meanwhile_is_not_reaped(lab: Lab) -> None:
     assert job_attempt.renew(seen.id, token="alive", until=lab.clock() + LEASE)
     assert not job_attempt.reap(seen, JobOutcome(state=JobState.FAILURE), now=lab.clock())
     assert lab.state(id) == "executing"
+
+
+def test_lost_job_that_was_canceled_after_it_was_read_ends_canceled(lab: Lab) -> None:
+    id = lab.run("mail")
+    lab.executing(id)
+    lab.hand.advance(LEASE)
+    [seen] = job.executing()
+    lab.jobs.cancel(id)
+    assert not job_attempt.reap(seen, JobOutcome(state=JobState.FAILURE), now=lab.clock())
+    lab.dispatch()
+    assert lab.state(id) == "canceled"
 
 
 @pytest.mark.parametrize("epoch", [1, 2], ids=["same leader", "next leader"])
