@@ -7,11 +7,13 @@ unchanged. A write that raised may have been applied, so all writes are conditio
 from __future__ import annotations
 
 import atexit
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from math import nan
+from math import inf, nan
 from typing import Any
 from uuid import UUID
 
@@ -115,13 +117,24 @@ def _read_clock() -> datetime:
 
 
 _clock = ServerClock(_read_clock)
+_ends_at = ContextVar("ends_at", default=inf)
+"""By the monotonic clock, in seconds: until when database operations may take."""
 
 
 @contextmanager
 def within(span: timedelta) -> Iterator[None]:
-    """Limit the total time of the database operations in the block."""
-    with timeout(span.total_seconds()):
-        yield
+    """Limit the total time of the database operations in the block; a longer limit inside of it has no effect."""
+    token = _ends_at.set(min(_ends_at.get(), time.monotonic() + span.total_seconds()))
+    try:
+        with timeout(span.total_seconds()):
+            yield
+    finally:
+        _ends_at.reset(token)
+
+
+def is_time_over() -> bool:
+    """Return True if the limit of the innermost `within` is over."""
+    return time.monotonic() > _ends_at.get()
 
 
 def close() -> None:

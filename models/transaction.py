@@ -22,7 +22,7 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure, PyMongoError
 
 from models import database
-from models.database import APP_NAME, Document, within
+from models.database import APP_NAME, Document, is_time_over, within
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Contended
 from queue_manager.core.log import get_logger
@@ -49,7 +49,7 @@ def transact(act: Callable[[ClientSession], T]) -> T:
 
     Raises:
         Contended: the transaction of a living process has locked a document.
-        PyMongoError: of the driver, when `MAX_TRANSACTION` is over or a retry cannot help.
+        PyMongoError: of the driver, when `MAX_TRANSACTION` or the time of the caller is over, or a retry cannot help.
     """
     began = time.monotonic()
 
@@ -62,17 +62,16 @@ def transact(act: Callable[[ClientSession], T]) -> T:
                 raise Contended(CONFLICT_WAIT) from error
             raise  # retried
 
-    ends_at = began + MAX_TRANSACTION.total_seconds()
     with within(MAX_TRANSACTION), database.client().start_session() as session:
         attempt = 0
         while True:
             attempt += 1
             try:
                 result = _attempt(act_in_time, session)
-                _commit(session, ends_at)
+                _commit(session)
                 return result
             except PyMongoError as error:
-                if not _is_transient(error) or time.monotonic() > ends_at:
+                if not _is_transient(error) or is_time_over():
                     raise
             _delay(attempt)
 
@@ -92,7 +91,7 @@ def _attempt(act: Callable[[ClientSession], T], session: ClientSession) -> T:
         raise
 
 
-def _commit(session: ClientSession, ends_at: float) -> None:
+def _commit(session: ClientSession) -> None:
     """Commit, again and again while the result is unknown: MongoDB commits a transaction once."""
     for attempt in count(1):
         try:
@@ -100,7 +99,7 @@ def _commit(session: ClientSession, ends_at: float) -> None:
                 session.commit_transaction()
                 return
         except PyMongoError as error:
-            if not error.has_error_label(_UNKNOWN_COMMIT) or time.monotonic() > ends_at:
+            if not error.has_error_label(_UNKNOWN_COMMIT) or is_time_over():
                 raise
         _delay(attempt)
 

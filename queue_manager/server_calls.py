@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pymongo
 import redis
 from kombu import Connection
 from kombu.exceptions import BatchPublishError, OperationalError
 
 from models import database
 from queue_manager.broker.options import timeouts
+from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Contended, reason
 from queue_manager.core.errors import Unavailable as Unavailable
 from queue_manager.core.redis_client import PerProcess, make_client, outage
@@ -32,7 +32,7 @@ def mongodb(limit: float = MONGODB_CALL_TIMEOUT) -> Iterator[None]:
     Raises `Unavailable` for errors of the driver, and if other transactions hold a document.
     """
     try:
-        with pymongo.timeout(limit):
+        with database.within(seconds(limit)):
             yield
     except Contended as error:
         raise Unavailable(f"{error}; try again") from None

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from pymongo.client_session import ClientSession
+from pymongo.errors import PyMongoError
 
-from models.database import collection
-from models.transaction import end_abandoned, transact
+from models.database import collection, within
+from models.transaction import MAX_TRANSACTION, end_abandoned, transact
+from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Contended
 from queue_manager.core.settings import settings
 from tests.eventually import eventually
@@ -84,3 +87,19 @@ def test_only_the_abandoned_one_of_two_is_ended(lock: Lock) -> None:
     with pytest.raises(Contended):
         write("b")
     assert (written_by("a"), written_by("b")) == ("us", None)
+
+
+def test_transaction_ends_with_the_time_of_its_caller() -> None:
+    calls = []
+
+    def act(session: ClientSession) -> None:
+        calls.append(time.monotonic())
+        time.sleep(0.3)
+        collection("accounts").find_one({}, session=session)
+
+    began = time.monotonic()
+    with pytest.raises(PyMongoError) as raised, within(seconds(0.2)):
+        transact(act)
+    assert raised.value.timeout
+    assert len(calls) == 1
+    assert time.monotonic() - began < MAX_TRANSACTION.total_seconds() / 2
