@@ -225,7 +225,9 @@ class DueCollection:
             if unreached is not None:
                 read = {id_key(one["_id"]) for one in found}
                 unreached[:] = [] if is_whole else [id for id in due_at if id not in read]
-            meant = [one for one in found if due_at[id_key(one["_id"])] in (None, self.due_at(one))]
+            # MongoDB also finds ids that differ in the types of their numbers.
+            known = [(key, one) for one in found if (key := id_key(one["_id"])) in due_at]
+            meant = [one for key, one in known if due_at[key] in (None, self.due_at(one))]
             groups = decide(meant) if meant else []
             with commands():
                 for group in groups:

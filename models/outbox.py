@@ -1,6 +1,7 @@
 """The outbox, pending calls of `after`: collection `qm_owed`, one record per batch of a system with an `after`.
 
-    {_id: of the record, system, at, items: [{id, due_at}], postponed_until}
+    {_id: of the record, system, at, items: [{id, due_at}]}
+    {postponed_until}      when scans may repeat the call: until then it is the turn of the process that wrote
 
 Guarantee: a record is inserted in the transaction that writes the documents, and deleted after the call returned. After
 a crash the call is repeated, so `after` is called at least once for each document.
@@ -29,10 +30,13 @@ class OutboxRecord:
 
     id: str
     system: str
+    lease: timedelta
+    """How long only the process that wrote may call."""
 
     def insert(self, due_at: Mapping[Any, datetime], *, now: datetime, session: ClientSession) -> None:
         items = [{"id": id, "due_at": at} for id, at in due_at.items()]
-        _records().insert_one({"_id": self.id, "system": self.system, "at": now, "items": items}, session=session)
+        record = {"_id": self.id, "system": self.system, "at": now, "items": items, "postponed_until": now + self.lease}
+        _records().insert_one(record, session=session)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +66,9 @@ def postpone(id: str, *, until: datetime) -> None:
     _records().update_one({"_id": id}, {"$set": {"postponed_until": until}})
 
 
-def left(system: str, *, now: datetime, grace: timedelta) -> Iterator[tuple[str, datetime]]:
-    """Yield id and time of the records that are older than `grace` and not postponed, oldest first."""
-    left = {"system": system, "at": {"$lte": now - grace}, "postponed_until": {"$not": {"$gt": now}}}
+def left(system: str, *, now: datetime) -> Iterator[tuple[str, datetime]]:
+    """Yield id and time of the records that are not postponed, oldest first."""
+    left = {"system": system, "postponed_until": {"$not": {"$gt": now}}}
     found = _records().find(left, {"at": 1}, hint=BY_AGE, sort=[("at", ASCENDING), ("_id", ASCENDING)])
     for record in found:
         yield record["_id"], record["at"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
@@ -26,7 +27,7 @@ from services.due_work import Due, DueWork
 from services.item_work import ItemResult
 
 AFTER = ".after"  # ends the name under which the leases of such calls are kept
-AFTER_GRACE_TIME, AFTER_RETRY_DELAY = seconds(10), minutes(1)
+AFTER_RETRY_DELAY = minutes(1)
 MAX_EARLY = seconds(0.1)  # our clock lags by a round trip, so what is dispatched ahead comes a little early
 MAX_BATCH_TIME = 1.0  # seconds after which a batch begins no further transaction; another batch executes the items left
 
@@ -198,7 +199,6 @@ class DocumentWork(DueWork):
             leases=Leases(f"{self.system.name}{AFTER}", self.leases.lease),
             clock=self.clock,
             limits=self.limits,
-            grace=min(self.leases.lease, AFTER_GRACE_TIME),
         )
 
     def run_after(self, batch: str) -> None:
@@ -234,7 +234,9 @@ class DocumentWork(DueWork):
     ) -> dict[Any, database.Document]:
         """Write what is due, and call `after` for it; return the documents as they were before, by id."""
         # Of its own: a redelivered batch may write again while an earlier record is still in the outbox.
-        record = outbox.OutboxRecord(id=uuid4().hex, system=self.system.name) if self.system.functions.after else None
+        record = None
+        if self.system.functions.after is not None:
+            record = outbox.OutboxRecord(id=uuid4().hex, system=self.system.name, lease=self.leases.lease)
         try:
             groups = self.documents.apply(
                 due_at,
@@ -260,8 +262,10 @@ class DocumentWork(DueWork):
         try:
             self._run_after(batch, self._written(groups, run))
         except Exception as error:
-            # The write stands; the record is kept, and the call is repeated.
+            # The write stands; the record is kept, and the next scan repeats the call.
             self.hook_failed("`after` failed; it is called again", error)
+            with suppress(database.Error):
+                outbox.postpone(batch, until=self.clock())
 
     def _written(self, groups: Sequence[UpdateGroup], run: Run) -> list[Written]:
         found: list[tuple[database.Document, database.Document]] = []  # as it was before, as the write left it
@@ -317,19 +321,15 @@ class DocumentWork(DueWork):
         return get_logger(self.system.initiator)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Outbox(DueWork):
     """Batches whose call of `after` is left: it failed, or its process died. One that used its attempts comes again."""
-
-    grace: timedelta
-    """The time after a write in which only the process that wrote calls `after`."""
 
     @property
     def system_name(self) -> str:
         return self.leases.system.removesuffix(AFTER)
 
     def find_due(self, until: datetime) -> Iterator[Due]:
-        for batch, written_at in outbox.left(self.system_name, now=until, grace=self.grace):
+        for batch, written_at in outbox.left(self.system_name, now=until):
             yield Due(id=batch, due_at=written_at)
 
     def due_ms(self, item: DueItem) -> int | None:
