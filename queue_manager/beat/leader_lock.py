@@ -21,6 +21,7 @@ from queue_manager.core.clock import milliseconds
 
 LEADER_LOCK = f"{SCHEDULE_PREFIX}:lock"
 """Key of the leader lock."""
+MAX_EXTEND_INTERVAL = 3.0  # seconds
 
 # Acquires the lock if it is free and increments the epoch; keeps it if this token holds it.
 #
@@ -136,7 +137,7 @@ class LeaderLock:
         return self.is_trusted()
 
     def keep(self) -> bool:
-        """Return True if this process holds the lock; extend it first after half of the lease.
+        """Return True if this process holds the lock; extend it first if it is not fresh.
 
         A process that was suspended past its lease notices it here, because the monotonic clock continued.
         """
@@ -145,8 +146,11 @@ class LeaderLock:
         return self.is_trusted()
 
     def is_fresh(self) -> bool:
-        """Return True if this process holds the lock and extended it within half of the lease."""
-        return self.epoch > 0 and self._age() <= self._lease.total_seconds() / 2
+        """Return True if this process holds the lock and extended it within half of the lease, and within 3 s.
+
+        A Redis that lost its data is noticed when the lock is extended.
+        """
+        return self.epoch > 0 and self._age() <= min(self._lease.total_seconds() / 2, MAX_EXTEND_INTERVAL)
 
     def is_trusted(self) -> bool:
         """Return True if the lock cannot have expired, without a request to Redis."""

@@ -57,6 +57,7 @@ from queue_manager.leases.scripts import (
 )
 
 DONE_FOR = seconds(5)
+MAX_SCAN_LOCK = seconds(30)
 MIN_COOL_DOWN, MAX_COOL_DOWN = minutes(1), hours(1)
 MAX_LOSSES = 2  # in a row, after which an item cools down before it starts again
 OFTEN_LOST = 3  # losses in a row after which health names the item
@@ -157,8 +158,10 @@ class Leases:
     def scan_lock(self) -> Iterator[Callable[[], bool]]:
         """Hold the scan lock of the system while the yielded function returns True; call it once per batch.
 
-        A call renews the lock after a third of the lease. The lock ends if it is not renewed within one lease.
+        A call renews the lock after a third of its time, which is that of a lease, but at most 30 s: when the process
+        dies, the next scan need not wait longer.
         """
+        held_for = min(self.lease, MAX_SCAN_LOCK)
         key, token = f"qm:lease:{self.system}:scan", uuid4().hex
         renew_at = 0.0
 
@@ -168,8 +171,8 @@ class Leases:
             if now < renew_at:
                 return True
             with redis_server() as client:
-                is_held = bool(HOLD_SCAN_LOCK(client, [key], [token, self._lease_ms]))
-            renew_at = now + self.lease.total_seconds() / 3 if is_held else 0
+                is_held = bool(HOLD_SCAN_LOCK(client, [key], [token, milliseconds(held_for)]))
+            renew_at = now + held_for.total_seconds() / 3 if is_held else 0
             return is_held
 
         try:

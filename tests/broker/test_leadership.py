@@ -73,13 +73,23 @@ def test_lock_that_ended_and_nobody_took_is_lost_all_the_same(client: Redis) -> 
 
 
 def test_keep_prolongs_a_lock_that_is_getting_old(client: Redis) -> None:
-    lock = LeaderLock(client, KEY, lease=seconds(4))
+    lock = LeaderLock(client, KEY, lease=LEASE)
     lock.acquire()
-    eventually(lambda: client.pttl(KEY) < 1900)
+    lock._renewed_at -= 40
+    client.pexpire(KEY, 20_000)
 
     assert lock.keep()
 
-    assert client.pttl(KEY) > 3400
+    assert client.pttl(KEY) > 50_000
+
+
+def test_long_lease_is_extended_within_seconds_too(client: Redis) -> None:
+    lock = LeaderLock(client, KEY, lease=LEASE)
+    lock.acquire()
+    client.flushall()  # it lost its data
+    lock._renewed_at -= 3
+
+    assert not lock.keep()
 
 
 def test_leadership_tells_who_leads_and_since_when(client: Redis) -> None:
