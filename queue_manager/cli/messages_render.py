@@ -138,7 +138,7 @@ def field_text(name: str, value: Any) -> str:
 def indent_json(text: str) -> str:
     """Return a JSON text with one member per line; keys and values are unchanged."""
     try:
-        return msgspec.json.format(text, indent=2)
+        return msgspec.json.format(str(text), indent=2)
     except msgspec.DecodeError:  # an unpaired surrogate
         return text
 

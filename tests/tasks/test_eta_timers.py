@@ -137,6 +137,7 @@ def test_a_task_whose_time_has_come_does_not_wait_for_the_next_turn_of_the_event
     worker = SimpleNamespace(_quick_acquire=asked.append)
     hub = SimpleNamespace(call_soon=lambda act: None)
     qos = SimpleNamespace(decrement_eventually=lambda: None)
-    consumer = strategy._BatchingConsumer(None, SimpleNamespace(controller=worker, hub=hub, qos=qos))
+    pool = SimpleNamespace(num_processes=1)
+    consumer = strategy._BatchingConsumer(None, SimpleNamespace(controller=worker, hub=hub, qos=qos, pool=pool))
     consumer.apply_eta_task(Request(id="one", request_dict={}))
     assert len(asked) == 1
