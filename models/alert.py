@@ -3,12 +3,14 @@
     qm_alerts          {_id: {system, rule}, sent_at, text}
     qm_alert_silences  {_id: {system, rule}, until, by, reason}
 
+Until a channel took a problem, its `sent_at` lets another process send it after a minute.
+
 Guarantee: of several processes that want to send the same at the same time, one may.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -17,8 +19,10 @@ from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
 from models.database import Document, collection
+from queue_manager.core.clock import minutes
 
 ALERTS_COLLECTION, SILENCES_COLLECTION = "qm_alerts", "qm_alert_silences"
+CLAIM_TIME = minutes(1)  # longer than it takes to send
 
 
 class Key(NamedTuple):
@@ -41,15 +45,25 @@ def collections() -> dict[str, list[IndexModel]]:
     return {SILENCES_COLLECTION: [ended]}
 
 
-def may_send(key: Key, text: str, *, repeat: timedelta, now: datetime) -> bool:
-    """Record that a problem is sent now. Return False if it was sent within `repeat`, by whichever process."""
+def may_send(key: Key, text: str, *, repeat: timedelta, now: datetime, is_recorded: bool = False) -> bool:
+    """Claim a problem for `CLAIM_TIME`, to send it and to call `confirm_sent`.
+
+    Return False if it was sent within `repeat` or is claimed, by whichever process; with `is_recorded`, also if its
+    record was deleted meanwhile.
+    """
+    claimed = {"sent_at": now - max(repeat - CLAIM_TIME, timedelta(0)), "text": text}
     try:
         changed = _alerts().update_one(
-            {"_id": _id(key), "sent_at": {"$lte": now - repeat}}, {"$set": {"sent_at": now, "text": text}}, upsert=True
+            {"_id": _id(key), "sent_at": {"$lte": now - repeat}}, {"$set": claimed}, upsert=not is_recorded
         )
     except DuplicateKeyError:
         return False  # it is there, with a later time
     return bool(changed.matched_count or changed.upserted_id)
+
+
+def confirm_sent(keys: Iterable[Key], now: datetime) -> None:
+    """Record that claimed problems were sent now, except those that have ended meanwhile."""
+    _alerts().update_many({"_id": {"$in": [_id(key) for key in keys]}}, {"$set": {"sent_at": now}})
 
 
 def end(key: Key) -> bool:

@@ -13,7 +13,6 @@ import ssl
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from email.message import EmailMessage
-from http.client import HTTPException
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
@@ -109,7 +108,7 @@ def _channels(chosen: Settings) -> Iterator[tuple[str, Callable[[Notification], 
 def _error_of(act: Callable[[Notification], None], notification: Notification) -> str | None:
     try:
         act(notification)
-    except (OSError, HTTPException, smtplib.SMTPException) as error:
+    except Exception as error:  # of the network, of the server, and of what a library cannot encode
         return reason(error)
     return None
 

@@ -3,25 +3,26 @@
 Sent are those that last, again while they last, and once when they have ended.
 
 Guarantee: of all web processes one sends, as long as MongoDB answers. While it does not, each process sends for itself,
-because an outage must not hide itself. A problem that no channel took is sent again in the next round.
+because an outage must not hide itself. A problem that no channel took is sent again in the next round, and one whose
+process was killed while it sent it by another process after a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-
-from anyio import to_thread
+from functools import partial
 
 from models import alert
 from models.alert import Key
 from models.database import server_now
 from queue_manager.alerts.notification import Alert, Notification, has_channels, send_to_channels
 from queue_manager.core.background import in_background
+from queue_manager.core.call_thread import CallThread
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Unavailable
 from queue_manager.core.log import get_logger
@@ -73,9 +74,10 @@ async def _go_on(watch: Watch, interval: timedelta) -> None:
 
 async def _round(watch: Watch) -> None:
     found = await read()
-    problems = all_problems(found)
-    is_complete = found.in_mongodb is not None and found.in_redis is not None
-    await to_thread.run_sync(lambda: watch.evaluate(problems, at=time.monotonic(), is_complete=is_complete))
+    is_complete = not any(isinstance(one, Problem) for one in (found.redis, found.mongodb, found.broker))
+    unread = {name for name, stats in found.stats.items() if isinstance(stats, Problem)}
+    evaluate = partial(watch.evaluate, all_problems(found), at=time.monotonic(), is_complete=is_complete, unread=unread)
+    await CallThread("alerts").run(evaluate)  # a daemon: a webhook that hangs does not delay the end of the process
 
 
 # The problems that this process knows
@@ -89,6 +91,8 @@ class _Known:
     first_at: float
     """By this machine's monotonic clock, in seconds; so is `sent_at`."""
     sent_at: float | None = None
+    is_sent_elsewhere: bool = False
+    """Whether another process sends it. It may be killed before a channel took it, so this one asks in each round."""
     is_sent_alone: bool = False
     """Whether this process sent it without a record, because MongoDB was unavailable."""
     missed: int = 0
@@ -107,19 +111,22 @@ class Watch:
     _known: dict[Key, _Known] = field(default_factory=dict)
     _silenced: set[Key] = field(default_factory=set)
 
-    def evaluate(self, problems: Iterable[Problem], *, at: float, is_complete: bool) -> None:
+    def evaluate(self, problems: Iterable[Problem], *, at: float, is_complete: bool, unread: Set[str]) -> None:
         """Evaluate the problems of one round: send what begins, repeats or has ended.
 
         Args:
             at: the time by this machine's monotonic clock, in seconds.
             is_complete: all servers answered, so a problem that is not in `problems` does not exist.
+            unread: the systems whose statistics could not be read, so that their problems cannot be said to have ended.
         """
         current = {Key(one.system, one.rule.id): one for one in problems}
         self._read_silences()
-        self._remember({key: one.text for key, one in current.items()}, at, is_complete=is_complete)
-        started = [key for key in current if self._is_to_be_sent(key, at)]
-        if started and not self.send(Notification("problem", [Alert.of(current[key]) for key in started])):
-            self._take_back(started)
+        self._remember({key: one.text for key, one in current.items()}, at, is_complete=is_complete, unread=unread)
+        if started := [key for key in current if self._is_to_be_sent(key, at)]:
+            if self.send(Notification("problem", [Alert.of(current[key]) for key in started])):
+                _confirm(started)
+            else:
+                self._take_back(started)
         if ended := self._ended():
             self.send(Notification("recovered", [Alert(*key, text) for key, text in ended.items()]))
 
@@ -127,28 +134,32 @@ class Watch:
         with suppress(Unavailable), mongodb():  # then those of the round before still hold
             self._silenced = {one.key for one in alert.silences(server_now())}
 
-    def _remember(self, current: dict[Key, str], at: float, *, is_complete: bool) -> None:
+    def _remember(self, current: dict[Key, str], at: float, *, is_complete: bool, unread: Set[str]) -> None:
         for key, text in {**_sent(), **current}.items():
             self._known.setdefault(key, _Known(text, first_at=at))
         for key, known in self._known.items():
             if key in current:
                 known.text, known.missed = current[key], 0
-            elif is_complete:
+            elif is_complete and key.system not in unread:
                 known.missed += 1
 
     def _is_to_be_sent(self, key: Key, at: float) -> bool:
         known = self._known[key]
         lasts = at - known.first_at >= self.after.total_seconds()
         was_sent = known.sent_at is not None and at - known.sent_at < self.repeat.total_seconds()
-        if not lasts or was_sent or key in self._silenced:
+        if not lasts or (was_sent and not known.is_sent_elsewhere) or key in self._silenced:
             return False
-        known.sent_at, known.is_sent_alone = at, False
         try:
             with mongodb():
-                return alert.may_send(key, known.text, repeat=self.repeat, now=server_now())
+                may_send = alert.may_send(key, known.text, repeat=self.repeat, now=server_now(), is_recorded=was_sent)
+            known.is_sent_alone = False
         except Unavailable:
-            known.is_sent_alone = True
-            return True
+            if was_sent:
+                return False
+            may_send = known.is_sent_alone = True
+        if may_send or not was_sent:
+            known.sent_at, known.is_sent_elsewhere = at, not may_send
+        return may_send
 
     def _take_back(self, keys: Iterable[Key]) -> None:
         for key in keys:
@@ -169,6 +180,11 @@ def _sent() -> dict[Key, str]:
     with suppress(Unavailable), mongodb():
         return alert.sent()
     return {}
+
+
+def _confirm(keys: Iterable[Key]) -> None:
+    with suppress(Unavailable), mongodb():
+        alert.confirm_sent(keys, server_now())
 
 
 def _end(key: Key, known: _Known) -> bool:

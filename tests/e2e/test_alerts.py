@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from email.message import EmailMessage
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ import pytest
 from dev.ports import LOOPBACK
 from queue_manager.alerts.notification import Notification, send_to_channels
 from queue_manager.cli.completion import complete_alert_system, complete_rule
+from queue_manager.core.background import in_thread
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import COMPONENTS
 from tests.deployment.programs import replaced
@@ -71,6 +75,27 @@ def test_a_problem_is_posted_and_mailed_unless_it_is_silenced(clean: Servers, tm
     assert "s3cret" not in process.log + listed
 
 
+def test_a_process_that_is_told_to_end_does_not_wait_for_a_webhook(clean: Servers, tmp_path: Path) -> None:
+    is_posted = Event()
+    env = {"QM_ALERT_AFTER_SECONDS": "0"}
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        listener.settimeout(60)
+
+        def answer_slowly(is_over: Event) -> None:
+            with listener.accept()[0] as connection, suppress(ConnectionError):
+                is_posted.set()
+                while not is_over.wait(1):
+                    connection.sendall(b"H")
+
+        with (
+            in_thread(answer_slowly, name="webhook"),
+            web(tmp_path, QM_ALERT_WEBHOOK_URL=f"http://{LOOPBACK}:{listener.getsockname()[1]}", **env) as process,
+        ):
+            assert is_posted.wait(60)
+            process.child.end(grace=30)
+            assert process.child.poll() != -signal.SIGKILL
+
+
 def test_a_test_is_sent_to_each_channel_and_names_those_that_fail(tmp_path: Path) -> None:
     posts: list[dict[str, Any]] = []
 
@@ -103,6 +128,27 @@ def test_a_password_leaves_the_host_encrypted_only(host: str, is_sent: bool, mon
             settings.cache_clear()
     assert (error is None, len(mails)) == (is_sent, int(is_sent))
     assert is_sent or "mail.example.com does not offer STARTTLS: the password is not sent unencrypted" in str(error)
+
+
+def test_a_password_that_smtplib_cannot_send_keeps_the_notification_from_no_other_channel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    posts: list[bytes] = []
+    with (
+        receiving_posts(lambda _, body: posts.append(body)) as http,
+        receiving_mails([], user="user", password="pässword") as smtp,
+    ):
+        monkeypatch.setenv("QM_ALERT_WEBHOOK_URL", f"http://{LOOPBACK}:{http}")
+        monkeypatch.setenv("QM_ALERT_MAIL_TO", "ops@example.com")
+        monkeypatch.setenv("QM_ALERT_SMTP_URL", f"smtp://user:p%C3%A4ssword@{LOOPBACK}:{smtp}")
+        settings.cache_clear()
+        try:
+            errors = send_to_channels(Notification("recovered", []))
+        finally:
+            monkeypatch.undo()
+            settings.cache_clear()
+    assert (errors["webhook"], len(posts)) == (None, 1)
+    assert "'ascii' codec can't encode" in str(errors["mail"])
 
 
 @pytest.mark.parametrize(

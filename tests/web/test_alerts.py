@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from pymongo.errors import AutoReconnect
 
 from models import alert
-from models.alert import Key
+from models.alert import CLAIM_TIME, Key
 from models.database import server_now
 from queue_manager.alerts.notification import Alert, Notification
-from queue_manager.alerts.watch import Watch
+from queue_manager.alerts.watch import Watch, _round
 from queue_manager.core.clock import minutes, seconds
+from queue_manager.health import Readings, read
 from queue_manager.health_rules import Problem, Rule
+from queue_manager.system import SystemStats
 from tests.real_servers import Servers
 
 LAG = Problem(system="support-snooze", rule=Rule.LAG, text="The oldest due item has waited 40 s")
 NO_LEADER = Problem(system="beat", rule=Rule.NO_LEADER, text="No leader")
+UNKNOWN_STATE = Problem(system="support-snooze", rule=Rule.UNKNOWN_STATE, text="its `stats` raised KeyError: 'x'")
 LAG_KEY = Key("support-snooze", "lag")
 
 
@@ -27,16 +33,21 @@ class Process:
     def __init__(self) -> None:
         self.sent: list[tuple[str, list[str]]] = []
         self.takes = True
+        self.is_killed = False
         self.watch = Watch(after=seconds(60), repeat=minutes(240), send=self._send)
 
     def _send(self, notification: Notification) -> bool:
+        if self.is_killed:
+            raise SystemExit
         self.sent.append((notification.status, [one.system for one in notification.alerts]))
         return self.takes
 
-    def evaluate(self, at: float, *problems: Problem, is_complete: bool = True) -> Sequence[tuple[str, list[str]]]:
+    def evaluate(
+        self, at: float, *problems: Problem, is_complete: bool = True, unread: Set[str] = frozenset()
+    ) -> Sequence[tuple[str, list[str]]]:
         """Take a round; return what it sent."""
         before = len(self.sent)
-        self.watch.evaluate(problems, at=at, is_complete=is_complete)
+        self.watch.evaluate(problems, at=at, is_complete=is_complete, unread=unread)
         return self.sent[before:]
 
 
@@ -55,7 +66,7 @@ def without_mongodb(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AutoReconnect("connection closed")
 
-    for name in ("may_send", "sent", "silences", "end"):
+    for name in ("may_send", "confirm_sent", "sent", "silences", "end"):
         monkeypatch.setattr(alert, name, fail)
 
 
@@ -124,6 +135,71 @@ def test_while_a_server_is_away_nothing_has_ended(first: Process) -> None:
     assert first.evaluate(120, LAG) == []
 
 
+def test_a_problem_of_a_system_whose_stats_cannot_be_read_has_not_ended(first: Process) -> None:
+    first.evaluate(0, LAG, NO_LEADER)
+    first.evaluate(60, LAG, NO_LEADER)
+    unread = {"support-snooze"}
+    assert first.evaluate(75, UNKNOWN_STATE, unread=unread) == []
+    assert first.evaluate(90, UNKNOWN_STATE, unread=unread) == [("recovered", ["beat"])]
+    assert first.evaluate(135, UNKNOWN_STATE, unread=unread) == [("problem", ["support-snooze"])]
+    assert first.evaluate(150) == []
+    assert first.evaluate(165) == [("recovered", ["support-snooze", "support-snooze"])]
+
+
+def with_dead_letter(found: Readings) -> Readings:
+    assert found.in_redis is not None
+    return replace(found, redis=replace(found.in_redis, dead_letters=1))
+
+
+def with_lag(found: Readings) -> Readings:
+    return replace(found, stats={**found.stats, "support-snooze": SystemStats(numbers={"lag_seconds": 4_000})})
+
+
+def away(server: str) -> Problem:
+    return Problem(system=server, rule=Rule.SERVER_AWAY, text="does not answer")
+
+
+@pytest.mark.parametrize(
+    ("started", "unread", "key"),
+    [
+        (with_dead_letter, {"broker": away("broker")}, "broker (dead-letters)"),
+        (with_dead_letter, {"redis": away("redis")}, "broker (dead-letters)"),
+        (with_dead_letter, {"mongodb": away("mongodb")}, "broker (dead-letters)"),
+        (with_lag, {"stats": {"support-snooze": UNKNOWN_STATE}}, "support-snooze (lag)"),
+    ],
+    ids=["broker", "redis", "mongodb", "stats"],
+)
+def test_a_round_ends_no_problem_that_it_could_not_read(
+    started: Callable[[Readings], Readings],
+    unread: dict[str, Any],
+    key: str,
+    clean: Servers,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[str] = []
+    watch = Watch(after=seconds(0), repeat=minutes(240), send=lambda one: sent.append(one.title) is None)
+    healthy = asyncio.run(read())
+    stats = {**healthy.stats, **unread.get("stats", {})}
+
+    def rounds(number: int, found: Readings) -> str:
+        """Take rounds that read this; return the titles of what they sent."""
+
+        async def given() -> Readings:
+            return found
+
+        monkeypatch.setattr("queue_manager.alerts.watch.read", given)
+        sent.clear()
+        for _ in range(number):
+            asyncio.run(_round(watch))
+        return "\n".join(sent)
+
+    assert key in rounds(1, started(healthy))
+    assert "Recovered" not in rounds(3, replace(healthy, **{**unread, "stats": stats}))
+    recovered = rounds(2, healthy)
+    assert "Recovered" in recovered
+    assert key in recovered
+
+
 def test_what_no_channel_took_is_sent_in_the_next_round(first: Process) -> None:
     first.evaluate(0, LAG)
     first.takes = False
@@ -132,6 +208,49 @@ def test_what_no_channel_took_is_sent_in_the_next_round(first: Process) -> None:
     first.takes = True
     assert first.evaluate(75, LAG) == [("problem", ["support-snooze"])]
     assert first.evaluate(90, LAG) == []
+
+
+def test_what_a_killed_process_was_sending_is_sent_by_another_a_minute_later(
+    first: Process, second: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third = Process()
+    for process in (first, second, third):
+        process.evaluate(0, LAG)
+    first.is_killed = True
+    with pytest.raises(SystemExit):
+        first.evaluate(60, LAG)
+    assert second.evaluate(61, LAG) == []
+    now = server_now() + CLAIM_TIME
+    monkeypatch.setattr("queue_manager.alerts.watch.server_now", lambda: now)
+    assert second.evaluate(121, LAG) == [("problem", ["support-snooze"])]
+    monkeypatch.setattr("queue_manager.alerts.watch.server_now", lambda: now + CLAIM_TIME)
+    for process in (second, third):
+        assert process.evaluate(181, LAG) == []
+
+
+def test_what_another_process_sent_is_not_sent_again_because_a_third_one_does_not_see_it(
+    first: Process, second: Process
+) -> None:
+    third = Process()
+    for process in (first, second):
+        process.evaluate(0, LAG)
+        process.evaluate(60, LAG)
+    third.evaluate(75)
+    assert third.evaluate(90) == [("recovered", ["support-snooze"])]
+    for process in (first, second):
+        assert process.evaluate(105, LAG) == []
+
+
+def test_what_another_process_sent_is_not_sent_again_while_mongodb_is_away(
+    first: Process, second: Process, request: pytest.FixtureRequest
+) -> None:
+    for process in (first, second):
+        process.evaluate(0, LAG)
+        process.evaluate(60, LAG)
+    request.getfixturevalue("without_mongodb")
+    for process in (first, second):
+        assert process.evaluate(75, LAG, is_complete=False) == []
+    assert [*first.sent, *second.sent] == [("problem", ["support-snooze"])]
 
 
 def test_a_silenced_problem_is_not_sent_and_its_end_neither(first: Process) -> None:
