@@ -160,9 +160,10 @@ def look_at_everything(servers: Servers, count: int, figure: Callable[[str], Non
         lab.dispatch(epoch=1)
         # What executes; which names are due until the next dispatch; what executes now, and which jobs are not counted.
         assert recorder.reads == ["find", "aggregate", "find", "find"]
-        assert len(recorder.sent) == 4
-        _, keys, read, _ = shown("finished and not counted", recorder.sent.pop())
-        assert (keys, read) == (0, 0)
+        assert len(recorder.sent) == 5  # and before them, what executes with a malformed claim is made a failure
+        for what, sent in (("malformed claims", recorder.sent[0]), ("finished and not counted", recorder.sent[-1])):
+            _, keys, read, _ = shown(what, sent)
+            assert (keys, read) == (0, 0)
 
         # However many finished jobs have the same arguments, what may be stored once reads those that are live.
         alike = {"key": f"{1:032x}"}

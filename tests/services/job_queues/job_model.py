@@ -9,7 +9,7 @@ from typing import Any
 from queue_manager.core.clock import minutes, seconds
 
 WAITING, LIVE = ("pending", "failure"), ("pending", "failure", "executing")
-SILENCE = minutes(1)
+SILENCE, GAP = minutes(1), seconds(10)
 
 
 @dataclass(kw_only=True)
@@ -57,6 +57,8 @@ class JobModel:
     paused: set[str] = field(default_factory=set)
     epoch: int | None = None
     heartbeat: datetime | None = None
+    gap: tuple[datetime, datetime] | None = None
+    """The last long time between two dispatches of leaders."""
 
     # Asking
 
@@ -97,9 +99,15 @@ class JobModel:
         job = self.jobs.get(attempt.id)
         return job is not None and (job.token, job.attempts) == (attempt.token, attempt.number)
 
+    def ends_as_canceled(self, attempt: Attempt, *, rest: timedelta | None) -> bool:
+        """Return True if the attempt would run again, but somebody has asked it to stop."""
+        return rest is not None and self.holds(attempt) and self.jobs[attempt.id].is_asked_to_stop
+
     def finish(self, attempt: Attempt, *, state: str, rest: timedelta | None, now: datetime) -> bool:
         if not self.holds(attempt):
             return False
+        if self.ends_as_canceled(attempt, rest=rest):
+            state, rest = "canceled", None
         job = self.jobs[attempt.id]
         job.state, job.token, job.claimed_until, job.losses = state, None, None, 0
         job.successes += state == "success"
@@ -139,7 +147,9 @@ class JobModel:
         """Return how many were reaped, `None` when it is refused."""
         if epoch is not None and not self._lead(epoch, now):
             return None
-        lost = [job for job in self.jobs.values() if job.claimed_until and job.claimed_until <= now]
+        # A worker whose lease ended in a gap has time for a renewal.
+        until = self.gap[0] if self.gap and now < self.gap[1] + GAP else now
+        lost = [job for job in self.jobs.values() if job.claimed_until and job.claimed_until <= until]
         for job in lost:
             if job.is_asked_to_stop:
                 job.state, job.token, job.claimed_until = "canceled", None, None
@@ -151,13 +161,15 @@ class JobModel:
         return len(lost)
 
     def _lead(self, epoch: int, now: datetime) -> bool:
+        is_older = self.epoch is not None and epoch < self.epoch
+        if is_older and self.heartbeat is not None and self.heartbeat >= now - SILENCE:
+            return False
+        if self.heartbeat is not None and now - self.heartbeat > GAP:
+            self.gap = self.heartbeat, now
         if epoch == self.epoch:
             assert self.heartbeat is not None
             self.heartbeat = max(self.heartbeat, now)
             return True
-        is_older = self.epoch is not None and epoch < self.epoch
-        if is_older and self.heartbeat is not None and self.heartbeat >= now - SILENCE:
-            return False
         self.epoch, self.heartbeat = epoch, now
         for job in self.jobs.values():
             if job.state == "failure":

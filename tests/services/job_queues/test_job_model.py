@@ -179,10 +179,14 @@ class JobMachine(RuleBasedStateMachine):
         state, rest = end
         now, id = self.lab.clock(), str(following["_id"])
         was_written = self.has_ended(attempt)
-        is_finished = self.model.finish(attempt, state=state, rest=rest, now=now)
+        # One that ends as canceled is written last, so that its name is still busy.
+        is_last = self.model.ends_as_canceled(attempt, rest=rest)
+        is_finished = is_last or self.model.finish(attempt, state=state, rest=rest, now=now)
         held = Attempt(id=id, token=attempt.token, number=following["attempts"] + 1)
         was_held = self.model.holds(held)
         started = self.model.start(id, attempts=following["attempts"], token=attempt.token, now=now, lease=LEASE)
+        if is_last:
+            self.model.finish(attempt, state=state, rest=rest, now=now)
         ended = EndedAttempt(job=document, outcome=JobOutcome(state=JobState(state), backoff=rest))
         stored, claimed = job_attempt.finish_and_start(
             [ended], [following], token=attempt.token, now=now, until=now + LEASE

@@ -111,12 +111,14 @@ def test_message_that_is_enqueued_or_taken_while_the_queue_is_cleared_stays(
 def test_message_that_comes_while_a_clear_that_can_be_undone_goes_on_stays(
     lab: Lab, place: MessageState | None
 ) -> None:
-    old = enqueue(lab, SOME)
+    with Lab(lab.url, levels=3) as lower:  # so that what comes with priority 3 is taken first
+        enqueue(lower, SOME)
+    old = lab.ids("main")
     lab.until_passed(lab.now_ms())  # they are older than what comes, by the milliseconds that Redis counts
 
     slices = lab.contents.clear_in_batches(place, keep=lambda copies: lambda kept: None)
     next(slices, None)
-    new = [lab.queue.enqueue("job", priority=3) for _ in range(3)]
+    new = [lab.queue.enqueue("job", priority=priority) for priority in (3, 2, 2)]
     taken = lab.take()
     assert taken.id == new[0]
     lab.contents.move([new[1]], to="dead")
