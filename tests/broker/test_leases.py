@@ -243,7 +243,6 @@ class TestScan:
             eventually(next_one)
             assert not died()
 
-
     def test_a_scan_that_died_blocks_for_no_longer_than_half_a_minute(self, clean: Servers) -> None:
         long = Leases("trial-end", minutes(60))
         with long.scan_lock() as goes_on, redis_server() as client:

@@ -67,7 +67,7 @@ def test_the_thread_ends_with_its_object() -> None:
     running = asyncio.run(thread.run(threading.current_thread))
     assert running.is_alive()
     del thread
-    eventually(lambda: not running.is_alive(), within=5)
+    eventually(lambda: not running.is_alive())
 
 
 def test_a_limited_call_that_hangs_is_left_in_a_thread_that_holds_no_process() -> None:
@@ -80,7 +80,8 @@ def test_a_limited_call_that_hangs_is_left_in_a_thread_that_holds_no_process() -
 
     with pytest.raises(TimeoutError):
         asyncio.run(call_within(0.2, hang))
-    assert running[0].is_alive()
-    assert running[0].daemon
+    [thread] = eventually(lambda: running)
+    assert thread.is_alive()
+    assert thread.daemon
     may_end.set()
     assert asyncio.run(call_within(10, int, "7")) == 7

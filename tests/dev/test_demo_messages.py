@@ -11,11 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from dev import demo_consumer, demo_messages
+from dev import demo_consumer, demo_messages, demo_rooms
 from dev.children import spawn
 from dev.demo_consumer import WorkFailed, take_one
 from dev.ports import free_port
 from dev.summary import Messages
+from models.database import collection
+from models.support_room import ROOMS_COLLECTION
 from queue_manager.core.settings import settings
 from services import message_queue as service
 from services.message_queue import MessageQueue, NewMessage, QueueAdmin, message_queue, queue_admin, sweeper
@@ -143,10 +145,12 @@ class TestProcess:
         assert child.wait() == 0
 
     def test_it_keeps_out_of_the_queue_when_it_is_told_to(self, people: QueueAdmin) -> None:
-        child = spawn([*DEMO, "--no-messages"], env={**os.environ, **ON, "QM_PROJECTS": "true"})
-        eventually(lambda: _agencies(), within=30)
+        child = spawn([*DEMO, "--no-messages"], env={**os.environ, **ON, "QM_CONVERSATIONS": "true"})
+        rooms = collection(ROOMS_COLLECTION)
+        eventually(lambda: rooms.count_documents({}) > 2 * demo_rooms.OVERDUE_AT_START)  # each part has had its turn
         child.end(grace=30)
-        assert people.counts().main == 0
+        counts = people.counts()
+        assert (counts.main, counts.processing, counts.total_acknowledged) == (0, 0, 0)
 
 
 class TestSummary:
@@ -167,9 +171,3 @@ class TestSummary:
             assert Messages().line().startswith("The queue's server does not answer")
         finally:
             service._scripts.take()
-
-
-def _agencies() -> int:
-    from models import subscription
-
-    return subscription.subscriptions().count_documents({})

@@ -57,7 +57,9 @@ def parent(script: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str]
     )
     with process:
         assert process.stdout is not None
-        yield process, [int(pid) for pid in process.stdout.readline().split()]
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert pids
+        yield process, pids
         process.kill()
 
 

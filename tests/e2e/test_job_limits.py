@@ -19,6 +19,8 @@ from tests.eventually import eventually
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("clean")]
 
 GRACE = {"JOBS_GRACE_SECONDS": "1"}
+LONG_LEASE = 8  # seconds, so that a stall of this machine does not end it
+LONG = {"JOBS_LEASE_SECONDS": str(LONG_LEASE), "QM_LEASE_SECONDS": str(LONG_LEASE)}
 
 
 @pytest.mark.smoke
@@ -26,8 +28,8 @@ GRACE = {"JOBS_GRACE_SECONDS": "1"}
 def test_job_that_holds_the_gil_for_longer_than_its_lease_runs_once(short_jobs_before: int, tmp_path: Path) -> None:
     lab = job_lab()
     ids = [lab.run("holds_gil", 0) for _ in range(short_jobs_before)]
-    ids += [lab.run("holds_gil", int(4 * LEASE)), lab.run("holds_gil", 0)]
-    with job_worker(tmp_path) as process, job_beat(tmp_path):
+    ids += [lab.run("holds_gil", LONG_LEASE + 4), lab.run("holds_gil", 0)]
+    with job_worker(tmp_path, env=LONG) as process, job_beat(tmp_path, env=LONG):
         eventually(lambda: {lab.state(id) for id in ids} == {"success"}, within=60)
         assert "claim of an executing job was lost" not in process.log
     assert [lab.jobs.get(id)["attempts"] for id in ids] == [1] * len(ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -19,4 +20,5 @@ def test_two_schedules_break_no_promise() -> None:
     run = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "2 schedules" in run.stdout
+    assert re.search(r"\b[1-9]\d* faults\b", run.stdout), run.stdout  # some are possible on every machine
     assert "0 violations" in run.stdout

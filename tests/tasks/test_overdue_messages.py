@@ -16,7 +16,7 @@ from queue_manager.core.clock import ServerClock, seconds
 from queue_manager.core.settings import settings
 from services.message_queue import MessageQueue, message_queue, queue_admin
 from tasks.overdue_messages import requeue_at_deadline, requeue_overdue_messages, schedule_sweep
-from tests.pace import promptly
+from tests.pace import Pace, paced, promptly
 from tests.real_servers import Servers
 from tests.tasks.hand_worker import Message, run, waiting_messages
 
@@ -39,12 +39,12 @@ def hold(queue: MessageQueue, *, timeout: float, **message: int) -> str:
     return held.id
 
 
-def is_planned_for(planned: Message, id: str) -> bool:
-    """Return True if the sweep comes at the deadline of this message."""
+def is_planned_for(planned: Message, id: str, pace: Pace) -> bool:
+    """Return True if the sweep comes at the deadline of this message; it is sent after a round trip."""
     [held] = [message for message in queue_admin().list("processing").messages if message.id == id]
     assert held.deadline_at is not None
     assert planned.eta is not None
-    return abs(planned.eta - datetime.fromtimestamp(held.deadline_at, UTC)) < seconds(0.5)
+    return abs(planned.eta - datetime.fromtimestamp(held.deadline_at, UTC)) < seconds(pace.allowed(0.5))
 
 
 def test_it_reports_what_it_took_back(queue: MessageQueue) -> None:
@@ -59,10 +59,11 @@ def test_it_reports_what_it_took_back(queue: MessageQueue) -> None:
 
 def test_a_deadline_before_the_next_tick_gets_a_sweep_of_its_own(queue: MessageQueue, clean: Servers) -> None:
     held = hold(queue, timeout=4)
-    requeue_overdue_messages()
+    with paced() as pace:
+        requeue_overdue_messages()
     requeue_overdue_messages()  # the chain is planned once, however many look
     [planned] = waiting_messages(clean.valkey.url, "scans")
-    assert is_planned_for(planned, held)
+    assert is_planned_for(planned, held, pace)
     time.sleep(4.1)
     run(planned)
     assert [message.id for message in queue_admin().list("main").messages] == [held]
@@ -77,22 +78,24 @@ def test_a_deadline_after_the_next_tick_is_left_to_it(queue: MessageQueue, clean
 @pytest.mark.usefixtures("queue")
 def test_a_dequeue_with_an_earlier_deadline_pulls_the_sweep_forward(clean: Servers) -> None:
     queue = message_queue(schedule_sweep=schedule_sweep)
-    late = hold(queue, timeout=90)
-    early = hold(queue, timeout=30)
+    with paced() as pace:
+        late = hold(queue, timeout=90)
+        early = hold(queue, timeout=30)
     hold(queue, timeout=60)
     first, second = waiting_messages(clean.valkey.url, "scans")
-    assert is_planned_for(first, late)
-    assert is_planned_for(second, early)
+    assert is_planned_for(first, late, pace)
+    assert is_planned_for(second, early, pace)
 
 
 def test_the_chain_goes_on_from_deadline_to_deadline(queue: MessageQueue, clean: Servers) -> None:
     first, second = hold(queue, timeout=0.001), hold(queue, timeout=60)
     time.sleep(0.005)
-    requeue_at_deadline()
+    with paced() as pace:
+        requeue_at_deadline()
     assert [message.id for message in queue_admin().list("main").messages] == [first]
     assert [message.id for message in queue_admin().list("processing").messages] == [second]
     [planned] = waiting_messages(clean.valkey.url, "scans")
-    assert is_planned_for(planned, second)
+    assert is_planned_for(planned, second, pace)
 
 
 def test_a_mongodb_that_is_away_does_not_hold_up_the_sweep(

@@ -108,6 +108,7 @@ def test_workers_are_shown_without_what_they_do_for_other_systems(clean: Servers
     assert (item["item"], batch["tasks"], other["task"]) == (furnished.A_ROOM, 1_000, None)
     queues, tasks = seen(AS_READER)
     assert queues == ["scans"]
+    assert len(tasks) == 3
     for task in tasks:
         assert [name for name, value in task.items() if value not in (None, 1)] == ["since"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.eventually import eventually
 from tests.real_servers import Servers
-from tests.web.credentials import KEYS, OPERATOR
+from tests.web.credentials import KEYS, OPERATOR, UNKNOWN, log_in
 from tests.web.listener import Listener
 from tests.web.queue_client import environment
 from tests.web.web_process import Web, forked_web, token
@@ -71,5 +71,7 @@ def test_what_a_websocket_shows_in_its_query_is_not_logged(level: str, tmp_path:
         assert eventually(lambda: '"WebSocket /socket.io/" [accepted]' in process.log)
         assert process.get(f"/socket.io/?EIO=4&transport=polling&token={secret}").status == 200
         assert process.get(f"/schedule?key={OPERATOR}").status == 401
+        assert log_in(process, UNKNOWN).status == 401
+        assert eventually(lambda: "path=/login" in process.log)  # what was logged before it is there, too
         assert secret not in process.log
         assert OPERATOR not in process.log

@@ -129,13 +129,14 @@ def test_head_answers_as_get_does_without_a_body(guarded: Web, operations: list[
 
 
 def test_head_of_an_event_stream_ends_and_leaves_the_connection_usable(guarded: Web) -> None:
+    before = len(guarded.log)
     connection = HTTPConnection("127.0.0.1", guarded.port, timeout=30)
     try:
         for path in (*sorted(ENDLESS), "/healthz"):
             connection.request("HEAD", path, headers={"X-API-KEY": OPERATOR})
             answer = connection.getresponse()
             assert (answer.status, answer.read()) == (200, b"")
-        assert "Exception" not in guarded.log
+        assert "Exception" not in guarded.log[before:]
     finally:
         connection.close()
 

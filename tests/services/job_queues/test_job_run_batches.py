@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from threading import Barrier
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
 
-from models import database, job, job_attempt
+from models import database, job, job_attempt, job_operations
 from models.database import Document
 from models.job import JobState, NameBusy
 from models.job_attempt import EndedAttempt, JobOutcome
@@ -195,11 +195,22 @@ def test_reserved_jobs_cannot_be_changed_by_others_until_the_reservation_ends(la
     assert lab.jobs.clear(["pending"]) == 1
 
 
-def test_change_of_a_reserved_job_waits_for_the_run(lab: Lab) -> None:
+def test_change_of_a_reserved_job_waits_for_the_run(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [lab.run("mail", number) for number in range(2)]
     _, second = reserve(lab, *ids)
+    is_refused, cancel = Event(), job_operations.cancel
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        canceled = cancel(*arguments, **options)
+        if canceled is None:
+            is_refused.set()
+        return canceled
+
+    monkeypatch.setattr(job_operations, "cancel", noting)
+    monkeypatch.setattr(import_module("services.job_queues.jobs"), "RESERVATION_TIMEOUT", 60.0)
     with ThreadPoolExecutor(1) as thread:
         canceling = thread.submit(lab.jobs.cancel, ids[1])
+        assert is_refused.wait(30)
         assert finish(lab, second)
         with pytest.raises(WrongState, match="is success and cannot"):
             canceling.result()
@@ -332,6 +343,7 @@ def test_batches_end_with_their_time(lab: Lab, batches: list[list[int]], monkeyp
     monkeypatch.setattr(runner, "BATCH_TIME", 0.03)
     for number in range(30):
         lab.run("mail", number)
-    lab.works["mail"] = lambda number, run: time.sleep(0.02) if number == 3 else None
+    lab.works["mail"] = lambda number, run: time.sleep(0.05) if number == 3 else None
     assert lab.run_through().succeeded == 30
     assert [arguments[0] for arguments in lab.ran] == list(range(30))
+    assert 4 in [batch[0] for batch in batches if batch]

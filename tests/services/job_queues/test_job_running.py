@@ -359,17 +359,20 @@ def test_progress_is_shown_while_the_job_runs_and_at_most_twice_a_second(
 
 def test_progress_of_a_job_that_is_another_workers_is_not_written(lab: Lab) -> None:
     id = lab.run("mail")
+    seen: list[tuple[str, bool]] = []
 
     def lose(*_: Any, run: Any) -> None:
         if run.attempt == 1:
             lost_lease(id)
             lab.dispatch()
-            with pytest.raises(JobCancelled, match="The job lost its lease"):
+            with pytest.raises(JobCancelled) as raised:
                 run.progress(50)
-            assert "progress" not in lab.jobs.get(id)
+            seen.append((str(raised.value), "progress" in lab.jobs.get(id)))
 
     lab.works["mail"] = lose
-    assert lab.run_through().lost == 1
+    report = lab.run_through()
+    assert (report.lost, report.succeeded) == (1, 1)
+    assert seen == [("The job lost its lease, so that another worker may execute it", False)]
 
 
 # One at a time, and late results
@@ -490,9 +493,12 @@ def test_long_job_keeps_its_lease(lab: Lab) -> None:
 def test_heartbeat_outlives_an_outage(lab: Lab) -> None:
     """The clock is asked of the database too, and fails with it."""
     fails = threading.Event()
+    failed = 0
 
     def clock() -> datetime:
+        nonlocal failed
         if fails.is_set():
+            failed += 1
             raise AutoReconnect("connection closed")
         return database.server_now()
 
@@ -501,7 +507,7 @@ def test_heartbeat_outlives_an_outage(lab: Lab) -> None:
 
     def take_long(*_: Any, run: Any) -> None:
         fails.set()
-        time.sleep(0.5)  # several heartbeats fail
+        eventually(lambda: failed >= 2)  # heartbeats
         fails.clear()
         before = real.jobs.get(id)["claim"]["claimed_until"]
         eventually(lambda: real.jobs.get(id)["claim"]["claimed_until"] > before)
@@ -689,10 +695,11 @@ def test_second_copy_of_a_task_in_the_same_process_runs_nothing(installed: Lab) 
 
 
 def test_queue_whose_next_job_is_due_before_the_next_dispatch_comes_back_for_it(installed: Lab) -> None:
-    installed.run("mail", delay=seconds(3))
+    id = installed.run("mail", delay=seconds(4.5))
+    due, before = installed.jobs.get(id)["due"], database.server_now()
     with pytest.raises(NotYetDue) as early:
         job_queues.run_queue("mail", None, token="t")
-    assert seconds(2) < early.value.remaining <= seconds(3)
+    assert due - database.server_now() <= early.value.remaining <= due - before
     assert only(installed)["state"] == "pending"
 
 

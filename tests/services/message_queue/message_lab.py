@@ -109,8 +109,8 @@ class Lab:
         """Let the deadlines of held messages have passed `ago` seconds ago, by the first id the longest."""
         now = self.now_ms()
         for number, id in enumerate(ids):
-            changed = self.client.zadd(self.key(":deadlines"), {id: now - ago * 1000 - len(ids) + number}, xx=True)
-            assert changed == 0  # none was added
+            passed_at = now - ago * 1000 - len(ids) + number
+            assert self.client.zadd(self.key(":deadlines"), {id: passed_at}, xx=True, ch=True) == 1
 
     def heal(self) -> int:
         """Heal now, however long ago the last time was."""

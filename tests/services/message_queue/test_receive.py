@@ -28,7 +28,7 @@ def test_nothing_is_there(lab: Lab) -> None:
         assert message is None
     with pytest.raises(ZeroDivisionError), lab.queue.receive():
         raise ZeroDivisionError
-    assert {key: value for key, value in lab.dump().items() if b"p" not in key and key != b"q"} == before
+    assert {key: value for key, value in lab.dump().items() if key.decode() not in lab.streams} == before
 
 
 def test_message_is_given_back_with_the_text_of_the_error(lab: Lab) -> None:
