@@ -108,6 +108,8 @@ def _channels(chosen: Settings) -> Iterator[tuple[str, Callable[[Notification], 
 def _error_of(act: Callable[[Notification], None], notification: Notification) -> str | None:
     try:
         act(notification)
+    except UnicodeError:  # its text has a character of the password
+        return "a name or the password has characters that cannot be sent"
     except Exception as error:  # of the network, of the server, and of what a library cannot encode
         return reason(error)
     return None
