@@ -15,7 +15,7 @@ from pymongo import ReturnDocument
 from pymongo.client_session import ClientSession
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
-from models import job_counts
+from models import job, job_counts
 from models.database import Document, duplicates
 from models.job import (
     COUNTED_ATTEMPTS,
@@ -36,7 +36,6 @@ from models.job import (
 from models.job_attempt import not_reserved
 from models.transaction import transact
 from queue_manager.core.clock import truncate
-from queue_manager.core.errors import Contended
 
 DELETION_BATCH_SIZE = 1_000  # jobs that one transaction deletes
 KeepJobs = Callable[[Sequence[Document], ClientSession], object]
@@ -124,26 +123,24 @@ def clear(
     name: str | None,
     *,
     now: datetime,
-    limit: int | None = None,
+    limit: int = DELETION_BATCH_SIZE,
     keep: KeepJobs | None = None,
-) -> int:
-    """Delete up to `limit` jobs in `states`, of one name or of all names, except reserved ones; return their number."""
-    query: Document = {**not_reserved(now), "state": {"$in": [*states]}, **IS_JOB}
-    if name is not None:
-        query["name"] = name
-    deleted, size = 0, DELETION_BATCH_SIZE
-    while limit is None or deleted < limit:
-        try:
-            gone = _delete_batch(query, limit=size if limit is None else min(size, limit - deleted), keep=keep)
-        except Contended:
-            if size == 1:
-                raise
-            size = max(1, size // 10)  # runs change some of so many jobs all the time
-            continue
-        if not gone:
-            break
-        deleted += gone
-    return deleted
+) -> tuple[int, bool]:
+    """Delete up to `limit` jobs in `states`, of one name or of all names, except reserved ones, in one transaction.
+
+    It deletes fewer if they are large. Returns their number, and True if there may be more. Raises `Contended`.
+    """
+    return _delete_batch({**not_reserved(now), **_of(states, name), **IS_JOB}, limit=limit, keep=keep)
+
+
+def count_up_to(limit: int, states: Sequence[JobState], name: str | None) -> int:
+    """Return the number of jobs in `states`, of one name or of all names, up to `limit`, which bounds the cost."""
+    index = "jobs_in_a_state" if name is None else "jobs_of_a_name"
+    return jobs().count_documents(_of(states, name), limit=limit, hint=index)
+
+
+def _of(states: Sequence[JobState], name: str | None) -> Document:
+    return {"state": {"$in": [*states]}, **({} if name is None else {"name": name})}
 
 
 def restore(gone: Sequence[Document]) -> int:
@@ -156,15 +153,20 @@ def restore(gone: Sequence[Document]) -> int:
     return len(restored)
 
 
-def _delete_batch(query: Document, *, limit: int, hint: str | None = None, keep: KeepJobs | None = None) -> int:
-    def delete(session: ClientSession) -> int:
-        projection = {"name": 1, "state": 1, "uncounted": 1}
+def _delete_batch(
+    query: Document, *, limit: int, hint: str | None = None, keep: KeepJobs | None = None
+) -> tuple[int, bool]:
+    """Delete jobs; return their number, and True if there may be more."""
+
+    def delete(session: ClientSession) -> tuple[int, bool]:
+        projection = {"name": 1, "state": 1, "uncounted": 1, "size": {"$bsonSize": "$$ROOT"}}
         found = some(query, projection, hint=hint, limit=limit, session=session)
         if not found:
-            return 0
+            return 0, False
+        is_full = len(found) == limit or sum(one["size"] for one in found) >= job.MAX_TRANSACTION_BYTES
         ids = {"_id": {"$in": [one["_id"] for one in found]}}
         _deleted(list(jobs().find(ids, hint="_id_", session=session)) if keep else found, keep, session)
-        return jobs().delete_many(ids, hint="_id_", session=session).deleted_count
+        return jobs().delete_many(ids, hint="_id_", session=session).deleted_count, is_full
 
     return transact(delete)
 
@@ -183,4 +185,5 @@ def remove_finished(before: datetime, *, limit: int) -> int:
     """
     finished = {"state": {"$in": [*FINISHED_STATES]}, "updated": {"$lt": before}, **COUNTED_ATTEMPTS}
     undeclared = {**finished, "_id": {"$not": {"$regex": f"^{DECLARED_PREFIX}"}}}
-    return _delete_batch(undeclared, limit=limit, hint="jobs_in_a_state_by_updated")
+    deleted, _ = _delete_batch(undeclared, limit=limit, hint="jobs_in_a_state_by_updated")
+    return deleted

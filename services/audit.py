@@ -80,7 +80,8 @@ class Archive:
     def keep(self, kind: Kind, records: ArchivedRecords) -> Callable[[ArchivedRecords], None]:
         """Store records from Redis. Returns a function that keeps only some of them.
 
-        If MongoDB refuses them, that is logged, and they cannot be restored. Raises `Unavailable` if it is unavailable.
+        If MongoDB refuses them, for example because one is larger than 16 MB, that is logged, and they cannot be
+        restored. Raises `Unavailable` if it is unavailable.
         """
         ids = self._stored(lambda: archive.add(self.action, kind, records))
         self.count += len(records) if ids else 0
@@ -97,8 +98,8 @@ class Archive:
         try:
             with within(AUDIT_TIMEOUT):
                 return write()
-        except Error as error:
-            if server_away(error):
+        except (Error, BSONError, ValueError) as error:
+            if isinstance(error, Error) and server_away(error):
                 raise Unavailable(describe(error)) from error
             log.error("What an action deletes cannot be restored", error=str(reason(error)))
             return None
@@ -128,9 +129,16 @@ class AuditedAction:
         self, kind: Kind, *, expected: int = 0
     ) -> Callable[[ArchivedRecords], Callable[[ArchivedRecords], None]] | None:
         """Return `Archive.keep` for records of a kind; `None` if so many cannot be restored."""
-        if self.archive is None or expected > MAX_ARCHIVED:
-            return None
-        return partial(self.archive.keep, kind)
+        archive = self._archive_of(expected)
+        return None if archive is None else partial(archive.keep, kind)
+
+    def job_keeper(self, *, expected: int = 0) -> Callable[[Sequence[Document], ClientSession], None] | None:
+        """Return `Archive.keep_jobs`; `None` if so many cannot be restored."""
+        archive = self._archive_of(expected)
+        return None if archive is None else archive.keep_jobs
+
+    def _archive_of(self, expected: int) -> Archive | None:
+        return None if expected > MAX_ARCHIVED else self.archive
 
     @property
     def undo(self) -> str | None:

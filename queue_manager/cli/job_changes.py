@@ -158,11 +158,12 @@ def clear(
 ) -> None:
     """Delete the jobs in some states, of one name or of all, after confirmation.
 
-    Above 1,000 jobs, the name (`all names` without `--name`) must be typed. Can be undone for 10 minutes.
+    Above 1,000 jobs, the name (`all names` without `--name`) must be typed. Can be undone for 10 minutes, unless there
+    are more than 100,000. Ctrl-C leaves the rest.
 
     Example: `queue-manager jobs clear success canceled --name send_invoice`
     """
-    from queue_manager.web.routes.jobs.endpoints import clear as clear_jobs
+    from queue_manager.web.routes.jobs.endpoints import cleared
     from queue_manager.web.routes.jobs.schemas import JobsToDelete
 
     with report_errors():
@@ -170,7 +171,7 @@ def clear(
         count = sum(job_queues.jobs.count(name=name, state=checked_state(state)) for state in dict.fromkeys(states))
         of = name or ALL_NAMES
         confirm("delete", count, "job", f" of {of} in the state {' or '.join(states)}", yes=yes, typed=of)
-        answer = clear_jobs(body, current_actor())
+        answer = cleared(body, current_actor(), is_over=lambda: False)
     typer.echo(f"{answer.deleted} deleted")
     echo_undo(answer.undo)
 
@@ -264,8 +265,8 @@ def _each(
 def _changed(action: ActionName, id: str, change: Callable[..., Document]) -> tuple[Document, str | None]:
     """Return the job as it is now, and the id by which the change can be undone, if it can be."""
     with audited(action, system=job_queues.system.name, ids=[id]) as done:
-        if action == "remove" and done.archive is not None:
-            change = partial(change, keep=done.archive.keep_jobs)
+        if action == "remove":
+            change = partial(change, keep=done.job_keeper())
         before, job = job_queues.jobs.get(id), change(id)
         done.ids, done.count = [id_text(job["_id"])], 1
         if action != "remove":

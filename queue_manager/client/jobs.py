@@ -27,6 +27,7 @@ from queue_manager.client.exchanges import (
 
 FIRST_WAIT, MAX_WAIT = 0.1, 2.0  # seconds between two requests for the state of a job
 MIN_REQUEST_TIMEOUT = 1.0  # seconds of the last of these requests
+MAX_CLEAR_WAIT = 50.0  # seconds for which one request deletes jobs
 
 
 class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +91,7 @@ class _JobQueues(msgspec.Struct):
 
 class _DeletedCount(msgspec.Struct):
     deleted: int
+    is_complete: bool = True  # older servers have no time limit
 
 
 class JobOperations(Resource):
@@ -206,8 +208,12 @@ class JobOperations(Resource):
     @operation
     def clear(self, states: Sequence[str], name: str | None = None) -> Exchange[int]:
         """Delete the jobs in these states, of one name or of all; return their number."""
-        body = {"states": states, "name": name}
-        return (yield from self._exchange("POST", "/api/jobs/clear", _DeletedCount, body=body)).deleted
+        body, deleted = {"states": states, "name": name}, 0
+        while True:
+            answer = yield from self._exchange("POST", "/api/jobs/clear", _DeletedCount, body=body, wait=MAX_CLEAR_WAIT)
+            deleted += answer.deleted
+            if answer.is_complete:
+                return deleted
 
     @operation
     def pause(self, names: Sequence[str], reason: str | None = None) -> Exchange[None]:

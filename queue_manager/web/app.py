@@ -43,7 +43,7 @@ UNCOMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/x-ndjson")  # of a
 def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
     """Return the application. It connects to nothing until it is started.
 
-    `ending` is set when the process shuts down; long polls are answered then.
+    `ending` is set when the process shuts down; long polls are answered then, and deletions stop.
 
     Raises:
         ConfigurationError: the keys, a system, or a module of `JOBS_IMPORTS` are wrong.
@@ -91,13 +91,13 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
         servers=[{"url": chosen.qm_web_prefix}] if chosen.qm_web_prefix else None,
         generate_unique_id_function=lambda route: f"{route.tags[0]}_{route.name}" if route.tags else route.name,
     )
-    api.state.live = live
+    api.state.live, api.state.ending = live, ending
     exception_handlers.install(api)
     auth.install(api, authenticator)
     systems.install(api, overview)
     _install(api, chosen)
     if message_feed is not None:
-        messages.install(api, message_feed, ending)
+        messages.install(api, message_feed)
     if job_feed is not None:
         jobs.install(api, job_feed)
     list(auth.required_roles(api))  # every route has one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,9 +13,10 @@ from bson import ObjectId
 from models import foreign_job, job, job_counts, job_operations, job_pages, job_queue
 from models.database import Document, server_now
 from models.job import INACTIVE_STATES, WAITING_STATES, DuplicateJob, ExecutingJob, JobId, JobState
+from models.job_operations import DELETION_BATCH_SIZE
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from models.listing import Position
-from queue_manager.core.errors import AppError, within
+from queue_manager.core.errors import AppError, Contended, within
 from queue_manager.core.pause import PauseState
 from queue_manager.core.settings import settings
 from services.job_queues.fields import (
@@ -268,12 +269,40 @@ class Jobs:
 
         Raises `InvalidJob`: executing jobs cannot be deleted.
         """
-        wanted = [checked_state(state) for state in states]
-        if JobState.EXECUTING in wanted:
-            raise InvalidJob("states", "must not include executing: an executing job cannot be deleted")
-        return job_operations.clear(
-            wanted, None if name is None else checked_name(name), now=self._clock(), limit=limit, keep=keep
-        )
+        return sum(self.clear_in_batches(states, name, limit=limit, keep=keep))
+
+    def clear_in_batches(
+        self,
+        states: Iterable[str],
+        name: str | None = None,
+        *,
+        limit: int | None = None,
+        keep: job_operations.KeepJobs | None = None,
+    ) -> Iterator[int]:
+        """Delete like `clear`; yield the number deleted by each transaction, 0 if others have locked some of its jobs.
+
+        Raises `Contended`: a single job is locked.
+        """
+        wanted, of = _deletable(states), None if name is None else checked_name(name)
+        deleted, size = 0, DELETION_BATCH_SIZE
+        while limit is None or deleted < limit:
+            most = size if limit is None else min(size, limit - deleted)
+            try:
+                gone, has_more = job_operations.clear(wanted, of, now=self._clock(), limit=most, keep=keep)
+            except Contended:
+                if size == 1:
+                    raise
+                size = max(1, size // 10)  # runs change some of so many jobs all the time
+                yield 0
+                continue
+            deleted, size = deleted + gone, min(2 * size, DELETION_BATCH_SIZE)
+            yield gone
+            if not has_more:  # those that enter the states from now on are left, or else it might never end
+                return
+
+    def count_up_to(self, limit: int, states: Iterable[str], name: str | None = None) -> int:
+        """Return how many jobs `clear` would delete, at most `limit`, which bounds the cost. Raises like `clear`."""
+        return job_operations.count_up_to(limit, _deletable(states), None if name is None else checked_name(name))
 
     def pause(self, names: Sequence[str], *, reason: str | None = None, by: str | None = None) -> None:
         """Pause queues in all processes: no job of these names is started; one that is executing finishes.
@@ -358,6 +387,14 @@ class Jobs:
             raise _foreign_document_error(id)
         stored: JobId = found["_id"]
         return stored
+
+
+def _deletable(states: Iterable[str]) -> list[JobState]:
+    """Return the states. Raises `InvalidJob`."""
+    wanted = [checked_state(state) for state in states]
+    if JobState.EXECUTING in wanted:
+        raise InvalidJob("states", "must not include executing: an executing job cannot be deleted")
+    return wanted
 
 
 def _foreign_document_error(id: str) -> WrongState:

@@ -44,6 +44,8 @@ BULK_BATCH_SIZE = 100
 COUNT_BUDGET = seconds(2)
 LIST_SEARCH_BUDGET = seconds(0.08)
 """Time after which a filtered list starts no further slice."""
+LIST_SKIP_BUDGET = seconds(2)
+"""Time after which a list without a filter skips no further slice; about 100,000 messages."""
 _CURSOR = re.compile(r"\d{1,20}-\d{1,20}/\d{1,3}")
 
 
@@ -111,8 +113,8 @@ class MessageListing:
     """A page of messages.
 
     `cursor` is where the next page begins, `None` on the last page. `matched` is the number of matches found so far,
-    `searched` the number of messages read for them. `is_partial` is True if the search stopped at its limit before the
-    end.
+    `searched` the number of messages read for them. `is_partial` is True if the search, or skipping, stopped at its
+    limit before the end.
     """
 
     messages: list[Message]
@@ -199,15 +201,17 @@ class MessageBrowser:
     ) -> MessageListing:
         """Return a page of messages, newest first unless sorted otherwise; in `processing` by deadline, latest first.
 
-        A state is sorted only by its `SORT_FIELDS_BY_STATE`. A filtered search stops after about 80 ms. A page ends at
-        the latest 2 MiB after it has `max_bytes`.
+        A state is sorted only by its `SORT_FIELDS_BY_STATE`. A filtered search stops after about 80 ms, and without a
+        filter skipping stops after about 2 s; at least one slice is read. A page ends at the latest 2 MiB after it has
+        `max_bytes`.
 
         Raises `InvalidMessage`, which names the argument.
         """
         if cursor is not None and not _CURSOR.fullmatch(cursor):
             raise InvalidMessage("cursor", "the cursor of an earlier page")
         order = _order(state, sort_by, ascending)
-        ends = time.monotonic() + LIST_SEARCH_BUDGET.total_seconds()
+        is_filtered = where != MATCH_ALL
+        ends = time.monotonic() + (LIST_SEARCH_BUDGET if is_filtered else LIST_SKIP_BUDGET).total_seconds()
         messages: dict[str, Message] = {}
         matched = searched = size = 0
         at, is_over = cursor or "", False
@@ -221,7 +225,8 @@ class MessageBrowser:
             matched, searched = matched + found, searched + read
             size += sum(len(data) for _, data, *_ in rows)
             at = next_at.decode()
-            is_over = not at or size >= max_bytes or (where != MATCH_ALL and time.monotonic() >= ends)
+            is_searching = is_filtered or matched < skip
+            is_over = not at or size >= max_bytes or (is_searching and time.monotonic() >= ends)
         is_partial = bool(at) and len(messages) < limit
         return MessageListing(
             messages=[*messages.values()],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -11,6 +12,8 @@ from models import job as stored
 from models.job import JobState
 from queue_manager.client import Client, ClientError
 from tests.any_jobs import INVOICE, PARCEL
+from tests.client.clients import connected
+from tests.client.test_retries import HandClock, responding, response
 from tests.job_lab import end_job
 
 HOUR = timedelta(hours=1)
@@ -84,6 +87,13 @@ def test_queues_are_paused_and_resumed(client: Client) -> None:
 def test_finished_jobs_are_cleared(client: Client) -> None:
     end_job(client.jobs.run(INVOICE).id, JobState.SUCCESS)
     assert client.jobs.clear(["success"], INVOICE) == 1
+
+
+def test_jobs_are_cleared_by_as_many_requests_as_the_server_needs(kind: str) -> None:
+    parts = ({"deleted": 5, "is_complete": False}, {"deleted": 3, "is_complete": True}, {"deleted": 1})
+    turns = [(0.0, response("application/json", json.dumps(part))) for part in parts]
+    with responding(HandClock(), *turns) as server, connected(kind, server.url) as client:
+        assert [client.jobs.clear(["success"]) for _ in range(2)] == [8, 1]
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCESS, JobState.FAILURE])

@@ -6,10 +6,11 @@ import getpass
 from collections.abc import Callable
 
 import pytest
+from bson import ObjectId
 from pymongo.errors import AutoReconnect, OperationFailure
 
 from beat_schedule import SYSTEMS
-from models import audit, schema
+from models import archive, audit, schema
 from models.audit import AuditEntry, AuditQuery
 from models.database import collection
 from queue_manager.core.clock import hours
@@ -105,6 +106,22 @@ def test_a_user_without_rights_on_the_collection_can_act(
         pass
     assert "not authorized" in caplog.text
     assert '"ids": ["x"], "total": 1, "outcome": "done"' in caplog.text
+
+
+def test_a_record_that_is_too_large_for_mongodb_is_deleted_without_a_copy(
+    clean: Servers, caplog: pytest.LogCaptureFixture
+) -> None:
+    with recorded(ADA, "delete", is_in_redis=True) as action:
+        keep = action.keeper("message")
+        assert keep is not None
+        large, small = [{"id": "large", "payload": "x" * 17 * 1024 * 1024}], [{"id": "small"}]
+        keep(large)(large)
+        assert action.undo is None
+        keep(small)(small)
+    assert caplog.text.count("What an action deletes cannot be restored") == 1
+    (entry,) = entries()
+    assert (entry.outcome, action.undo) == ("done", entry.id)
+    assert [record["id"] for found in archive.slices(ObjectId(entry.id)) for record in found.records] == ["small"]
 
 
 def test_an_entry_is_kept_for_the_days_of_the_setting(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -14,7 +15,9 @@ from models.job import JobState
 from queue_manager.broker import dead_letters
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.redis_client import connect
-from services.failures import MAX_FAILURES
+from queue_manager.web.routes import failures
+from queue_manager.web.routes.failures import FailureReader
+from services.failures import MAX_FAILURES, Failures, FailureSource
 from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
 from tests.eventually import eventually
@@ -173,6 +176,31 @@ def test_only_the_newest_of_many_are_read(clean: Servers, queue: Queue) -> None:
     lists = {one["system"]: one for one in queue.get("/failures").body["lists"]}
     assert (lists["broker"]["read"], lists["broker"]["is_complete"]) == (MAX_FAILURES, False)
     assert lists[MESSAGES]["is_complete"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "readings"), [(None, [1, 1, 1, 2]), ("MongoDB is away", [1, 1, 2, 3])], ids=["complete", "outage"]
+)
+def test_a_reading_is_kept_for_ten_times_its_duration_if_it_is_complete(
+    problem: str | None, readings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, read = 100.0, list[float]()
+
+    def read_slowly(_: Any) -> Failures:
+        nonlocal now
+        read.append(now)
+        now += 10
+        jobs = FailureSource(kind="job", system=JOBS, title="Jobs", read=0, is_complete=not problem, problem=problem)
+        return Failures(groups=[], sources=[jobs])
+
+    monkeypatch.setattr(failures, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(failures, "read_failures", read_slowly)
+    reader, found = FailureReader(), []
+    for pause in (0, 2, 2, 97):
+        now += pause
+        reader.read()
+        found.append(len(read))
+    assert found == readings
 
 
 def test_a_group_that_is_gone_and_a_wrong_time_are_refused(queue: Queue) -> None:

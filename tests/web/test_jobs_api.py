@@ -464,7 +464,8 @@ class TestChanging:
         for job in jobs:
             end(job, JobState.SUCCESS)
         left = api.run()
-        assert api.post("/clear", {"states": ["success"], "name": REPORT}).body["deleted"] == 1
+        answer = api.post("/clear", {"states": ["success"], "name": REPORT}).body
+        assert (answer["deleted"], answer["is_complete"]) == (1, True)
         assert api.post("/clear", {"states": ["success", "cancelled", "failure"]}).body["deleted"] == 1
         assert api.ids() == [left["_id"]]
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from queue_manager.core.clock import seconds
 from queue_manager.web.http import cursors
+from queue_manager.web.routes.messages import listing
+from services.message_queue import NewMessage
+from tests.real_servers import Servers
+from tests.services.message_queue.message_lab import Lab
 from tests.web.queue_client import Queue
 
 
@@ -332,3 +338,18 @@ def test_lists_of_the_older_service_are_bounded_in_bytes(queue: Queue) -> None:
     newest = [message["id"] for message in answer.body["mainQueue"]["messages"]]
     assert newest == ids[::-1][: len(newest)]
     assert 2 <= len(newest) <= 5
+
+
+def test_a_date_range_is_searched_for_a_bounded_time(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Lab(clean.valkey.url) as lab:
+        monkeypatch.setattr(listing, "queue_admin", lambda: lab.contents)
+        for _ in range(2):
+            lab.queue.enqueue_batch([NewMessage(type="mail")] * 500)
+
+        def found(start: float) -> int:
+            return len(json.loads(listing.messages_of_date_range(start, time.time() + 60, limit=1000).body))
+
+        assert (found(0), found(time.time() + 30)) == (1_000, 0)
+
+        monkeypatch.setattr(listing, "COUNT_BUDGET", seconds(0))
+        assert (found(0), found(time.time() + 30)) == (100, 0)  # of one page

@@ -751,7 +751,7 @@ export interface paths {
          * Messages Of Date Range
          * @description Return the messages that were added between two times, in any state; up to `limit`, 100 without it.
          *
-         *     The list ends after about 16 MiB: an export has all.
+         *     The list ends after about 16 MiB, or 2 s: an export has all.
          */
         get: operations["queue_messages_of_date_range"];
         put?: never;
@@ -1108,7 +1108,8 @@ export interface paths {
          *
          *     `sortBy` is `createdAt` or `priority` in `main`, `deadlineAt` in `processing`, `failedAt` in `dead`,
          *     `acknowledgedAt` in `acknowledged`, and `archivedAt` in `archived`. A requeued message counts as created at its
-         *     requeue. A filter is applied for about 80 ms. A page ends after about 16 MiB. With `is_partial`, `total` is the
+         *     requeue. A filter is applied for about 80 ms; without one, the messages before a `page` are skipped for about 2 s. A
+         *     page ends after about 16 MiB. With `is_partial` the list continues at the cursor; with a filter, `total` is then the
          *     number of matches found so far, and `/count` counts all.
          */
         get: operations["queue_messages"];
@@ -1399,6 +1400,8 @@ export interface paths {
         /**
          * Clear
          * @description Delete the jobs in some states, of one name or of all.
+         *
+         *     It stops after 50 s, and `is_complete` is false: repeat it then. More than 100,000 jobs cannot be restored.
          */
         post: operations["jobs_clear"];
         delete?: never;
@@ -1958,6 +1961,11 @@ export interface components {
         DeletedJobs: {
             /** Deleted */
             deleted: number;
+            /**
+             * Is Complete
+             * @description False if the time was not enough for all. Repeat it then.
+             */
+            is_complete: boolean;
             /**
              * Undo
              * @description The id for `POST /api/audit/{id}/undo`, which restores it for 10 minutes; null if it cannot.

@@ -10,6 +10,7 @@ from queue_manager.core.json_types import Moment
 
 ServerTime = Annotated[Moment, Field(description="The time of the database server when the answer was made.")]
 NextCursor = Annotated[str | None, Field(description="The `cursor` of the next page; null on the last page.")]
+IsComplete = Annotated[bool, Field(description="False if the time was not enough for all. Repeat it then.")]
 
 UndoId = Annotated[
     str | None,

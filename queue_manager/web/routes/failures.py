@@ -1,7 +1,7 @@
 """Failures of all kinds over HTTP: grouped by what failed and why, and replayed by the group.
 
-Guarantee: the lists are read at most every 3 s, and for at most a tenth of the time, however many clients there are. A
-replay tries the members of the group that it finds, in slices, each at most once.
+Guarantee: the lists are read at most every 3 s, and for at most a tenth of the time while all can be read, however many
+clients there are. A replay tries the members of the group that it finds, in slices, each at most once.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from queue_manager.web.http.requests import At, EmptyIsNone, JsonBody, Members
 from queue_manager.web.http.responses import ServerTime
 from queue_manager.web.routes.systems.items import retry_some, system_with_items
 from queue_manager.web.routes.systems.queries import find_system
+from queue_manager.web.routes.time_limit import INCOMPLETE_DETAIL
 from services.audit import recorded
 from services.failures import (
     MAX_FAILURES,
@@ -45,7 +46,7 @@ from services.message_queue import queue_admin
 from services.message_queue.messages import is_id
 
 MIN_READ_INTERVAL = 3.0  # seconds
-MAX_READ_SHARE = 0.1  # of the time
+MAX_READ_SHARE = 0.1  # of the time, unless a list cannot be read
 MAX_GROUPS = 200
 REPLAY_SLICE_SIZE = 500
 MAX_REPLAY_DURATION = 20.0  # seconds after which no further slice is begun
@@ -126,7 +127,9 @@ class FailureReader:
             if self._found is None or began >= self._fresh_until:
                 self._found = read_failures(systems())
                 now = time.monotonic()
-                self._fresh_until = now + max(MIN_READ_INTERVAL, (now - began) / MAX_READ_SHARE)
+                has_all = all(one.problem is None for one in self._found.sources)
+                pause = max(MIN_READ_INTERVAL, (now - began) / MAX_READ_SHARE) if has_all else MIN_READ_INTERVAL
+                self._fresh_until = now + pause  # short if a list is missing: an outage may be over soon
             return self._found
 
     def forget(self) -> None:
@@ -211,7 +214,7 @@ def replay_failures(
     with recorded(actor, action_on(group), **audited_as(group, ids)) as action:
         replayed, is_in_time = replay(group, ids)
         action.count = replayed
-        action.detail = "" if is_in_time else "stopped after its time; the rest is left"
+        action.detail = "" if is_in_time else INCOMPLETE_DETAIL
     _reader.forget()
     log.info("Failures were replayed by hand", system=group.system, name=group.name, replayed=replayed, of=len(ids))
     return ReplayedFailures(replayed=replayed, of=len(ids), is_complete=is_complete and is_in_time)

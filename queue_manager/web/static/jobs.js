@@ -352,11 +352,11 @@ function clear() {
 function confirm(states, name, found) {
   askFor({
     title: `Delete ${number(found)} job${found === 1 ? "" : "s"} of ${name || ALL_NAMES}?`, verb: "Delete", kind: "danger",
-    text: `All in the state ${states.join(" or ")}, including those that enter it meanwhile. ${UNDO}`,
+    text: `All in the state ${states.join(" or ")}, including those that enter it meanwhile. ${found > 1e5 ? "So many cannot be restored." : UNDO}`,
     typed: found > TYPED_FROM && { name: name || ALL_NAMES, of: "queue" },
     async act() {
-      const { deleted } = await post("/jobs/clear", { states, name: name || null });
-      return done(`Deleted ${number(deleted)}`);
+      const { deleted, is_complete: isAll } = await post("/jobs/clear", { states, name: name || null });
+      return done(`Deleted ${number(deleted)}${isAll ? "" : "; there are more, so repeat it"}`);
     },
   });
 }

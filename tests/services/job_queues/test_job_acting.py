@@ -7,7 +7,8 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import pytest
 from bson import ObjectId
@@ -16,7 +17,7 @@ from models import job, job_attempt, job_operations, job_queue
 from models.job import JobState
 from models.job_attempt import JobOutcome
 from queue_manager.core.clock import hours, minutes, seconds
-from queue_manager.core.errors import PermanentError
+from queue_manager.core.errors import Contended, PermanentError
 from queue_manager.core.settings import settings
 from services.job_queues import DuplicateJob, InvalidJob, UnknownJob, WrongState, runner
 from services.job_queues.runner import BATCH_TIME, READ_TTL
@@ -235,6 +236,58 @@ def test_running_job_cannot_be_cleared(lab: Lab) -> None:
 def test_unknown_state_is_named_with_the_known_ones(lab: Lab, state: Any) -> None:
     with pytest.raises(InvalidJob, match="must be one of pending, executing, success, failure, canceled"):
         lab.jobs.clear([state])
+
+
+def test_clear_takes_fewer_jobs_after_others_have_locked_some_and_more_again_later(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.jobs.run_many("mail", [[number] for number in range(300)])
+    sizes, delete = list[int](), job_operations.clear
+
+    def locked_at_first(*arguments: Any, limit: int, **options: Any) -> int:
+        sizes.append(limit)
+        if len(sizes) < 3:
+            raise Contended(seconds(5))
+        return delete(*arguments, limit=limit, **options)
+
+    monkeypatch.setattr(job_operations, "clear", locked_at_first)
+    assert [*lab.jobs.clear_in_batches(["pending"], limit=290)] == [0, 0, 10, 20, 40, 80, 140]
+    assert sizes == [290, 100, 10, 20, 40, 80, 140]
+    assert lab.jobs.clear(["pending"]) == 10
+    monkeypatch.setattr(job_operations, "clear", partial(_raise, Contended(seconds(5))))
+    with pytest.raises(Contended):
+        lab.jobs.clear(["pending"])
+
+
+def _raise(error: Exception, *_: Any, **__: Any) -> NoReturn:
+    raise error
+
+
+def test_clear_ends_with_the_last_jobs_although_others_enter_their_state_all_the_time(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = job_operations.clear
+
+    def delete_and_store_one(*arguments: Any, **options: Any) -> Any:
+        done = delete(*arguments, **options)
+        lab.run("mail")
+        return done
+
+    monkeypatch.setattr(job_operations, "clear", delete_and_store_one)
+    lab.jobs.run_many("mail", [[number] for number in range(1_500)])
+    assert [*lab.jobs.clear_in_batches(["pending"])] == [1_000, 501]
+    assert lab.jobs.clear(["pending"]) == 1
+
+
+def test_jobs_to_clear_are_counted_up_to_a_limit(lab: Lab) -> None:
+    for name in ("mail", "mail", "report"):
+        lab.run(name)
+    lab.jobs.cancel(lab.run("mail"))
+    assert lab.jobs.count_up_to(9, ["pending", "cancelled"]) == 4
+    assert lab.jobs.count_up_to(9, ["pending"], "mail") == 2
+    assert lab.jobs.count_up_to(2, ["pending"]) == 2
+    with pytest.raises(InvalidJob, match="executing"):
+        lab.jobs.count_up_to(9, ["executing"])
 
 
 # Pause

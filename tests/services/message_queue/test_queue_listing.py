@@ -172,6 +172,25 @@ def test_filtered_page_looks_for_a_bounded_time_and_goes_on(lab: Lab, monkeypatc
     assert len(lab.everything("main", limit=500, where=Filter(type="usual"))) == count - 3
 
 
+@pytest.mark.slow
+def test_page_behind_many_others_skips_them_for_a_bounded_time(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(lab)
+    ids = [message.id for message in lab.everything("main", limit=1000)]
+    behind = lab.contents.list("main", skip=2_500, limit=50)
+    assert ([message.id for message in behind.messages], behind.is_partial) == (ids[2_500:2_550], False)
+
+    monkeypatch.setattr(browser, "LIST_SKIP_BUDGET", seconds(0))
+    for skip, limit in ((0, 1000), (50, 50)):
+        page = lab.contents.list("main", skip=skip, limit=limit)
+        assert ([message.id for message in page.messages], page.is_partial) == (ids[skip : skip + limit], False)
+
+    partial = lab.contents.list("main", skip=2_500, limit=50)
+    assert (partial.messages, partial.is_partial) == ([], True)
+    assert 0 < partial.matched < 2_500
+    rest = lab.contents.list("main", limit=50, cursor=partial.cursor)
+    assert [message.id for message in rest.messages] == ids[partial.matched : partial.matched + 50]
+
+
 @pytest.mark.scale
 def test_page_of_large_messages_ends_early_and_goes_on(lab: Lab) -> None:
     for number in range(22):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,10 +14,10 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
+from models.archive import MAX_ARCHIVED
 from models.audit import ActionName
 from models.database import id_text, server_now
 from models.job import JobState, is_job
-from models.job_operations import KeepJobs
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import Contended
@@ -55,7 +55,8 @@ from queue_manager.web.routes.jobs.schemas import (
     job_as_json,
 )
 from queue_manager.web.routes.latency import latency_of
-from services.audit import Actor, AuditedAction, recorded
+from queue_manager.web.routes.time_limit import INCOMPLETE_DETAIL, time_check
+from services.audit import Actor, recorded
 from services.job_queues import (
     DuplicateJob,
     InvalidJob,
@@ -69,7 +70,6 @@ from services.job_queues import (
 )
 from services.job_queues.fields import MAX_JOB_SEARCH_LENGTH, STATE_ALIASES
 
-CLEAR_BATCH_SIZE = 1_000  # jobs that one transaction deletes, which takes less than the timeout of the server
 REFUSALS: dict[type[Exception], ChangeResult] = {
     InvalidJob: "NOT_FOUND",
     UnknownJob: "NOT_FOUND",
@@ -262,19 +262,38 @@ def resume(body: QueueNames, actor: CurrentActor) -> Resumed:
 
 @commands.post("/jobs/clear")
 def clear(
-    body: Annotated[JobsToDelete, Depends(JsonBody(JobsToDelete, max_bytes=MAX_JOB_BODY))], actor: CurrentActor
+    request: Request,
+    body: Annotated[JobsToDelete, Depends(JsonBody(JobsToDelete, max_bytes=MAX_JOB_BODY))],
+    actor: CurrentActor,
 ) -> DeletedJobs:
-    """Delete the jobs in some states, of one name or of all."""
-    deleted, selected = 0, {"name": body.name or "all", "states": ", ".join(body.states)}
+    """Delete the jobs in some states, of one name or of all.
+
+    It stops after 50 s, and `is_complete` is false: repeat it then. More than 100,000 jobs cannot be restored.
+    """
+    return cleared(body, actor, is_over=time_check(request))
+
+
+def cleared(body: JobsToDelete, actor: Actor, *, is_over: Callable[[], bool]) -> DeletedJobs:
+    """Delete in transactions until `is_over`; the rest is left for the next request."""
+    count, is_complete = 0, True
+    selected = {"name": body.name or "all", "states": ", ".join(body.states)}
     with recorded(actor, "clear", system=system.name, filter=selected) as action:
-        while True:
-            with mongodb():
-                batch = jobs.clear(body.states, body.name, limit=CLEAR_BATCH_SIZE, keep=_keep(action))
-            action.count = deleted = deleted + batch
-            if batch < CLEAR_BATCH_SIZE:
+        with mongodb():
+            expected = jobs.count_up_to(MAX_ARCHIVED + 1, body.states, body.name)
+        batches = jobs.clear_in_batches(body.states, body.name, keep=action.job_keeper(expected=expected))
+        while (deleted := _next(batches)) is not None:
+            action.count = count = count + deleted
+            if is_over():
+                is_complete, action.detail = False, INCOMPLETE_DETAIL
                 break
-    log.info("Jobs deleted by hand", states=", ".join(body.states), name=body.name, jobs=deleted)
-    return DeletedJobs(deleted=deleted, undo=action.undo)
+    log.info("Jobs deleted by hand", states=selected["states"], name=body.name, jobs=count, complete=is_complete)
+    return DeletedJobs(deleted=count, is_complete=is_complete, undo=action.undo)
+
+
+def _next(batches: Iterator[int]) -> int | None:
+    """Delete the next batch in the time of one call; `None` after the last."""
+    with mongodb():
+        return next(batches, None)
 
 
 @commands.post("/jobs/cancel")
@@ -315,14 +334,10 @@ def remove(id: str, actor: CurrentActor) -> JSONResponse:
     """Delete a job that is not executing, and return it."""
     with recorded(actor, "remove", system=system.name, ids=[id]) as action:
         with mongodb():
-            job = jobs.remove(id, keep=_keep(action))
+            job = jobs.remove(id, keep=action.job_keeper())
         action.ids, action.count = [id_text(job["_id"])], 1
     log.info("A job was deleted by hand", job=id, name=job["name"])
     return JSONResponse({"job": job_as_json(job), "undo": action.undo})
-
-
-def _keep(action: AuditedAction) -> KeepJobs | None:
-    return None if action.archive is None else action.archive.keep_jobs
 
 
 @commands.post("/jobs/{id}/reschedule", response_model=JobAnswer, responses=errors(404, 409))
@@ -355,7 +370,7 @@ def _changed_many(
 ) -> ChangedJobs:
     with recorded(actor, action, system=system.name, ids=list(dict.fromkeys(ids))) as done:
         if action == "remove":
-            change = partial(change, keep=_keep(done))
+            change = partial(change, keep=done.job_keeper())
         results = [ChangedJob(id=id, result=_result(change, id)) for id in done.ids]
         done.succeeded([one.id for one in results if one.result == "CHANGED"])
     log.info(f"Jobs were {ACTION_TEXTS[action]} by hand", jobs=done.count, of=len(results))

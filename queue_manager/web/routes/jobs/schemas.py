@@ -13,7 +13,7 @@ from queue_manager.core.json_types import Moment, optional
 from queue_manager.core.pause import PauseState
 from queue_manager.web.http.errors import invalid
 from queue_manager.web.http.requests import PAUSE_REASON, At, Members
-from queue_manager.web.http.responses import NextCursor, ServerTime, UndoId
+from queue_manager.web.http.responses import IsComplete, NextCursor, ServerTime, UndoId
 from queue_manager.web.routes.latency import Latency
 from services.job_queues import as_json
 from services.job_queues.fields import JOB_NAME, MAX_ARGUMENTS_BYTES, MAX_DELAY, MAX_PRIORITY
@@ -290,6 +290,7 @@ class DeletedJobs(BaseModel):
     """How many jobs were deleted."""
 
     deleted: int
+    is_complete: IsComplete
     undo: UndoId
 
 

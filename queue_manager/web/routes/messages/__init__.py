@@ -6,8 +6,6 @@ client delays another client.
 
 from __future__ import annotations
 
-import asyncio
-
 import redis
 from fastapi import FastAPI
 
@@ -28,9 +26,9 @@ from services.message_queue import system
 __all__ = ["MessageEvents", "OverdueSweeper", "QueueFeed", "install"]
 
 
-def install(api: FastAPI, feed: QueueFeed, ending: asyncio.Event) -> None:
+def install(api: FastAPI, feed: QueueFeed) -> None:
     """Add the routes. Receiving a message needs an operator, because it has an effect although it is a GET."""
-    api.state.message_feed, api.state.ending = feed, ending
+    api.state.message_feed = feed
     api.add_exception_handler(redis.RedisError, exception_handlers.queue_refused)
     for part in (delivery, operator_actions):
         api.include_router(part.router, prefix="/api", dependencies=[operator_of(system.name)], tags=["queue"])

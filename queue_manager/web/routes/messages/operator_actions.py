@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -47,6 +46,7 @@ from queue_manager.web.routes.messages.schemas import (
     TypesToPause,
     TypesToResume,
 )
+from queue_manager.web.routes.time_limit import INCOMPLETE_DETAIL, time_check
 from services.audit import Actor, recorded
 from services.message_queue import (
     Filter,
@@ -63,13 +63,10 @@ from services.message_queue.browser import KEPT_STATES, MESSAGE_STATES, KeptStat
 from services.message_queue.messages import checked_id
 from services.message_queue.transfer import import_messages, parse_lines
 
-MAX_CLEAR_DURATION = 50.0
-"""Seconds of one request that clears: proxies time out after 60."""
 AUDITED_QUEUE: dict[str, Any] = {"system": system.name, "is_in_redis": True}
 """What the audit has of all actions on messages."""
 CLEAR_LOG_INTERVAL = 5.0
 """Seconds between two log lines about a long clear."""
-INCOMPLETE_DETAIL = "stopped after its time; the rest is left"
 
 log = get_logger("QM/queue")
 router = APIRouter(responses=errors(503))
@@ -260,20 +257,13 @@ def _switched(
 @router.delete("/queue/clear")
 def clear(request: Request, actor: CurrentActor) -> Cleared:
     """Delete all messages of all queues. It stops after 50 s, and `is_complete` is false: repeat it then."""
-    return cleared(None, actor, is_over=_is_over(request))
+    return cleared(None, actor, is_over=time_check(request))
 
 
 @router.delete("/queue/{queueType}/clear", responses=errors(404))
 def clear_one(queue: NamedQueue, request: Request, actor: CurrentActor) -> Cleared:
     """Delete all messages of one queue. It stops after 50 s, and `is_complete` is false: repeat it then."""
-    return cleared(queue, actor, is_over=_is_over(request))
-
-
-def _is_over(request: Request) -> Callable[[], bool]:
-    """Return a function that returns True after 50 s, or when the process shuts down."""
-    ending: asyncio.Event = request.app.state.ending
-    ends = time.monotonic() + MAX_CLEAR_DURATION
-    return lambda: time.monotonic() >= ends or ending.is_set()
+    return cleared(queue, actor, is_over=time_check(request))
 
 
 def cleared(queue: MessageState | None, actor: Actor, *, is_over: Callable[[], bool]) -> Cleared:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from queue_manager.core.json_types import Number, optional
 from queue_manager.core.pause import PauseState
-from queue_manager.web.http.responses import NextCursor, UndoId
+from queue_manager.web.http.responses import IsComplete, NextCursor, UndoId
 from queue_manager.web.routes.messages.schemas import Payload
 from services.message_queue import MessageState
 from services.message_queue.admin import MessageOutcome
@@ -17,7 +17,6 @@ from services.message_queue.browser import KeptState
 from services.message_queue.history import HistoryEvent
 
 Sentence = Annotated[str, Field(description="A sentence for people.")]
-IsComplete = Annotated[bool, Field(description="False if the time was not enough for all. Repeat it then.")]
 QueueServerTime = Annotated[Number, Field(description="The time of the queue's server.")]
 
 

@@ -1,0 +1,157 @@
+"""Deleting many jobs: one transaction at a time, for a limited time, with their number in the audit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from fastapi import Request
+from pymongo.errors import AutoReconnect
+
+from models import job, job_operations
+from models.audit import AuditEntry, AuditQuery
+from models.audit import page as audit_page
+from models.job import JobState
+from queue_manager.core.clock import seconds
+from queue_manager.core.errors import Contended, Unavailable
+from queue_manager.web.routes import time_limit
+from queue_manager.web.routes.jobs import endpoints
+from queue_manager.web.routes.jobs.schemas import DeletedJobs, JobsToDelete
+from queue_manager.web.routes.time_limit import INCOMPLETE_DETAIL, MAX_CLEAR_DURATION, time_check
+from services import audit
+from services.audit import Actor
+from services.job_queues import jobs
+from tests import many
+from tests.any_jobs import INVOICE, MODULE
+from tests.e2e.commands import invoke
+from tests.eventually import eventually
+from tests.real_servers import Servers
+from tests.web.web_process import forked_web, say
+
+ADA = Actor(who="ada", via="page", address="here")
+PENDING = JobsToDelete(states=["pending"])
+LARGE = 10_000  # bytes of a job
+IN_TRANSACTION = 3  # large jobs
+
+
+@pytest.fixture
+def large_jobs(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store nine jobs, of which one transaction deletes three."""
+    monkeypatch.setattr(job, "MAX_TRANSACTION_BYTES", (IN_TRANSACTION - 0.5) * LARGE)
+    jobs.run_many(INVOICE, [["x" * LARGE]] * 9)
+
+
+def cleared(*, steps: float = float("inf")) -> DeletedJobs:
+    """Delete the pending jobs; the time is over after so many transactions."""
+    asked = count(1)
+    return endpoints.cleared(PENDING, ADA, is_over=lambda: next(asked) >= steps)
+
+
+def audited() -> AuditEntry:
+    (entry,) = audit_page(AuditQuery(), after=None, limit=10)[0]
+    return entry
+
+
+@pytest.mark.usefixtures("large_jobs")
+class TestTransactions:
+    def test_each_has_the_time_of_a_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        counts: list[int] = []
+
+        @contextmanager
+        def counting() -> Iterator[None]:
+            counts.append(0)
+            yield
+
+        def transact(act: Callable[..., Any]) -> Any:
+            counts[-1] += 1
+            return stored_transact(act)
+
+        stored_transact = job_operations.transact
+        monkeypatch.setattr(endpoints, "mongodb", counting)
+        monkeypatch.setattr(job_operations, "transact", transact)
+        assert (cleared().deleted, sum(counts), max(counts)) == (9, 4, 1)
+
+    def test_the_rest_is_left_when_the_time_is_over(self) -> None:
+        answer = cleared(steps=2)
+        assert (answer.deleted, answer.is_complete, jobs.count()) == (6, False, 3)
+        entry = audited()
+        assert (entry.outcome, entry.count, entry.detail) == ("done", 6, INCOMPLETE_DETAIL)
+        again = cleared()
+        assert (again.deleted, again.is_complete, jobs.count()) == (3, True, 0)
+        assert {answer.undo, again.undo}.isdisjoint({None})
+
+    @pytest.mark.parametrize(
+        ("error", "raised"),
+        [
+            (Contended(seconds(5)), Unavailable),
+            (AutoReconnect("away"), Unavailable),
+            (KeyboardInterrupt(), KeyboardInterrupt),
+        ],
+        ids=["locked", "away", "Ctrl-C"],
+    )
+    def test_those_before_an_error_are_in_the_audit(
+        self, error: BaseException, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fail_after(2, error, monkeypatch)
+        with pytest.raises(raised):
+            cleared()
+        entry = audited()
+        assert (entry.outcome != "done", entry.count, jobs.count()) == (True, 6, 3)
+
+    def test_those_before_ctrl_c_are_in_the_audit_of_the_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        fail_after(2, KeyboardInterrupt(), monkeypatch)
+        invoke("jobs", "clear", "pending", "--yes")
+        entry = audited()
+        assert (entry.outcome, entry.count, entry.via, jobs.count()) == ("unknown", 6, "cli", 3)
+
+    @pytest.mark.parametrize(("maximum", "is_kept"), [(8, False), (9, True)])
+    def test_so_many_cannot_be_restored(self, maximum: int, is_kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(audit, "MAX_ARCHIVED", maximum)
+        answer = cleared()
+        assert (answer.deleted, answer.undo is not None) == (9, is_kept)
+
+
+def fail_after(transactions: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, transact = count(1), job_operations.transact
+
+    def fail(act: Callable[..., Any]) -> Any:
+        if next(calls) > transactions:
+            raise error
+        return transact(act)
+
+    monkeypatch.setattr(job_operations, "transact", fail)
+
+
+def test_the_time_is_over_after_50_s_or_when_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, ending = 100.0, asyncio.Event()
+    monkeypatch.setattr(time_limit, "time", SimpleNamespace(monotonic=lambda: now))
+    request = cast(Request, SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(ending=ending))))
+    first = time_check(request)
+    assert not first()
+    now += MAX_CLEAR_DURATION
+    second = time_check(request)
+    assert (first(), second()) == (True, False)
+    ending.set()
+    assert second()
+
+
+@pytest.mark.slow
+def test_a_process_that_is_told_to_end_leaves_the_rest(clean: Servers, tmp_path: Path) -> None:
+    stored = 50_000
+    many.jobs(stored, JobState.PENDING)
+    with forked_web(tmp_path, QM_JOBS="true", JOBS_IMPORTS=f'["{MODULE}"]') as process:
+        with ThreadPoolExecutor() as pool:
+            pool.submit(say, process, "POST", "/api/jobs/clear", {"states": ["pending"]}, {})
+            eventually(lambda: job.jobs().estimated_document_count() < stored, within=20)
+            process.child.end(grace=20)
+    left = job.jobs().estimated_document_count()
+    assert 0 < left < stored
+    entry = audited()
+    assert (entry.outcome, entry.count, entry.detail) == ("done", stored - left, INCOMPLETE_DETAIL)
