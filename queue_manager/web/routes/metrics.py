@@ -251,11 +251,13 @@ def _from_mongodb(stats: Mapping[str, SystemStats | Problem]) -> Iterator[Metric
 
 
 def statistics(stats: Mapping[str, SystemStats | Problem]) -> Iterable[Metric]:
-    """Return one metric per statistic, with a value for each system whose statistics could be read."""
+    """Return one metric per statistic, with a value for each system whose statistics could be read.
+
+    For the others, `queue_manager_problem` has `unknown-state`: a line in the log for each scrape would tell no more.
+    """
     found: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
     for system, read in stats.items():
         if isinstance(read, Problem):
-            log.warning(f"Left out of the metrics: {system}", error=read.text)
             continue
         for name, number in read.numbers.items():
             found.setdefault(name, _statistic(name)).add_metric([system], number)
