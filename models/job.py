@@ -410,10 +410,10 @@ def get_any(ids: Sequence[Any]) -> Document | None:
 
 def some(
     query: Document, projection: Document, *, hint: str | None, limit: int, session: ClientSession
-) -> list[Document]:
-    """Return up to `limit` documents for one transaction that changes them: so few that MongoDB's cache can hold them.
+) -> tuple[list[Document], bool]:
+    """Return up to `limit` documents for one transaction that changes them, and True if there may be more.
 
-    The last is the one with which they have `MAX_TRANSACTION_BYTES`.
+    So few that MongoDB's cache can hold them: the last is the one with which they have `MAX_TRANSACTION_BYTES`.
     """
     found: list[Document] = []
     size = 0
@@ -424,7 +424,7 @@ def some(
             found.append(one)
             if size >= MAX_TRANSACTION_BYTES:
                 break
-    return found
+    return found, len(found) == limit or size >= MAX_TRANSACTION_BYTES
 
 
 def find(key: str) -> list[Document]:

@@ -80,7 +80,7 @@ def add_finished(*, limit: int) -> int:
 
     def add(session: ClientSession) -> int:
         projection = {"name": 1, "state": 1}
-        found = some(UNCOUNTED, projection, hint=UNCOUNTED_INDEX, limit=limit, session=session)
+        found, _ = some(UNCOUNTED, projection, hint=UNCOUNTED_INDEX, limit=limit, session=session)
         finished = [one for one in found if one.get("state") in FINISHED_STATES and isinstance(one.get("name"), str)]
         _increase(Counter((one["name"], one["state"]) for one in finished), 1, session)
         if found:

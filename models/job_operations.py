@@ -15,7 +15,7 @@ from pymongo import ReturnDocument
 from pymongo.client_session import ClientSession
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
-from models import job, job_counts
+from models import job_counts
 from models.database import Document, duplicates
 from models.job import (
     COUNTED_ATTEMPTS,
@@ -159,14 +159,13 @@ def _delete_batch(
     """Delete jobs; return their number, and True if there may be more."""
 
     def delete(session: ClientSession) -> tuple[int, bool]:
-        projection = {"name": 1, "state": 1, "uncounted": 1, "size": {"$bsonSize": "$$ROOT"}}
-        found = some(query, projection, hint=hint, limit=limit, session=session)
+        projection = {"name": 1, "state": 1, "uncounted": 1}
+        found, has_more = some(query, projection, hint=hint, limit=limit, session=session)
         if not found:
             return 0, False
-        is_full = len(found) == limit or sum(one["size"] for one in found) >= job.MAX_TRANSACTION_BYTES
         ids = {"_id": {"$in": [one["_id"] for one in found]}}
         _deleted(list(jobs().find(ids, hint="_id_", session=session)) if keep else found, keep, session)
-        return jobs().delete_many(ids, hint="_id_", session=session).deleted_count, is_full
+        return jobs().delete_many(ids, hint="_id_", session=session).deleted_count, has_more
 
     return transact(delete)
 
