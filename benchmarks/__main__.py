@@ -59,6 +59,7 @@ MESSAGE_QUEUE: Sequence[Benchmark] = (
 )
 ROOMS = (
     waking.many,
+    waking.between,
     waking.few,
     waking.backlog,
     promptness.idle,

@@ -94,7 +94,7 @@ def run(bench: Bench, *, path: str) -> Result:
             ],
             compared="times one page",
             tables=[_without_pages(screens, changes)],
-            rounds=1 if bench.is_quick else 2,
+            rounds=1 if bench.is_quick else 3,
             warm_up=False,
             notes=[
                 "From the moment before a producer adds a message, by the machine's clock, until it is on the screen:",

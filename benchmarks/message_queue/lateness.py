@@ -29,7 +29,7 @@ def run(bench: Bench) -> Result:
             Figure(heading="p50, ms", of=lambda run: percentile(run.result, 50)),
             Figure(heading="most, ms", of=lambda run: max(run.result)),
         ],
-        rounds=1 if bench.is_quick else 2,
+        rounds=1 if bench.is_quick else 3,
         warm_up=False,
         notes=[
             "From the deadline to the entry that the requeued message was given. Ours sweeps when the last sweep says",

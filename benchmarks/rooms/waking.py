@@ -39,7 +39,7 @@ NOTES = [
 
 
 def many(bench: Bench, *, servers: dict[str, int]) -> Result:
-    """Measure ours, its earlier release, what others do, and what lies between."""
+    """Measure ours, its earlier release and what others do."""
     with ExitStack() as stack:
         others = [first(), hand_tuned(), find_and_update()]
         if (earlier := stack.enter_context(release())) is not None:
@@ -50,12 +50,17 @@ def many(bench: Bench, *, servers: dict[str, int]) -> Result:
             others += [node("bull", 50), node("bullmq", 50)]
         else:
             bench.progress.console.print("Without Bull and BullMQ, which `make bench` installs")
-        between = [
-            ours("ours on the stock transport", "benchmarks.rooms.stock_transport"),
-            ours("ours without batches", "benchmarks.rooms.without_batches"),
-            first("first written, on our transport", "benchmarks.rooms.first_attempt_batched"),
-        ]
-        return compare(bench, "rooms woken", bench.sized(ROOMS), bench.sized(DUE), servers, [*others, *between])
+        return compare(bench, "rooms woken", bench.sized(ROOMS), bench.sized(DUE), servers, others, rounds=5)
+
+
+def between(bench: Bench, *, servers: dict[str, int]) -> Result:
+    """Measure what the parts are worth: ours without each of them, and the first attempt with one."""
+    others = [
+        ours("ours on the stock transport", "benchmarks.rooms.stock_transport"),
+        ours("ours without batches", "benchmarks.rooms.without_batches"),
+        first("first written, on our transport", "benchmarks.rooms.first_attempt_batched"),
+    ]
+    return compare(bench, "rooms woken, part by part", bench.sized(ROOMS), bench.sized(DUE), servers, others)
 
 
 def few(bench: Bench, *, servers: dict[str, int], rounds: int = 3) -> Result:
@@ -68,7 +73,7 @@ def backlog(bench: Bench, *, servers: dict[str, int]) -> Result:
     rooms = bench.sized(BACKLOG)
     with release() as earlier:
         others = [] if earlier is None else [earlier]
-        return compare(bench, "backlog of rooms woken", rooms, rooms, servers, others, rounds=1)
+        return compare(bench, "backlog of rooms woken", rooms, rooms, servers, others)
 
 
 def compare(
