@@ -316,8 +316,8 @@ class Message:
         payload, is_message = _payload_of(data)
         if about.pop("undecodable", False):
             payload, is_message = as_json(data.decode("utf-8", "replace")), False
-        about.pop("added", None)
-        about.pop("unindexed", None)
+        for internal in ("v", "added", "unindexed"):
+            about.pop(internal, None)
         packed_events = about.pop("events", "")
         if "lock_token" in about:
             about.setdefault("consumer_id", None)

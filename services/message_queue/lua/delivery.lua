@@ -8,10 +8,10 @@
 --          list in a reply costs as much as a command.
 
 local FIRST_TOKEN = 8 -- in ARGV
-local taken = { reply = { 0, 0 }, ids = {}, deadlines = {}, records = {}, events = {} }
+local taken = { count = 0, reply = { 0, 0 }, ids = {}, deadlines = {}, records = {}, events = {} }
 
 local function count_wanted()
-  return #ARGV - FIRST_TOKEN + 1 - #taken.ids
+  return #ARGV - FIRST_TOKEN + 1 - taken.count
 end
 
 -- Reads entries of a stream that nobody has read. They must be delivered.
@@ -34,12 +34,11 @@ end
 -- Adds a delivery to those that finish_deliveries() writes. Takes the deadline in ms as a text, and the members of the
 -- event: messages that share them are in one.
 local function add_delivery(id, data, record_text, deadline, members, created_at)
-  local at = #taken.ids + 1
-  taken.ids[at] = id
-  local reply = taken.reply
-  reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = id, data, record_text
+  local at, reply = taken.count + 1, taken.reply
+  taken.count, taken.ids[at] = at, id
+  reply[at * 3], reply[at * 3 + 1], reply[at * 3 + 2] = id, data, record_text
   taken.deadlines[at * 2 - 1], taken.deadlines[at * 2] = deadline, id
-  taken.records[at * 2 - 1], taken.records[at * 2] = id, own_record(record_text)
+  taken.records[at * 2 - 1], taken.records[at * 2] = id, record_text
   local event = taken.events[members]
   if not event then
     event = { ids = {}, deadline = tonumber(deadline), age = 0 }
@@ -54,7 +53,7 @@ end
 local function deliver(id, record, data)
   local consumer_id, own_timeout = ARGV[1], tonumber(ARGV[2])
   record.attempt_count = record.attempt_count + 1
-  record.lock_token = ARGV[FIRST_TOKEN + #taken.ids]
+  record.lock_token = ARGV[FIRST_TOKEN + taken.count]
   record.consumer_id = consumer_id ~= '' and consumer_id or nil
   record.dequeued_at, record.processing_started_at = NOW, NOW
   if record.attempt_count == 1 then
@@ -69,7 +68,7 @@ local function deliver(id, record, data)
   local members = ',"deadline":' .. deadline .. string.format(',"attempt":%d', record.attempt_count)
     .. (record.consumer_id and ',"consumer_id":' .. cjson.encode(record.consumer_id) or '')
     .. (record.custom_max_attempts and string.format(',"max_attempts":%d', record.custom_max_attempts) or '')
-  add_delivery(id, data, cjson.encode(record), deadline, members, record.created_at)
+  add_delivery(id, data, packed(record), deadline, members, record.created_at)
 end
 
 -- An entry as enqueue.lua adds it. Captures the id, the type as JSON, the priority, when it was created, and its options.
@@ -100,37 +99,32 @@ local function first_delivery_with(options)
     .. (own_attempts and ',"max_attempts":' .. own_attempts or '')
 end
 
--- Returns the record of a message that is delivered for the first time, as text, without the brace at its beginning.
+-- Returns the record of a message that is delivered for the first time, as text.
 local function first_record(stream, sid, kind, priority, created_at, token, started, rest)
-  return ' "stream":"' .. stream .. '","sid":"' .. sid .. '","created_at":' .. created_at .. started .. token
-    .. '","attempt_count":1,"type":' .. kind .. ',"priority":' .. priority .. rest
+  return OWN_RECORD .. ' "stream":"' .. stream .. '","sid":"' .. sid .. '","created_at":' .. created_at .. started
+    .. token .. '","attempt_count":1,"type":' .. kind .. ',"priority":' .. priority .. rest
 end
 
 local first_deliveries = {} -- what the first deliveries of a call share, by the options of their messages
 
--- Locks a message that was never delivered, like deliver(), without decoding and encoding its record. Returns false, and
--- does nothing, if the entry is not as enqueue.lua adds it.
-local function deliver_first(stream, sid, data)
-  local id, kind, priority, created_at, options = string.match(data, ENQUEUED)
-  if not id then
-    return false
-  end
+-- Locks a message that was never delivered, like deliver(), without decoding and encoding its record. Takes what ENQUEUED
+-- captures.
+local function deliver_first(stream, sid, data, id, kind, priority, created_at, options)
   local shared = first_deliveries[options]
   if not shared then
     shared = { first_delivery_with(options) }
     first_deliveries[options] = shared
   end
   local started, rest, deadline, members = unpack(shared)
-  local token = ARGV[FIRST_TOKEN + #taken.ids]
+  local token = ARGV[FIRST_TOKEN + taken.count]
   local record = first_record(stream, sid, kind, priority, created_at, token, started, rest)
   add_duration('wait', created_at)
-  add_delivery(id, data, '{' .. record, deadline, members, created_at)
-  return true
+  add_delivery(id, data, record, deadline, members, created_at)
 end
 
 -- Writes the deliveries and returns the reply.
 local function finish_deliveries(is_search_complete)
-  if #taken.ids == 0 then
+  if taken.count == 0 then
     return { 0, is_search_complete and 0 or 1 }
   end
   redis.call('ZADD', DEADLINES, unpack(taken.deadlines))

@@ -34,11 +34,11 @@ while #ARGV == FIRST_TOKEN and not has_pauses and #left == 0 do
     local record = first_record(stream, entry[1], kind, own_priority, created_at, ARGV[FIRST_TOKEN], started, rest)
     redis.call('ZADD', DEADLINES, deadline, id)
     redis.call('SADD', PENDING, id)
-    redis.call('HSET', RECORDS, id, OWN_RECORD .. record)
+    redis.call('HSET', RECORDS, id, record)
     local age = string.format('%d', math.max(NOW_MS - created_at * 1000, 0) + 0.5)
     local payload = '{"count":1,"ids":["' .. id .. '"]' .. members .. ',"age_ms":' .. age .. '}'
     announce_with('dequeue', payload, 'wait', created_at)
-    return { schedule_sweep(tonumber(deadline), tonumber(ARGV[4])), 0, id, data, '{' .. record }
+    return { schedule_sweep(tonumber(deadline), tonumber(ARGV[4])), 0, id, data, record }
   end
 end
 
@@ -46,14 +46,16 @@ end
 
 -- Delivers entries up to the first one of a message that is not as enqueue.lua has added it. Returns the others.
 local function deliver_first_of(stream, entries)
-  local ids, left = {}, {}
+  local found, ids, left = {}, {}, {}
   for i, entry in ipairs(entries) do
-    ids[i] = entry[2][1] == 'data' and string.match(entry[2][2], '^{"id":"([%w_.:@-]+)"') or ''
+    found[i] = { string.match(entry[2][1] == 'data' and entry[2][2] or '', ENQUEUED) }
+    ids[i] = found[i][1] or ''
   end
   local records = #ids > 0 and redis.call('HMGET', RECORDS, unpack(ids))
   for i, entry in ipairs(entries) do
     local sid, data = entry[1], entry[2][2]
-    if #left == 0 and records[i] == packed_location(priority, sid) and deliver_first(stream, sid, data) then
+    if #left == 0 and found[i][1] and records[i] == packed_location(priority, sid) then
+      deliver_first(stream, sid, data, unpack(found[i]))
       handled_bytes = handled_bytes + #data
     else
       left[#left + 1] = entry

@@ -104,7 +104,8 @@ end
 
 -- Measures a duration that ends now; announce() must follow. Takes seconds, as a text or a number.
 local function add_duration(measure, since)
-  counts[#counts + 1], counts[#counts + 2] = measure, type(since) == 'number' and string.format('%.3f', since) or since
+  local at = #counts
+  counts[at + 1], counts[at + 2] = measure, type(since) == 'number' and string.format('%.3f', since) or since
 end
 
 local function array(ids)
