@@ -133,7 +133,7 @@ def within(span: timedelta) -> Iterator[None]:
 
 
 def is_time_over() -> bool:
-    """Return True if the limit of the innermost `within` is over."""
+    """Return True if the limit of any enclosing `within` is over."""
     return time.monotonic() > _ends_at.get()
 
 

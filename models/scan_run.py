@@ -97,11 +97,11 @@ def errors(since: datetime) -> dict[str, int]:
 # Which scans run now
 
 
-def begin(scan: str, token: str, *, now: datetime, lease: timedelta = MARK_LEASE) -> None:
+def begin(scan: str, token: str, *, now: datetime) -> None:
     """Mark the run `token` of `scan` as running, alongside other runs. Repeated calls renew the lease."""
     is_another: Document = {"$and": [{"$gt": ["$$this.until", now]}, {"$ne": ["$$this.token", {"$literal": token}]}]}
     others = {"$filter": {"input": {"$ifNull": ["$runs", []]}, "cond": is_another}}
-    mine = {"token": {"$literal": token}, "until": now + lease}
+    mine = {"token": {"$literal": token}, "until": now + MARK_LEASE}
     _marks().update_one({"_id": scan}, [{"$set": {"runs": {"$concatArrays": [others, [mine]]}}}], upsert=True)
 
 

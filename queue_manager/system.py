@@ -197,7 +197,7 @@ class System:
 
     def late_after(self, chosen: Settings) -> timedelta:
         """Return how long the scan may not have run, or an item may be due, before that is a problem."""
-        return late_after(self.period(chosen))
+        return max(MISSED_RUNS * self.period(chosen), MIN_LATE_AFTER)
 
     def is_switched_on(self, chosen: Settings) -> bool:
         """Return True if its flag is set: its indexes are migrated."""
@@ -243,11 +243,6 @@ def _is_cron(line: str) -> bool:
     except (ParseException, ValueError, TypeError, AttributeError):
         return False
     return True
-
-
-def late_after(period: timedelta) -> timedelta:
-    """Return the time after which the work of a scan with this period is late."""
-    return max(MISSED_RUNS * period, MIN_LATE_AFTER)
 
 
 def item_queues(systems: Iterable[System]) -> list[str]:

@@ -82,7 +82,8 @@ def run_system(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunSystem]:
 
 def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
     from queue_manager.items import DueItem
-    from queue_manager.leases import Leases, LeaseStatus
+    from queue_manager.leases import Leases
+    from queue_manager.leases.state import LeaseStatus
     from services.due_documents import work_of
     from services.due_documents.work import DocumentWork
 

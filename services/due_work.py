@@ -56,8 +56,8 @@ class Due:
 class DueBatch:
     """The number of due items that were not in flight; those to send; and further counts of the scan, by name."""
 
-    found: int
-    items: list[DueItem]
+    found: int = 0
+    items: list[DueItem] = field(default_factory=list)
     other_counts: Mapping[str, int] = field(default_factory=dict)
     lease_ends_ms: int = 0
     """When the leases end that were taken for the time of sending."""
@@ -124,13 +124,13 @@ class DueWork(ItemWork, ABC):
             measure: reads the backlog of the queue; it is not called if nothing is due and nothing waits.
         """
         if self.system_name in pauses.paused():
-            yield DueBatch(found=0, items=[], other_counts={"paused": 1})
+            yield DueBatch(other_counts={"paused": 1})
             return
         if self.system_name in settings().qm_dry_run:
             backlog = measure()
             for some in self.limits.batches(self.find_due(self.clock()), backlog):
                 backlog.add(len(some))  # the scan ends in time, as it would
-                yield DueBatch(found=len(some), items=[], other_counts={"dry_run": len(some)})
+                yield DueBatch(found=len(some), other_counts={"dry_run": len(some)})
             return
         yield from self.prepare()
         found = self.find_due(self._until(self.clock()))
@@ -140,7 +140,7 @@ class DueWork(ItemWork, ABC):
         backlog = measure()
         with self.leases.scan_lock() as goes_on:
             if not goes_on():
-                yield DueBatch(found=0, items=[], other_counts={"already_running": 1})
+                yield DueBatch(other_counts={"already_running": 1})
                 return
             self.leases.free_lost(backlog.waiting)
             now = self.clock()

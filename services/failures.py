@@ -125,16 +125,14 @@ class _Found:
     reason: str
 
 
-def read_failures(systems: Iterable[System], *, limit: int = MAX_FAILURES) -> Failures:
+def read_failures(systems: Iterable[System]) -> Failures:
     """Read and group the newest failures of each list."""
     groups: dict[tuple[str, str, str], FailureGroup] = {}
-    sources = [_read(kind, name, title, walk, groups, limit) for kind, name, title, walk in _lists([*systems], limit)]
+    sources = [_read(kind, name, title, walk, groups) for kind, name, title, walk in _lists(systems)]
     return Failures(groups=sorted(groups.values(), key=lambda one: one.last_at, reverse=True), sources=sources)
 
 
-def _lists(
-    systems: Sequence[System], limit: int
-) -> Iterator[tuple[FailureKind, str, str, Callable[[], Iterator[_Found]]]]:
+def _lists(systems: Iterable[System]) -> Iterator[tuple[FailureKind, str, str, Callable[[], Iterator[_Found]]]]:
     """Yield kind, system, title and failures of each list of this installation."""
     chosen = settings()
     for system in systems:
@@ -143,9 +141,9 @@ def _lists(
     if chosen.qm_message_queue:
         yield "message", messages.name, messages.title, _messages
     if chosen.runs_jobs:
-        yield "job", job_queues.system.name, job_queues.system.title, lambda: _jobs(limit)
+        yield "job", job_queues.system.name, job_queues.system.title, _jobs
     if chosen.broker_redis_url is not None:
-        yield "broker", BROKER, "Broker", lambda: _letters(limit)
+        yield "broker", BROKER, "Broker", _letters
 
 
 def _read(
@@ -154,14 +152,13 @@ def _read(
     title: str,
     walk: Callable[[], Iterator[_Found]],
     groups: dict[tuple[str, str, str], FailureGroup],
-    limit: int,
 ) -> FailureSource:
     read, problem = 0, None
     try:
         with within(LIST_TIMEOUT):
-            for one in islice(walk(), limit + 1):
+            for one in islice(walk(), MAX_FAILURES + 1):
                 read += 1
-                if read <= limit:
+                if read <= MAX_FAILURES:
                     _add(one, kind, system, groups)
     except Error as error:
         problem = describe(error)
@@ -173,8 +170,8 @@ def _read(
         kind=kind,
         system=system,
         title=title,
-        read=min(read, limit),
-        is_complete=read <= limit and problem is None,
+        read=min(read, MAX_FAILURES),
+        is_complete=read <= MAX_FAILURES and problem is None,
         problem=problem,
     )
 
@@ -201,8 +198,8 @@ def _items(system: System) -> Iterator[_Found]:
             yield _Found(name=system.name, id=one.id, at=truncate(at), reason=one.reason or NO_REASON)
 
 
-def _jobs(limit: int) -> Iterator[_Found]:
-    for one in job_pages.failures(limit + 1):
+def _jobs() -> Iterator[_Found]:
+    for one in job_pages.failures(MAX_FAILURES + 1):
         error = one.get("last_error")
         yield _Found(
             name=str(one.get("name", "")),
@@ -212,8 +209,8 @@ def _jobs(limit: int) -> Iterator[_Found]:
         )
 
 
-def _letters(limit: int) -> Iterator[_Found]:
-    for one in dead_letters.latest(_broker(), limit=limit + 1):
+def _letters() -> Iterator[_Found]:
+    for one in dead_letters.latest(_broker(), limit=MAX_FAILURES + 1):
         yield _Found(name=one.queue, id=one.id, at=_moment(one.at), reason=one.reason)
 
 

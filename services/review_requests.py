@@ -87,7 +87,7 @@ class ReviewRequests(DueWork):
         if count:
             names = ", ".join(map(str, ids))
             log.warning("Subscriptions have no readable created_at and are left out", count=count, ids=names)
-        return DueBatch(found=0, items=[], other_counts={"unreadable": count} if count else {})
+        return DueBatch(other_counts={"unreadable": count} if count else {})
 
     def create(
         self, account_id: str, subscription_ids: list[Any], parent_account: str | None, oldest_subscription: str

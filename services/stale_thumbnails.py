@@ -59,7 +59,7 @@ class StaleSites(DueWork):
         now = self.clock()
         self.sites.forget_resets()
         if stamped := self.sites.stamp(now, latest=now + self.threshold):
-            yield DueBatch(found=0, items=[], other_counts={"stamped": stamped})
+            yield DueBatch(other_counts={"stamped": stamped})
 
     def find_due(self, until: datetime) -> Iterator[Due]:
         for one in self.sites.stale(until - self.threshold):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from services.due_documents import DueDocuments, outbox_of, work_of
+from services.due_documents import DueDocuments, work_of
 from tasks.app import app
 from tasks.item import ItemTask, item_task
 from tasks.scan import ScanReport, fan_out
@@ -16,7 +16,7 @@ def dispatch(system: DueDocuments) -> ScanReport:
     """Dispatch what is due, and the calls of `after` that a crash or an error left."""
     report = fan_out(app.tasks[system.item_task], work_of(system))
     if system.functions.after is not None and "paused" not in report.other_counts:
-        report.add(fan_out(app.tasks[after_task_name(system)], outbox_of(system)))
+        report.add(fan_out(app.tasks[after_task_name(system)], work_of(system).outbox_work()))
     return report
 
 
@@ -35,7 +35,7 @@ def after_of(system: DueDocuments) -> ItemTask:
 
     return item_task(
         queue=str(system.queue),
-        work=partial(outbox_of, system),
+        work=lambda: work_of(system).outbox_work(),
         retry=system.functions.retry,
         name=after_task_name(system),
     )(run_after)

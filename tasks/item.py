@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
-from functools import cached_property, partial
-from inspect import Parameter, Signature, signature
+from functools import partial
 from typing import Any, NoReturn
 from uuid import uuid4
 
@@ -194,31 +193,6 @@ class ItemTask(BatchedTask):
     def _record(self, item: DueItem, event: AttemptEvent, error: Exception) -> None:
         """Record an attempt that did not succeed."""
         self.work().record_attempt(item, event, error=_text_of(error), attempt=self.request.retries + 1)
-
-    @cached_property
-    def _signature(self) -> Signature:
-        return signature(self.run)
-
-    @cached_property
-    def _arity(self) -> int | None:
-        """The number of parameters; `None` if not all of them may be passed by position."""
-        kinds = [one.kind for one in self._signature.parameters.values()]
-        return len(kinds) if set(kinds) <= {Parameter.POSITIONAL_OR_KEYWORD} else None
-
-    def item(self, token: str, args: Any, kwargs: Any, *, work: ItemWork | None = None) -> DueItem:
-        """Return the item of `work` that the arguments name, with every default filled in. Raises PermanentError."""
-        given = self._bound(args, kwargs)
-        return DueItem(token=token, args=given, lease=(work or self.work()).lease_of(given))
-
-    def _bound(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        if isinstance(args, (list, tuple)) and len(args) == self._arity and kwargs == {}:
-            return tuple(args)
-        try:
-            bound = self._signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise PermanentError(f"{self.name}{self._signature} was called with others: {error}") from None
-        bound.apply_defaults()
-        return bound.args
 
     def _run_when_due(self, item: DueItem) -> Any:
         while True:

@@ -1,4 +1,4 @@
-"""Whether the tasks that the systems name exist."""
+"""Checks that every task that a system names is registered, and on the right queue."""
 
 from __future__ import annotations
 

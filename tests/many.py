@@ -54,7 +54,7 @@ def failed_rooms(count: int, redis_url: str) -> None:
             for number, (id, due_at) in enumerate(rooms)
         ),
     )
-    cooling = LEASES.keys[leases.SETS.index("cooling")]
+    cooling = LEASES.keys.cooling
     with connect(redis_url) as client:
         for some in _slices(rooms):
             client.zadd(cooling, {leases.name(str(id), due_at): unix_ms(now + hours(1)) for id, due_at in some})

@@ -38,7 +38,7 @@ log = get_logger("QM/alerts")
 
 
 @asynccontextmanager
-async def alerting(chosen: Settings, interval: timedelta = ROUND_INTERVAL) -> AsyncIterator[None]:
+async def alerting(chosen: Settings) -> AsyncIterator[None]:
     """Look for problems within the block, if a channel is configured."""
     if not has_channels(chosen):
         yield
@@ -48,7 +48,7 @@ async def alerting(chosen: Settings, interval: timedelta = ROUND_INTERVAL) -> As
         repeat=seconds(60 * chosen.qm_alert_repeat_minutes),
         send=_send,
     )
-    async with in_background(_go_on(watch, interval)):
+    async with in_background(_go_on(watch)):
         yield
 
 
@@ -63,13 +63,13 @@ def _send(notification: Notification) -> bool:
     return None in errors.values()
 
 
-async def _go_on(watch: Watch, interval: timedelta) -> None:
+async def _go_on(watch: Watch) -> None:
     while True:
         try:
             await _round(watch)
         except Exception as error:  # alerts must not end with one wrong round
             log.error("Problems could not be looked for", error=f"{type(error).__name__}: {error}")
-        await asyncio.sleep(interval.total_seconds())
+        await asyncio.sleep(ROUND_INTERVAL.total_seconds())
 
 
 async def _round(watch: Watch) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import Task
@@ -68,10 +69,6 @@ class BatchedTask(Task):
     original: Original | None = None
     """What messages that are sent one by one are copied from."""
     _batch: Batch | None = None
-
-    def item(self, token: str, args: Any, kwargs: Any, *, work: ItemWork | None = None) -> DueItem:
-        """Return the item of `work` that the arguments name. Raises PermanentError."""
-        raise NotImplementedError
 
     @property
     def has_batch_outcome(self) -> bool:
@@ -181,6 +178,31 @@ class BatchedTask(Task):
                     raise
                 time.sleep(early.remaining.total_seconds())
         return [None] * len(items)
+
+    @cached_property
+    def _signature(self) -> Signature:
+        return signature(self.run)
+
+    @cached_property
+    def _arity(self) -> int | None:
+        """The number of parameters; `None` if not all of them may be passed by position."""
+        kinds = [one.kind for one in self._signature.parameters.values()]
+        return len(kinds) if set(kinds) <= {Parameter.POSITIONAL_OR_KEYWORD} else None
+
+    def item(self, token: str, args: Any, kwargs: Any, *, work: ItemWork | None = None) -> DueItem:
+        """Return the item of `work` that the arguments name, with every default filled in. Raises PermanentError."""
+        given = self._bound(args, kwargs)
+        return DueItem(token=token, args=given, lease=(work or self.work()).lease_of(given))
+
+    def _bound(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        if isinstance(args, (list, tuple)) and len(args) == self._arity and kwargs == {}:
+            return tuple(args)
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise PermanentError(f"{self.name}{self._signature} was called with others: {error}") from None
+        bound.apply_defaults()
+        return bound.args
 
     def read_item(self, work: ItemWork, token: str, args: Any, kwargs: Any) -> DueItem | None:
         """Return the item that the arguments name, `None` for invalid ones, which the task itself refuses."""

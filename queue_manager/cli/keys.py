@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from queue_manager.cli.lists import print_table
-from queue_manager.core.clock import to_iso
+from queue_manager.core.clock import local_now, to_iso
 from queue_manager.core.settings import settings
 
 
@@ -19,7 +19,7 @@ def keys(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list
 
     Example: `queue-manager keys --json`
     """
-    from queue_manager.web.auth.keys import KeyRing, now  # imported here, because it takes a second
+    from queue_manager.web.auth.keys import KeyRing  # imported here, because it takes a second
 
     found = KeyRing(settings()).all()
     if as_json:
@@ -28,7 +28,7 @@ def keys(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list
                 "name": one.name,
                 "role": one.role,
                 "expires": one.expires_at and to_iso(one.expires_at),
-                "is_expired": one.is_expired(now()),
+                "is_expired": one.is_expired(local_now()),
             }
             for one in found
         ]

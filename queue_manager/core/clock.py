@@ -34,6 +34,11 @@ MIN_MILLISECONDS = 1e11  # a number of time from here on is in milliseconds; as 
 MILLISECOND = timedelta(milliseconds=1)
 
 
+def local_now() -> datetime:
+    """Return the time of this machine, for what must go on while no database answers."""
+    return datetime.now(UTC)
+
+
 def milliseconds(span: timedelta) -> int:
     """Return `span` in whole milliseconds."""
     return span // MILLISECOND

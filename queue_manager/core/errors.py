@@ -34,7 +34,7 @@ class InvalidField(AppError):
 
 
 @contextmanager
-def within(prefix: str) -> Iterator[None]:
+def prefix_fields(prefix: str) -> Iterator[None]:
     """Let an `InvalidField` name where the field is, such as `[3].`."""
     try:
         yield

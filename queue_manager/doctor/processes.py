@@ -20,7 +20,7 @@ from services.problems import ids
 
 
 def broker_at_redis_url() -> Iterator[Findings]:
-    """Yield nothing. Raises `Unavailable` if the broker is, unless it is the main Redis, whose problems are its own."""
+    """Check the broker if it is the main Redis, which health does not check as a broker. Raises `Unavailable`."""
     if settings().broker == settings().redis_url:
         with broker():
             yield from ()

@@ -50,11 +50,12 @@ from queue_manager.leases.scripts import (
     RESERVE,
     RETENTION_MS,
     SENT_AGAIN,
-    SETS,
     START_ALONE,
     START_BATCH,
     TAKE,
+    Sets,
 )
+from queue_manager.leases.state import LeaseStatus, step_of
 
 DONE_FOR = seconds(5)
 MAX_SCAN_LOCK = seconds(30)
@@ -63,9 +64,6 @@ MAX_LOSSES = 2  # in a row, after which an item cools down before it starts agai
 OFTEN_LOST = 3  # losses in a row after which health names the item
 START_TIMEOUT = 0.5  # seconds that a start waits for a Redis that hangs
 LEASE_RETRY_DELAY = 5.0  # seconds in which starts are not recorded after Redis failed
-
-LeaseState = Literal["free", "in-progress", "stuck", "cooling"]
-"""`stuck`: the lease ended without a result. `cooling`: the last attempt failed."""
 
 log = get_logger("QM/leases")
 
@@ -114,16 +112,6 @@ class Taken:
 
     positions: list[int]
     ends_ms: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeaseStatus:
-    """The lease of one item."""
-
-    state: LeaseState
-    ends_at: datetime | None = None
-    """When the lease or the cool-down ends. For a task with an ETA to come, when its item counts as lost; `None` while
-    the message waits for a worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +176,7 @@ class Leases:
     def are_waiting(self) -> bool:
         """Return True if dispatched items wait for a worker."""
         with redis_server() as client:
-            return bool(client.zcard(self.keys[0]))
+            return bool(client.zcard(self.keys.waiting))
 
     def next_slot(self) -> datetime | None:
         """Return the next free time of a system whose rate is limited."""
@@ -283,13 +271,13 @@ class Leases:
         for first in range(0, len(names), MAX_ARGUMENTS):
             some = names[first : first + MAX_ARGUMENTS]
             with redis_server() as client, client.pipeline(transaction=False) as pipe:
-                for key in self.keys[:4]:
+                for key in (self.keys.waiting, self.keys.running, self.keys.cooling, self.keys.done):
                     pipe.zmscore(key, list(some))
                 pipe.time()
-                waiting, running, cooling, done, time_ = pipe.execute()
+                *scores, time_ = pipe.execute()
             now = unix_ms(time_of(time_))
             found += [
-                _status(*scores, now, self._lease_ms) for scores in zip(waiting, running, cooling, done, strict=True)
+                LeaseStatus.of(*step_of(*of_one, now=now), lease=self._lease_ms) for of_one in zip(*scores, strict=True)
             ]
         return found
 
@@ -297,9 +285,9 @@ class Leases:
         """Count what is in flight and what is cooling."""
         with redis_server() as client, client.pipeline(transaction=False) as pipe:
             now = unix_ms(time_of(client.time()))
-            pipe.zcard(self.keys[0])
-            pipe.zcount(self.keys[1], f"({now}", "+inf")
-            pipe.zcount(self.keys[2], f"({now}", "+inf")
+            pipe.zcard(self.keys.waiting)
+            pipe.zcount(self.keys.running, f"({now}", "+inf")
+            pipe.zcount(self.keys.cooling, f"({now}", "+inf")
             waiting, running, cooling = pipe.execute()
         return Stats(in_progress=waiting + running, cooling=cooling)
 
@@ -307,7 +295,7 @@ class Leases:
         """Return names whose lease ended without a result longer than `before` ago, oldest first."""
         with redis_server() as client:
             until = unix_ms(time_of(client.time())) - milliseconds(before)
-            found = client.zrange(self.keys[1], "-inf", until, byscore=True, num=limit, offset=0)
+            found = client.zrange(self.keys.running, "-inf", until, byscore=True, num=limit, offset=0)
         return [_text(one) for one in found]
 
     def candidates(self, state: Literal["in-progress", "stuck"], *, limit: int) -> set[str] | None:
@@ -315,13 +303,13 @@ class Leases:
 
         Read in slices, because other clients wait meanwhile: a lease that changes its set may be missing.
         """
-        waiting, running, _, done, *_ = self.keys
+        keys = self.keys
         names: set[str] = set()
         with redis_server() as client:
             now = unix_ms(time_of(client.time()))
-            for key in (running,) if state == "stuck" else (waiting, running, done):
+            for key in (keys.running,) if state == "stuck" else (keys.waiting, keys.running, keys.done):
                 for one, score in client.zscan_iter(key, count=MAX_ARGUMENTS):
-                    if key == waiting or (score > now) == (state == "in-progress"):
+                    if key == keys.waiting or (score > now) == (state == "in-progress"):
                         names.add(_text(one))
                         if len(names) > limit:
                             return None
@@ -331,13 +319,13 @@ class Leases:
         """Return names that cool down, those that end soonest first."""
         with redis_server() as client:
             now = unix_ms(time_of(client.time()))
-            found = client.zrange(self.keys[2], f"({now}", "+inf", byscore=True, num=limit, offset=0)
+            found = client.zrange(self.keys.cooling, f"({now}", "+inf", byscore=True, num=limit, offset=0)
         return [_text(one) for one in found]
 
     def often_lost(self) -> Mapping[str, int]:
         """Return, by id, the losses in a row of items whose process was often lost in the last day."""
         with redis_server() as client:
-            now, losses = unix_ms(time_of(client.time())), client.hgetall(self.keys[5])
+            now, losses = unix_ms(time_of(client.time())), client.hgetall(self.keys.losses)
         found = {}
         for one, value in losses.items():
             count, at = map(int, _text(value).split(":"))
@@ -346,8 +334,8 @@ class Leases:
         return found
 
     @property
-    def keys(self) -> list[str]:
-        return [f"qm:lease:{self.system}:{one}" for one in SETS]
+    def keys(self) -> Sets:
+        return Sets(*(f"qm:lease:{self.system}:{one}" for one in Sets._fields))
 
     @property
     def _slot_key(self) -> str:
@@ -364,19 +352,6 @@ class Leases:
     def _each(self, script: Script, names: Sequence[str], *arguments: Any) -> None:
         for first in range(0, len(names), MAX_ARGUMENTS):
             self._run(script, *arguments, *names[first : first + MAX_ARGUMENTS])
-
-
-def _status(
-    waiting: float | None, running: float | None, cooling: float | None, done: float | None, now: int, lease: int
-) -> LeaseStatus:
-    if waiting is not None:
-        return LeaseStatus(state="in-progress", ends_at=from_unix_ms(waiting + lease) if waiting > now else None)
-    for ends in (running, done):
-        if ends is not None and ends > now:
-            return LeaseStatus(state="in-progress", ends_at=from_unix_ms(ends))
-    if cooling is not None and cooling > now:
-        return LeaseStatus(state="cooling", ends_at=from_unix_ms(cooling))
-    return LeaseStatus(state="free" if running is None else "stuck")
 
 
 def _text(reply: Any) -> str:

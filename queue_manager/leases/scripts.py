@@ -1,21 +1,35 @@
 """Lua scripts of the leases, each atomic.
 
-KEYS are the sets of one system in the order of `SETS`, unless the script says otherwise. `allow-oom`: work on a server
+KEYS are the sets of one system in the order of `Sets`, unless the script says otherwise. `allow-oom`: work on a server
 whose memory is full must go on, so only scripts that accept new work are refused there.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from queue_manager.core.clock import hours, milliseconds, seconds
 from queue_manager.core.redis_client import Script
 
-SETS = ("waiting", "running", "cooling", "done", "started", "losses", "flagged")
 MAX_ARGUMENTS = 2_000  # names in one command: Lua's stack is limited, and other clients wait meanwhile
 RETENTION_MS = milliseconds(hours(24))  # of leases that ended without a result, and of losses
 JUST_TAKEN_MS = milliseconds(seconds(3))  # a worker has renewed what it took, or what came due, within this time
 
-_PRELUDE = """
-local waiting, running, cooling, done, started, losses, flagged = unpack(KEYS)
+
+class Sets(NamedTuple):
+    """The keys of one system: sorted sets, and `losses`, a hash."""
+
+    waiting: str
+    running: str
+    cooling: str
+    done: str
+    started: str
+    losses: str
+    flagged: str
+
+
+_PRELUDE = f"""
+local {", ".join(Sets._fields)} = unpack(KEYS)
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 

@@ -15,6 +15,7 @@ from models.audit import AuditEntry
 from models.database import server_now
 from queue_manager import leases, pauses
 from queue_manager.beat.status import leadership, next_runs
+from queue_manager.core.clock import local_now
 from queue_manager.core.errors import AppError, Unavailable, reason
 from queue_manager.core.pause import PauseState
 from queue_manager.core.settings import settings
@@ -23,7 +24,6 @@ from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.system import System
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.telemetry.worker_heartbeats import OnlineWorker
-from queue_manager.web.auth.keys import now as own_now
 from queue_manager.web.http.responses import ServerTime
 from services.audit import DELETING_ACTIONS, timeline_event
 
@@ -63,7 +63,7 @@ def diagnose(id: str, *, among: Collection[str] | None = None) -> Diagnosis:
     away: list[Unavailable] = []
     actions: dict[str, list[AuditEntry]] = {}
     names: dict[tuple[str | None, str], None] = {(None, id): None}
-    now = own_now()
+    now = local_now()
     try:
         with mongodb():
             now = server_now()

@@ -17,7 +17,7 @@ from services.due_documents.explanation import explain
 from services.due_documents.listing import DocumentList
 from services.due_documents.preview import Preview, previews
 from services.due_documents.stats import stats
-from services.due_documents.work import DocumentWork, Outbox
+from services.due_documents.work import DocumentWork
 from services.due_work import leases_of
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "Run",
     "Written",
     "implementation",
-    "outbox_of",
     "previews",
     "work_of",
 ]
@@ -48,11 +47,6 @@ def work_of(system: DueDocuments) -> DocumentWork:
         max_rate=system.max_rate,
         period=period,
     )
-
-
-def outbox_of(system: DueDocuments) -> Outbox:
-    """Return the calls of `after` that a crash or an error left."""
-    return work_of(system).outbox_work()
 
 
 def implementation(system: DueDocuments) -> dict[str, Callable[..., Any]]:

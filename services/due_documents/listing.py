@@ -20,13 +20,13 @@ from queue_manager import leases
 from queue_manager.core.clock import unix_ms
 from queue_manager.core.errors import PermanentError
 from queue_manager.items import DueItem, Item, Listed, State
-from queue_manager.leases import LeaseStatus
+from queue_manager.leases.state import LeaseState, LeaseStatus
 from services.due_documents.work import DocumentWork
 
 LIST_PAGE_SIZE = 250
 LEASES_PER_READ = 1_000
 MAX_LISTED_LEASES = 100_000  # of one state; with more, a list walks the due documents
-SHOWN_AS: dict[leases.LeaseState, State] = {"free": "due", "in-progress": "in-progress", "stuck": "stuck"}
+SHOWN_AS: dict[LeaseState, State] = {"free": "due", "in-progress": "in-progress", "stuck": "stuck"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -194,7 +194,7 @@ class DocumentWork(DueWork):
         self.give_up(item, error=f"its process was lost {lost.losses} times in a row")
 
     def outbox_work(self) -> Outbox:
-        """Return the calls of `after` that are left, as work."""
+        """Return the calls of `after` that a crash or an error left."""
         return Outbox(
             leases=Leases(f"{self.system.name}{AFTER}", self.leases.lease),
             clock=self.clock,

@@ -85,20 +85,20 @@ class Dispatch(DueWork):
         """Record the leader, store declared jobs, requeue lost ones, lease due queues; count, delete finished jobs."""
         now = self.clock()
         if not self._leads(now):
-            yield DueBatch(found=0, items=[], other_counts={"refused": 1})
+            yield DueBatch(other_counts={"refused": 1})
             return
         declarations.store(self.declared, now)
         if malformed := job.fail_unclaimed(now):
             log.warning(job.MALFORMED_CLAIM_ERROR, jobs=malformed)
         reaped = [lost.name for lost in self._find_lost(now) if _reap(lost, now)]
         if reaped:
-            yield DueBatch(found=0, items=[], other_counts={"reaped": len(reaped)})
+            yield DueBatch(other_counts={"reaped": len(reaped)})
             epoch = self._current_epoch()
             self.leases.release([lease_name(name, epoch) for name in reaped])
         yield from super().take_due(measure)
         _count_finished()
         if self.retention is not None and (deleted := _delete_finished(now - self.retention)):
-            yield DueBatch(found=0, items=[], other_counts={"deleted": deleted})
+            yield DueBatch(other_counts={"deleted": deleted})
         _recount(now)  # last, because it may take long
 
     def find_due(self, until: datetime) -> Iterator[Due]:

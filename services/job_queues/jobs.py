@@ -16,7 +16,7 @@ from models.job import INACTIVE_STATES, WAITING_STATES, DuplicateJob, ExecutingJ
 from models.job_operations import DELETION_BATCH_SIZE
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from models.listing import Position
-from queue_manager.core.errors import AppError, Contended, within
+from queue_manager.core.errors import AppError, Contended, prefix_fields
 from queue_manager.core.pause import PauseState
 from queue_manager.core.settings import settings
 from services.job_queues.fields import (
@@ -132,7 +132,7 @@ class Jobs:
         for number, arguments in enumerate(calls):
             if not isinstance(arguments, list | tuple):
                 raise InvalidJob(f"calls[{number}]", "must be a list or tuple of the arguments of one job")
-            with within(f"calls[{number}]."):
+            with prefix_fields(f"calls[{number}]."):
                 self._registry.check_arguments(name, arguments)
                 new.append(new_job(name, arguments, due=due, priority=priority, repetition={}, now=now))
         stored: list[Document | None] = []

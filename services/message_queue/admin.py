@@ -175,15 +175,10 @@ class QueueAdmin(MessageBrowser):
         return sum(answers)
 
     def delete_matching(
-        self,
-        states: Sequence[KeptState],
-        where: Filter,
-        *,
-        within: timedelta = DELETE_BUDGET,
-        keep: KeepMessages | None = None,
+        self, states: Sequence[KeptState], where: Filter, *, keep: KeepMessages | None = None
     ) -> DeleteResult:
-        """Delete the messages in `states` that match now, as `delete` does; stop after `within`."""
-        ends = time.monotonic() + within.total_seconds()
+        """Delete the messages in `states` that match now, as `delete` does; stop after `DELETE_BUDGET`."""
+        ends = time.monotonic() + DELETE_BUDGET.total_seconds()
         deleted = dict.fromkeys(states, 0)
         for state in states:
             for ids in self.matching_ids(state, where):

@@ -135,7 +135,7 @@ def is_too_deep(text: str) -> bool:
     return False
 
 
-def as_json(value: Any, *, field: str = "payload") -> Json:
+def as_json(value: Any) -> Json:
     """Encode a value as JSON; return a `Json` unchanged. Raises `InvalidMessage` if it is not JSON serializable."""
     if isinstance(value, Json):
         return value
@@ -145,7 +145,7 @@ def as_json(value: Any, *, field: str = "payload") -> Json:
     except UnicodeEncodeError:  # an unpaired surrogate can only be written escaped
         text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidMessage(field, f"a JSON value ({error})") from None
+        raise InvalidMessage("payload", f"a JSON value ({error})") from None
     return Json(text)
 
 

@@ -65,13 +65,13 @@ class OtherPrograms:
                 return []
             return [stream for stream in obsolete if client.xlen(stream)]
 
-    def adopt(self, *, budget: timedelta = ADOPT_BUDGET) -> bool:
+    def adopt(self) -> bool:
         """Create the records of messages that were added since the last call; return True if there are any.
 
-        A record makes a message known by its id. After `budget`, the rest is left for the next call.
+        A record makes a message known by its id. After `ADOPT_BUDGET`, the rest is left for the next call.
         """
         created, is_over = 0, not self._options.is_shared
-        end = time.monotonic() + budget.total_seconds()
+        end = time.monotonic() + ADOPT_BUDGET.total_seconds()
         while not is_over and time.monotonic() < end:
             some, is_over = self._scripts.run("adopt", self._options.levels)
             created += some

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from queue_manager.core.errors import within
+from queue_manager.core.errors import prefix_fields
 from services.message_queue.errors import InvalidMessage
 from services.message_queue.messages import FIELD_ALIASES, Json, NewMessage, QueueOptions, elements, members
 from services.message_queue.operations import MAX_ENQUEUED_BYTES, MAX_ENQUEUED_MESSAGES
@@ -90,7 +90,7 @@ def _elements(list_text: bytes) -> list[Json]:
 
 def _parse(line: bytes, options: QueueOptions, place: str) -> ParsedMessage:
     try:
-        with within(place):
+        with prefix_fields(place):
             return _message(line, options)
     except InvalidMessage as error:
         return error

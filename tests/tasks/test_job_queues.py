@@ -171,7 +171,7 @@ def test_queue_that_nobody_runs_through_is_stuck_and_lags(lab: Lab, monkeypatch:
     work.renew([item])  # a worker received it, and does nothing with it
     assert job_queues.stats().numbers.items() >= {"in_progress": 1, "stuck": 0, "lag_seconds": 0}.items()
     with redis.Redis.from_url(settings().redis_url, decode_responses=True) as client:
-        client.zadd(work.leases.keys[1], {item.lease: 1_000 * (client.time()[0] - 60)})
+        client.zadd(work.leases.keys.running, {item.lease: 1_000 * (client.time()[0] - 60)})
     stats = job_queues.stats()
     assert stats.numbers.items() >= {"pending": 0, "in_progress": 0, "stuck": 1}.items()
     assert stats.numbers["lag_seconds"] >= 120

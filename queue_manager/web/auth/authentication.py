@@ -22,9 +22,9 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request, cookie_parser
 from starlette.responses import Response
 
-from queue_manager.core.clock import hours
+from queue_manager.core.clock import hours, local_now
 from queue_manager.core.settings import Settings, settings
-from queue_manager.web.auth.keys import KeyRing, now
+from queue_manager.web.auth.keys import KeyRing
 from queue_manager.web.auth.principal import LOOPBACK, Principal
 from queue_manager.web.auth.revocation import Revocations
 from queue_manager.web.auth.wrong_keys import WrongKeys
@@ -97,7 +97,7 @@ class Authenticator:
         if principal is LOOPBACK:
             return True
         holder = self._keys.named(principal.name)
-        if holder is None or principal.is_expired(now()) or self._revocations.is_known(principal.session):
+        if holder is None or principal.is_expired(local_now()) or self._revocations.is_known(principal.session):
             return False
         is_same = (holder.role, holder.systems) == (principal.role, principal.systems)
         return is_same and hmac.compare_digest(holder.key_digest, principal.key_digest)
@@ -118,7 +118,7 @@ class Authenticator:
                 return None
             secret = _session_secret(holder.key_digest)
             claims = jwt.decode(cookie, secret, algorithms=["HS256"], options={"require": _REQUIRED_CLAIMS})
-            expires_at = datetime.fromtimestamp(int(claims["exp"]), now().tzinfo)
+            expires_at = datetime.fromtimestamp(int(claims["exp"]), local_now().tzinfo)
         except (jwt.InvalidTokenError, TypeError, ValueError, OverflowError, RecursionError):
             return None
         if claims["role"] != holder.role:  # the key's role was changed since: log in again
@@ -171,7 +171,7 @@ def sent_key(headers: Headers) -> str | None:
 
 def set_session_cookie(response: Response, principal: Principal, *, is_https: bool) -> None:
     """Start a session for the holder of a key. It never outlives the key."""
-    started_at = now()
+    started_at = local_now()
     ends_at = min(started_at + SESSION_LIFETIME, principal.expires_at or datetime.max.replace(tzinfo=started_at.tzinfo))
     claims = {
         "name": principal.name,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from beat_schedule import systems
 from queue_manager.core import api_keys
 from queue_manager.core.api_keys import ApiKey
+from queue_manager.core.clock import local_now
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings
@@ -51,12 +51,12 @@ class KeyRing:
         for _, holder in self._current():  # all of them, so that the duration reveals nothing
             if compare_digest(holder.key_digest, digest):
                 found = holder
-        return found if found is not None and not found.is_expired(now()) else None
+        return found if found is not None and not found.is_expired(local_now()) else None
 
     def named(self, name: str) -> Principal | None:
         """Return the holder of the key with this name, unless it has expired."""
         found = next((holder for _, holder in self._current() if holder.name == name), None)
-        return found if found is not None and not found.is_expired(now()) else None
+        return found if found is not None and not found.is_expired(local_now()) else None
 
     def all(self) -> list[ApiKey]:
         """Return all keys, also those that have expired."""
@@ -79,11 +79,6 @@ class KeyRing:
             log.error(f"The keys stay as they were: {error}")
         else:
             log.info("Keys read again", keys=len(self._keys))
-
-
-def now() -> datetime:
-    """Return this machine's time: keys must expire also while no database answers."""
-    return datetime.now(UTC)
 
 
 def _read(file: Path) -> list[ApiKey]:

@@ -48,7 +48,7 @@ local function put_into(id, record, data, state)
     if state ~= 'processing' then
       reset_attempts(record)
     end
-    remember(record, state == 'dead' and 'replayed' or 'requeued', 'Moved by hand')
+    remember(record, state == 'dead' and 'replayed' or 'requeued', reason)
     requeue(id, record, data)
   elseif to == 'dead' then
     dead_letter(id, record, data, reason)

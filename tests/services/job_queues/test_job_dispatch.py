@@ -97,7 +97,7 @@ def test_queue_that_failed_as_a_whole_cools_down_for_one_lease(lab: Lab) -> None
         assert cooling.ends_at is not None
         assert before <= cooling.ends_at - LEASE <= time_of(client.time())
         assert lab.names_dispatched() == []
-        client.zadd(work.leases.keys[2], {item.lease: 1_000})  # it has ended
+        client.zadd(work.leases.keys.cooling, {item.lease: 1_000})  # it has ended
     assert lab.names_dispatched() == ["mail"]
     work.give_up(item, error="boom")
     assert lab.names_dispatched(epoch=1) == ["mail"]  # a new leader does not wait

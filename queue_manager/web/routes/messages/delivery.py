@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
 
-from queue_manager.core.errors import within
+from queue_manager.core.errors import prefix_fields
 from queue_manager.core.settings import settings
 from queue_manager.web.http.direct import DirectRoute
 from queue_manager.web.http.errors import ApiError, errors, invalid
@@ -74,7 +74,7 @@ async def add_batch(body: Annotated[bytes, Depends(BatchBody(NewMessageBatch))])
 
 
 def _new_message(index: int, text: Json) -> NewMessage:
-    with within(f"[{index}]."):
+    with prefix_fields(f"[{index}]."):
         try:
             given = members(text)
         except ValueError:
@@ -88,7 +88,7 @@ async def _enqueue(messages: Sequence[NewMessage]) -> list[EnqueueResult]:
         return await queue.enqueue(messages)
     except InvalidMessage:
         for index, message in enumerate(messages):
-            with within(f"[{index}]."):
+            with prefix_fields(f"[{index}]."):
                 message.arguments(queue.options)
         raise
 

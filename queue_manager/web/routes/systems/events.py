@@ -16,12 +16,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from beat_schedule import systems
+from queue_manager.core.clock import local_now
 from queue_manager.health.readings import sources
 from queue_manager.server_calls import redis_server
 from queue_manager.system import System
 from queue_manager.telemetry import count_history, counters
 from queue_manager.web.auth import CurrentPrincipal
-from queue_manager.web.auth.keys import now as own_now
 from queue_manager.web.http.errors import errors
 from queue_manager.web.live.event_feed import (
     Event,
@@ -71,7 +71,7 @@ def history_of(listed: Iterable[System]) -> History:
     with redis_server() as client:
         day = count_history.last_day(client, sources())
     return History(
-        server_time=own_now(),
+        server_time=local_now(),
         bucket_seconds=counters.BUCKET_SECONDS,
         begins_at=day.begins_at,
         systems={system.name: day.counts.get(system.name) for system in listed},

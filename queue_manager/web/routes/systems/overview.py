@@ -12,12 +12,12 @@ from typing import Any
 from beat_schedule import systems
 from models.due_documents import MAX_COUNT
 from queue_manager.beat.status import Leadership
+from queue_manager.core.clock import local_now
 from queue_manager.core.settings import settings
 from queue_manager.health import Readings, problems_of_components, problems_of_system, read
 from queue_manager.health.readings import InRedis
 from queue_manager.health_rules import Problem
 from queue_manager.system import System, SystemStats
-from queue_manager.web.auth.keys import now as own_now
 from queue_manager.web.routes.latency import Latency, latency_of
 from queue_manager.web.routes.systems.schemas import (
     Leader,
@@ -47,7 +47,7 @@ async def read_overview() -> Overview:
     found = await read()
     redis, mongo = found.in_redis, found.in_mongodb
     return Overview(
-        server_time=own_now() if mongo is None else mongo.now,
+        server_time=local_now() if mongo is None else mongo.now,
         servers=Servers(mongodb=_error(found.mongodb), redis=_error(found.redis)),
         leader=leader_of(found.leader),
         workers=None if redis is None else redis.workers,
