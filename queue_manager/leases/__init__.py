@@ -158,7 +158,7 @@ class Leases:
             now = time.monotonic()
             if now < renew_at:
                 return True
-            with redis_server() as client:
+            with lease_server() as client:
                 is_held = bool(HOLD_SCAN_LOCK(client, [key], [token, milliseconds(held_for)]))
             renew_at = now + held_for.total_seconds() / 3 if is_held else 0
             return is_held
@@ -166,7 +166,7 @@ class Leases:
         try:
             yield goes_on
         finally:
-            with redis_server() as client:
+            with lease_server() as client:
                 RELEASE_SCAN_LOCK(client, [key], [token])
 
     def dispatched(self, names: Sequence[str], *, ends_ms: int) -> None:
@@ -175,19 +175,19 @@ class Leases:
 
     def are_waiting(self) -> bool:
         """Return True if dispatched items wait for a worker."""
-        with redis_server() as client:
+        with lease_server() as client:
             return bool(client.zcard(self.keys.waiting))
 
     def next_slot(self) -> datetime | None:
         """Return the next free time of a system whose rate is limited."""
-        with redis_server() as client:
+        with lease_server() as client:
             at = client.get(self._slot_key)
         return None if at is None else from_unix_ms(float(at))
 
     def reserve(self, due_at: Sequence[datetime], *, interval: timedelta, now: datetime) -> list[datetime]:
         """Reserve a time for each item, not before it is due and `interval` after the previous one."""
         wanted = [unix_ms(at) for at in (now, *due_at)]
-        with redis_server() as client:
+        with lease_server() as client:
             times = RESERVE(client, [self._slot_key], [wanted[0], interval / timedelta(milliseconds=1), *wanted[1:]])
         return [from_unix_ms(at) for at in times]
 
@@ -261,7 +261,7 @@ class Leases:
 
     def read(self, command: Callable[[Pipeline], object]) -> list[Any]:
         """Return the replies to commands that read the sets, sent together."""
-        with redis_server() as client, client.pipeline(transaction=False) as pipe:
+        with lease_server() as client, client.pipeline(transaction=False) as pipe:
             command(pipe)
             return pipe.execute()
 
@@ -270,7 +270,7 @@ class Leases:
         found: list[LeaseStatus] = []
         for first in range(0, len(names), MAX_ARGUMENTS):
             some = names[first : first + MAX_ARGUMENTS]
-            with redis_server() as client, client.pipeline(transaction=False) as pipe:
+            with lease_server() as client, client.pipeline(transaction=False) as pipe:
                 for key in (self.keys.waiting, self.keys.running, self.keys.cooling, self.keys.done):
                     pipe.zmscore(key, list(some))
                 pipe.time()
@@ -283,7 +283,7 @@ class Leases:
 
     def stats(self) -> Stats:
         """Count what is in flight and what is cooling."""
-        with redis_server() as client, client.pipeline(transaction=False) as pipe:
+        with lease_server() as client, client.pipeline(transaction=False) as pipe:
             now = unix_ms(time_of(client.time()))
             pipe.zcard(self.keys.waiting)
             pipe.zcount(self.keys.running, f"({now}", "+inf")
@@ -293,7 +293,7 @@ class Leases:
 
     def ended(self, *, before: timedelta, limit: int) -> list[str]:
         """Return names whose lease ended without a result longer than `before` ago, oldest first."""
-        with redis_server() as client:
+        with lease_server() as client:
             until = unix_ms(time_of(client.time())) - milliseconds(before)
             found = client.zrange(self.keys.running, "-inf", until, byscore=True, num=limit, offset=0)
         return [_text(one) for one in found]
@@ -305,7 +305,7 @@ class Leases:
         """
         keys = self.keys
         names: set[str] = set()
-        with redis_server() as client:
+        with lease_server() as client:
             now = unix_ms(time_of(client.time()))
             for key in (keys.running,) if state == "stuck" else (keys.waiting, keys.running, keys.done):
                 for one, score in client.zscan_iter(key, count=MAX_ARGUMENTS):
@@ -317,14 +317,14 @@ class Leases:
 
     def cooling(self, *, limit: int) -> list[str]:
         """Return names that cool down, those that end soonest first."""
-        with redis_server() as client:
+        with lease_server() as client:
             now = unix_ms(time_of(client.time()))
             found = client.zrange(self.keys.cooling, f"({now}", "+inf", byscore=True, num=limit, offset=0)
         return [_text(one) for one in found]
 
     def often_lost(self) -> Mapping[str, int]:
         """Return, by id, the losses in a row of items whose process was often lost in the last day."""
-        with redis_server() as client:
+        with lease_server() as client:
             now, losses = unix_ms(time_of(client.time())), client.hgetall(self.keys.losses)
         found = {}
         for one, value in losses.items():
@@ -346,7 +346,7 @@ class Leases:
         return milliseconds(self.lease)
 
     def _run(self, script: Script, *arguments: Any) -> Any:
-        with redis_server() as client:
+        with lease_server() as client:
             return script(client, self.keys, arguments)
 
     def _each(self, script: Script, names: Sequence[str], *arguments: Any) -> None:
@@ -359,7 +359,7 @@ def _text(reply: Any) -> str:
 
 
 @contextmanager
-def redis_server() -> Iterator[redis.Redis]:
+def lease_server() -> Iterator[redis.Redis]:
     """Yield the client of this process, which does not decode replies. Raises `Unavailable` for its errors."""
     try:
         yield _client()

@@ -30,7 +30,7 @@ from queue_manager.core.process import has_ended
 from queue_manager.core.retry import doubling
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem
-from queue_manager.leases import Attempts, Leases, redis_server
+from queue_manager.leases import Attempts, Leases, lease_server
 from queue_manager.system import System, SystemStats
 from services.due_work import Due, DueBatch, DueWork
 from services.job_queues import declarations
@@ -229,7 +229,7 @@ def _raise_epoch(now: datetime) -> None:
         return
     known, age = int(leader["epoch"]), now - leader["since"]
     try:
-        with redis_server() as client:
+        with lease_server() as client:
             is_raised = leader_lock.raise_epoch(client, leader_lock.LEADER_LOCK, known=known, age=age)
         if is_raised:
             log.warning("Redis had lost the epoch; the leader takes a new one", known_epoch=known)

@@ -72,7 +72,7 @@ class TestNotDue:
                 "; the system is paused: see `queue-manager systems resume support-snooze`.",
             ),
             ({"idle": "dry run"}, "; the system is in a dry run: see QM_DRY_RUN."),
-            ({"has_leader": False, "next_scan_at": None}, "no scan runs, because no beat leads."),
+            ({"has_leader": False, "next_scan_at": None}, "no scan runs, because no beat is the leader."),
             ({"next_scan_at": None}, "the time of the next scan is unknown."),
         ],
     )

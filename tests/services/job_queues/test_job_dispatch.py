@@ -13,7 +13,7 @@ from models.job import JobState
 from models.job_attempt import JobOutcome
 from queue_manager.core.clock import minutes, seconds, truncate
 from queue_manager.core.redis_client import time_of
-from queue_manager.leases import redis_server
+from queue_manager.leases import lease_server
 from services.job_queues.runner import READ_TTL
 from tests.eventually import eventually
 from tests.job_lab import LEASE, PERIOD, Lab, lost_lease
@@ -90,7 +90,7 @@ def test_queue_that_failed_as_a_whole_cools_down_for_one_lease(lab: Lab) -> None
     lab.run("mail")
     work = lab.dispatching()
     [item] = lab.dispatch()[0]
-    with redis_server() as client:
+    with lease_server() as client:
         before = truncate(time_of(client.time()))
         work.give_up(item, error="boom")
         [cooling] = work.leases.statuses([item.lease])

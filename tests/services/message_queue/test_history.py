@@ -54,6 +54,14 @@ def test_whole_life_of_a_message_is_kept_in_order(lab: Lab) -> None:
     assert times[-1] == pytest.approx(lab.now_ms() / 1000, abs=60)
 
 
+def test_message_that_an_operator_moves_to_main_keeps_the_reason(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a")
+    lab.take()
+    lab.contents.move(["a"], to="main", reason="the consumer hung")
+    *_, newest = history(lab, "a")
+    assert (newest.event, newest.reason) == ("requeued", "the consumer hung")
+
+
 def test_message_that_was_never_delivered_needs_no_memory_for_it(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a")
     lab.contents.list("main")
