@@ -19,16 +19,16 @@ from pymongo import ReturnDocument, UpdateMany, UpdateOne
 from pymongo.client_session import ClientSession
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
+from models import executing_job
 from models.database import Document
+from models.executing_job import ExecutingJob
 from models.job import (
     FINISHED_STATES,
-    ExecutingJob,
     JobId,
     JobState,
     NameBusy,
     adding_to_history,
     as_count,
-    executing,
     jobs,
     push_to_history,
 )
@@ -326,7 +326,7 @@ def renew_claims(running: Mapping[str, int], *, until: datetime) -> None:
 
 def over_limit(running: Mapping[str, int], now: datetime) -> list[ExecutingJob]:
     """Return the jobs of these processes that are past their time limit and its grace time."""
-    return executing({**_claimed_by(running), "claim.ends_at": {"$lte": now}})
+    return executing_job.find({**_claimed_by(running), "claim.ends_at": {"$lte": now}})
 
 
 def _claimed_by(running: Mapping[str, int]) -> Document:

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from beat_schedule import systems
-from models.job import ExecutingJob
+from models.executing_job import ExecutingJob
 from queue_manager.core.errors import Unavailable
 from queue_manager.core.json_types import Moment
 from queue_manager.core.redis_client import time_of

@@ -17,9 +17,10 @@ from typing import Any
 
 from pymongo import IndexModel
 
-from models import database, job, job_attempt, job_counts, job_operations, job_queue, old_claims
+from models import database, executing_job, job, job_attempt, job_counts, job_operations, job_queue, old_claims
 from models.database import Document
-from models.job import ExecutingJob, JobState
+from models.executing_job import ExecutingJob
+from models.job import JobState
 from models.job_attempt import JobOutcome
 from queue_manager.beat import leader_lock
 from queue_manager.broker.backlog import Backlog
@@ -88,8 +89,8 @@ class Dispatch(DueWork):
             yield DueBatch(other_counts={"refused": 1})
             return
         declarations.store(self.declared, now)
-        if malformed := job.fail_unclaimed(now):
-            log.warning(job.MALFORMED_CLAIM_ERROR, jobs=malformed)
+        if malformed := executing_job.fail_unclaimed(now):
+            log.warning(executing_job.MALFORMED_ERROR, jobs=malformed)
         reaped = [lost.name for lost in self._find_lost(now) if _reap(lost, now)]
         if reaped:
             yield DueBatch(other_counts={"reaped": len(reaped)})
@@ -105,7 +106,7 @@ class Dispatch(DueWork):
         first_due = job.due_names(until)
         if not first_due:
             return
-        epoch, skipped = self._current_epoch(), {*job_queue.pauses(), *(one.name for one in job.executing())}
+        epoch, skipped = self._current_epoch(), {*job_queue.pauses(), *(one.name for one in executing_job.find())}
         for name, due_at in sorted(first_due.items(), key=lambda one: one[1]):
             if name not in skipped:
                 yield DueQueue(id=name, due_at=due_at, args=(name, epoch))
@@ -126,7 +127,7 @@ class Dispatch(DueWork):
 
     def lost(self, item: DueItem) -> None:
         now = self.clock()
-        for lost in job.executing({"claim.token": item.token}):
+        for lost in executing_job.find({"claim.token": item.token}):
             is_over_limit = lost.ends_at is not None and lost.ends_at <= now
             # A task that was delivered twice has one token: the job may be that of another process, which lives.
             if is_over_limit or lost.worker is None or has_ended(lost.worker):
@@ -180,7 +181,7 @@ class Dispatch(DueWork):
         If it ended while the database was unavailable, or no dispatch ran, its worker may live: it has time for a
         renewal first.
         """
-        ended = [one for one in job.executing() if one.claimed_until <= now]
+        ended = [one for one in executing_job.find() if one.claimed_until <= now]
         gap = job_queue.last_gap() if ended else None
         if gap is None or now >= gap.ended + self.leases.lease / RENEWALS_PER_LEASE:
             return ended

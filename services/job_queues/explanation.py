@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from models import job, job_queue
+from models import executing_job, job, job_queue
 from models.database import Document, id_candidates, id_text
 from models.job import JobId, JobState
 from queue_manager.explanation import (
@@ -167,7 +167,7 @@ class _JobExplanation:
 
     def _obstacle(self) -> str:
         name = self._job["name"]
-        running = next((one for one in job.executing() if one.name == name), None)
+        running = next((one for one in executing_job.find() if one.name == name), None)
         others = job.count_due(name, self._now, limit=MAX_COUNTED_JOBS) - 1
         behind = f", with {many(others, 'other due job')} of its name" if others > 0 else ""
         if running is not None:

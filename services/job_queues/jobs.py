@@ -10,9 +10,10 @@ from typing import Any
 
 from bson import ObjectId
 
-from models import foreign_job, job, job_counts, job_operations, job_pages, job_queue
+from models import executing_job, foreign_job, job, job_counts, job_operations, job_pages, job_queue
 from models.database import Document, server_now
-from models.job import INACTIVE_STATES, WAITING_STATES, DuplicateJob, ExecutingJob, JobId, JobState
+from models.executing_job import ExecutingJob
+from models.job import INACTIVE_STATES, WAITING_STATES, DuplicateJob, JobId, JobState
 from models.job_operations import DELETION_BATCH_SIZE
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from models.listing import Position
@@ -341,7 +342,7 @@ class Jobs:
         with_jobs = job.names() if names is None else names
         now, paused = self._clock(), job_queue.pauses()
         oldest_due, next_due = job.due_names(now), job.later_names(now)
-        running = {executing.name: _as_running(executing) for executing in job.executing()}
+        running = {executing.name: _as_running(executing) for executing in executing_job.find()}
         return [
             {
                 "name": name,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime, timedelta
 
-from models import database, foreign_job, job, job_queue
+from models import database, executing_job, foreign_job, job, job_queue
 from models.due_documents import MAX_COUNT
-from models.job import ExecutingJob
+from models.executing_job import ExecutingJob
 from queue_manager.core.clock import minutes
 from queue_manager.explanation import many, rounded
 from queue_manager.health_rules import Rule
@@ -22,7 +22,7 @@ MAX_ENDED_LEASES = 1_000  # expired leases that are compared with due queues
 
 def executing_by_task(ids: Collection[str]) -> dict[str, ExecutingJob]:
     """Return the jobs that tasks execute, by the ids of the tasks."""
-    return {one.token: one for one in job.executing({"claim.token": {"$in": [*ids]}})} if ids else {}
+    return {one.token: one for one in executing_job.find({"claim.token": {"$in": [*ids]}})} if ids else {}
 
 
 def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:
@@ -32,7 +32,7 @@ def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:
     Queues that have been due for longer than `late`, and leases that ended before that, are problems.
     """
     now = database.server_now()
-    executing, paused, failing = job.executing(), job_queue.pauses(), job.count_failing(MAX_COUNT)
+    executing, paused, failing = executing_job.find(), job_queue.pauses(), job.count_failing(MAX_COUNT)
     others, in_redis = foreign_job.count(), work.leases.stats()
     due = list(work.find_due(now))
     states = [status.state for status in work.leases.statuses([one.lease for one in due])]

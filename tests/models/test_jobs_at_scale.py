@@ -12,7 +12,7 @@ import pytest
 from bson import ObjectId
 from pymongo import MongoClient, monitoring
 
-from models import database, job, job_attempt, job_pages
+from models import database, executing_job, job, job_attempt, job_pages
 from models.database import Document
 from models.job import JobState
 from models.job_attempt import JobOutcome
@@ -125,7 +125,7 @@ def look_at_everything(servers: Servers, count: int, figure: Callable[[str], Non
         assert keys <= 2 * NAMES
         assert read == 0
 
-        executing = job.executing()
+        executing = executing_job.find()
         _, keys, read, results = shown("executing", recorder.sent.pop())
         assert len(executing) == results == EXECUTING
         assert keys <= EXECUTING + 1

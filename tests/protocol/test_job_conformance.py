@@ -15,7 +15,7 @@ import pytest
 from pymongo import DeleteMany, InsertOne, WriteConcern
 from pymongo.errors import DuplicateKeyError
 
-from models import job, job_attempt, job_operations
+from models import executing_job, job, job_attempt, job_operations
 from models.database import Document
 from models.job import INACTIVE_STATES, JobState, NameBusy
 from models.job_attempt import EndedAttempt, JobOutcome
@@ -123,7 +123,7 @@ class RealQueue:
         assert is_claimed != is_refused
 
     def reap(self) -> None:
-        (lost,) = job.executing()
+        (lost,) = executing_job.find()
         assert _reap(lost, NOW)
 
     def change(self, at: int, changed: Document) -> None:

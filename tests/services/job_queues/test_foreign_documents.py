@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bson import Decimal128, Int64, ObjectId, Regex
 
-from models import foreign_job, job, job_pages
+from models import executing_job, foreign_job, job, job_pages
 from models.database import shown_id
 from models.job import JobState
 from queue_manager.core.clock import hours
@@ -87,7 +87,7 @@ def test_an_executing_job_with_a_malformed_claim_fails_and_blocks_no_queue(claim
 
     assert (lab.state(odd), lab.state(behind), lab.state(other)) == ("failure", "success", "success")
     found = lab.jobs.get(odd)
-    assert (found["last_error"], "claim" in found) == (job.MALFORMED_CLAIM_ERROR, False)
+    assert (found["last_error"], "claim" in found) == (executing_job.MALFORMED_ERROR, False)
     lab.jobs.retry(odd)
     lab.serve(epoch=1)
     assert lab.state(odd) == "success"

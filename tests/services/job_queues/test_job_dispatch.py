@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pymongo.errors import AutoReconnect
 
-from models import job, job_attempt, job_queue
+from models import executing_job, job, job_attempt, job_queue
 from models.job import JobState
 from models.job_attempt import JobOutcome
 from queue_manager.core.clock import minutes, seconds, truncate
@@ -158,7 +158,7 @@ def test_lease_that_was_renewed_meanwhile_is_not_reaped(lab: Lab) -> None:
     id = lab.run("mail")
     lab.executing(id, token="alive")
     lab.hand.advance(LEASE)
-    [seen] = job.executing()
+    [seen] = executing_job.find()
     assert job_attempt.renew(seen.id, token="alive", until=lab.clock() + LEASE)
     assert not job_attempt.reap(seen, JobOutcome(state=JobState.FAILURE), now=lab.clock())
     assert lab.state(id) == "executing"
@@ -168,7 +168,7 @@ def test_lost_job_that_was_canceled_after_it_was_read_ends_canceled(lab: Lab) ->
     id = lab.run("mail")
     lab.executing(id)
     lab.hand.advance(LEASE)
-    [seen] = job.executing()
+    [seen] = executing_job.find()
     lab.jobs.cancel(id)
     assert not job_attempt.reap(seen, JobOutcome(state=JobState.FAILURE), now=lab.clock())
     lab.dispatch()
@@ -326,7 +326,7 @@ def test_take_over_frees_what_the_older_leader_had_handed_out(lab: Lab) -> None:
     assert lab.run_through(token=again.token, epoch=2).succeeded == 1
 
 
-@pytest.mark.parametrize("broken", ["make_failed_due", "executing", "due_names"])
+@pytest.mark.parametrize("broken", ["job.make_failed_due", "executing_job.find", "job.due_names"])
 def test_take_over_that_an_outage_cut_short_is_made_up_for(
     lab: Lab, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,7 +337,7 @@ def test_take_over_that_an_outage_cut_short_is_made_up_for(
         raise AutoReconnect("connection closed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(job, broken, fail)
+        patched.setattr(f"models.{broken}", fail)
         with pytest.raises(AutoReconnect):
             lab.dispatch(epoch=2)
     assert [report.succeeded for report in lab.serve(epoch=2)] == [1]

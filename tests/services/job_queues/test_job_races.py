@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
-from models import job, job_attempt
+from models import executing_job, job, job_attempt
 from models.database import Document
 from models.job import JobState, NameBusy
 from models.job_attempt import JobOutcome
@@ -85,7 +85,7 @@ def test_reap_racing_with_finish_one_wins_and_the_job_is_done_once(lab: Lab, rac
         id = lab.run("mail")
         mine = lab.executing(id, token="mine")
         lost_lease(id)
-        [seen] = job.executing()
+        [seen] = executing_job.find()
         reaped, finished = racing(
             lambda seen=seen: job_attempt.reap(seen, FAILED, now=lab.clock()),
             lambda mine=mine: job_attempt.finish(mine, DONE, token="mine", now=lab.clock()),
