@@ -103,7 +103,7 @@ class DispatchState:
         if self.has_leader is None:
             return "the time of the next scan is unknown, because Redis does not answer"
         if not self.has_leader:
-            return "no scan runs, because no beat leads"
+            return "no scan runs, because no beat is the leader"
         if self.next_scan_at is None:
             return "the time of the next scan is unknown"
         at = self.next_scan_at

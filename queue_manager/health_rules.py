@@ -88,7 +88,7 @@ class Rule(Enum):
         "lost-jobs",
         "`job-queues`",
         f"The lease of an executing job ended more than {LATE} ago.",
-        "Check that a beat leads and a worker consumes the queue `scans`.",
+        "Check that `celery beat` is running and that a worker consumes the queue `scans`.",
         "executing",
     )
     UNADOPTED_JOBS = (
@@ -120,7 +120,7 @@ class Rule(Enum):
         "late-scan",
         ANY_SYSTEM,
         f"The scan has not run for {LATE}, and it is not starting.",
-        "Check that a beat leads and a worker consumes the queue `scans`.",
+        "Check that `celery beat` is running and that a worker consumes the queue `scans`.",
     )
     SCAN_ERRORS = (
         "scan-errors",
@@ -143,7 +143,7 @@ class Rule(Enum):
     NO_LEADER = (
         "no-leader",
         "`beat`",
-        "No beat leads, so nothing is scanned.",
+        "No beat is the leader, so no scans run.",
         "Start `celery -A tasks beat`.",
     )
     OLD_LEADER = (

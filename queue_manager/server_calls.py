@@ -68,4 +68,4 @@ def broker() -> Iterator[Connection]:
             connection.ensure_connection(max_retries=0)
             yield connection
         except (OperationalError, BatchPublishError, *of_transport) as error:
-            raise Unavailable(f"The broker at {redact_url(url)} takes no messages ({reason(error)})") from error
+            raise Unavailable(f"The broker at {redact_url(url)} is unavailable ({reason(error)})") from error

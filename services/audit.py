@@ -189,7 +189,7 @@ class _Entry:
     def _log(self, error: Exception | None = None) -> None:
         entry = json.dumps(self._document, default=str, ensure_ascii=False)
         why = {} if error is None else {"error": str(reason(error))}  # plain, or else an outage is logged only once
-        log.error("An action is not in the audit", entry=entry, **why)
+        log.error("An audit entry could not be stored", entry=entry, **why)
 
 
 def _failure(write: Callable[[], None]) -> Exception | None:

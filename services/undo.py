@@ -50,7 +50,7 @@ def undo(entry: AuditEntry, *, now: datetime, within: timedelta = UNDO_BUDGET) -
         QueueFull: the memory of the message queue is full. It can be repeated.
     """
     if now > (entry.undo_until or entry.at + UNDO_TIME):
-        raise CannotUndo(f"It can be undone for {UNDO_TIME.total_seconds() / 60:.0f} minutes only, which are over")
+        raise CannotUndo(f"The time to undo it ({UNDO_TIME.total_seconds() / 60:.0f} minutes) has passed")
     ends_at = time.monotonic() + within.total_seconds()
     restored = found = 0
     for some in archive.slices(ObjectId(entry.id)):
@@ -60,7 +60,7 @@ def undo(entry: AuditEntry, *, now: datetime, within: timedelta = UNDO_BUDGET) -
         found += len(some.records)
         archive.remove([some.id])
     if not found:
-        raise CannotUndo("It deleted nothing that is kept, or it is undone already")
+        raise CannotUndo("Nothing to restore: no deletion was archived, or it was already undone")
     audit.end_undo(entry.id)
     return _undone(restored, found, is_complete=True)
 
@@ -68,7 +68,7 @@ def undo(entry: AuditEntry, *, now: datetime, within: timedelta = UNDO_BUDGET) -
 def _undone(restored: int, found: int, *, is_complete: bool) -> Undone:
     existing = found - restored
     others = f"; {existing} existed already" if existing else ""
-    left = "" if is_complete else "; there are more, so repeat it"
+    left = "" if is_complete else "; more remain, repeat to continue"
     message = f"{restored} restored{others}{left}"
     return Undone(message=message, restored=restored, existing=existing, is_complete=is_complete)
 

@@ -23,4 +23,4 @@ def usage_errors() -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        raise SettingsError(f"settings are wrong\n{error}") from None
+        raise SettingsError(f"invalid settings:\n{error}") from None

@@ -23,6 +23,7 @@ from queue_manager.core.clock import Pace, seconds
 from queue_manager.core.errors import ConfigurationError, ErrorText, ScanFailed, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
+from queue_manager.explanation import many
 from queue_manager.items import DueItem
 from queue_manager.system import SCANS_QUEUE
 from queue_manager.telemetry import counters, error_reports, tracing
@@ -105,7 +106,8 @@ class ScanTask(Task):
         for message in report.errors:
             scan_log.error(self.failed, error=message)
         if report.errors:
-            raise ScanFailed(f"{len(report.errors)} of the scan's steps failed; the first: {report.errors[0]}")
+            first = ": " if len(report.errors) == 1 else "; the first: "
+            raise ScanFailed(f"The scan had {many(len(report.errors), 'error')}{first}{report.errors[0]}")
         return {**run, **report.details}
 
     def _span(self) -> AbstractContextManager[object]:

@@ -20,7 +20,7 @@ from queue_manager.core.settings import settings
 from queue_manager.health_rules import COMPONENTS, Rule
 
 alerts_cli = typer.Typer(
-    help="Show what was sent, send a test, and silence problems.\n\n"
+    help="List active alerts, send a test alert, silence a problem.\n\n"
     "The web process sends the problems of `queue-manager health` that last longer than QM_ALERT_AFTER_SECONDS: to "
     "QM_ALERT_WEBHOOK_URL, and to QM_ALERT_MAIL_TO by mail.",
     no_args_is_help=True,
@@ -40,11 +40,11 @@ RuleId = Annotated[
 
 @alerts_cli.command("list")
 def list_alerts() -> None:
-    """Show the problems that were sent and still last, and the silences."""
+    """List active alerts, which are problems that were sent and still last, and silences."""
     with report_errors():
         sent, silences = alert.sent(), list(alert.silences(server_now()))
     if not sent and not silences:
-        typer.echo("nothing was sent that still lasts, and nothing is silenced")
+        typer.echo("no active alerts, no silences")
         return
     listed = table(("system", "rule", "state", "text"))
     for key, text in sorted(sent.items()):
@@ -100,7 +100,7 @@ def unsilence(system: SystemArgument, rule: RuleId) -> None:
         action.count = int(was_silenced)
     if not was_silenced:
         fail(f"{system} {rule} is not silenced", code=1)
-    typer.echo(f"{system}  {rule}  is sent again")
+    typer.echo(f"{system}  {rule}  unsilenced")
 
 
 def _key(system: str, rule: str) -> Key:

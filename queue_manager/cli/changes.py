@@ -47,7 +47,7 @@ def confirm(action: str, count: int, noun: str, of: str = "", *, yes: bool, type
     if typed is None or count <= TYPED_FROM:
         typer.confirm(question, abort=True)
     elif typer.prompt(f"{question} Type {printable(typed)} to confirm").strip() != typed:
-        fail(f"nothing was deleted, because the name that was typed is not {typed}", code=1)
+        fail(f"nothing was deleted: you did not type {typed}", code=1)
 
 
 @contextmanager

@@ -97,6 +97,6 @@ def replay(
             action.count, is_in_time = replay(found, ids)
     typer.echo(f"{action.count} of {len(ids)} replayed")
     if not (is_complete and is_in_time):
-        typer.echo("there may be more: repeat it", err=True)
+        typer.echo("there may be more: run the command again", err=True)
     if not is_in_time or action.count != len(ids):
         raise typer.Exit(1)

@@ -100,7 +100,7 @@ def show(
     ] = False,
     as_json: AnswerJsonOption = False,
 ) -> None:
-    """Say why an item is in its state, and what happened to it. Exit code 1 if there is none. Times are UTC.
+    """Explain why an item is in its state, and what happened to it. Exit code 1 if there is none. Times are UTC.
 
     Example: `queue-manager items show support-snooze 65a1b2c3d4e5f60718293a4b`
     """

@@ -50,7 +50,7 @@ def print_table(rows: Sequence[object], columns: Sequence[str], *, nothing: str,
 def print_cursor(cursor: str | None) -> None:
     """Print how to print the next page, unless this is the last one."""
     if cursor is not None:
-        console().print(Text(f"there are more: --cursor {shlex.quote(cursor)}"), soft_wrap=True)
+        console().print(Text(f"more results: --cursor {shlex.quote(cursor)}"), soft_wrap=True)
 
 
 def export_rows(rows: Iterable[str], form: ExportFormat, *, columns: Sequence[str]) -> None:

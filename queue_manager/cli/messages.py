@@ -236,7 +236,7 @@ def import_lines(
         with audited("import", system=message_queue.system.name, is_in_redis=True, detail=file.name) as action:
             result = import_messages(target, parse_lines(file, target.options))
             action.count = result.added
-    typer.echo(f"{result.added} imported, {result.known} known, {result.undecodable} undecodable")
+    typer.echo(f"{result.added} imported, {result.known} already present, {result.undecodable} undecodable")
     if result.refused:
         fail("\n".join(result.refused), code=1)
 

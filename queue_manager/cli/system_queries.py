@@ -99,7 +99,7 @@ def history(
     from queue_manager.web.routes.systems.queries import find_system
 
     if name is None and chosen is not None:
-        fail("--range: give NAME too, because the history of all systems is that of 24 hours", code=2)
+        fail("--range requires NAME; without it the history covers 24 hours", code=2)
     with report_errors():
         if name is None:
             _print_day(history_of(systems()), as_json=as_json)
@@ -130,7 +130,7 @@ def schedule(as_json: AnswerJsonOption = False) -> None:
         print_answer(found)
         return
     print_table(found.entries, SCHEDULE_COLUMNS, nothing="no scan")
-    leader = "no beat leads" if found.leader is None else f"leader {found.leader.holder}"
+    leader = "no leader" if found.leader is None else f"leader {found.leader.holder}"
     typer.echo(printable(leader))
 
 

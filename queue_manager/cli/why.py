@@ -27,7 +27,7 @@ def why(
     ] = None,
     as_json: AnswerJsonOption = False,
 ) -> None:
-    """Say why an item, a message or a job is in its state, and what happened to it. Times are UTC.
+    """Explain why an item, a message or a job is in its state, and what happened to it. Times are UTC.
 
     Searches all systems. Exit code 1 if nothing has the id.
 

@@ -26,7 +26,7 @@ class ClientError(Exception):
         status: the HTTP status; `None` without a response.
         error: the kind of error, such as `not found`, `invalid`, `LOCK_LOST` or `blocked`. Without a response it is
             `unreachable` if nothing was sent, or `no response`, which leaves open whether the request took effect.
-        message: a sentence for people.
+        message: a human-readable message.
         field: the parameter or member of the body that is wrong, if the error is about one.
     """
 

@@ -76,7 +76,7 @@ def _of_processes(redis: InRedis | None) -> Iterator[Problem]:
         text = f"A beat of release 0.1 leads ({redis.older_leader}), and newer ones stand by"
         yield Problem(system="beat", rule=Rule.OLD_LEADER, text=text)
     elif redis.leader is None:
-        text = "No leader: no beat leads, so nothing is scanned"
+        text = "No beat is the leader, so no scans run"
         yield Problem(system="beat", rule=Rule.NO_LEADER, text=text)
     if paused := [f"{worker.name}: {worker.paused}" for worker in redis.workers if worker.paused is not None]:
         text = f"{many(len(paused), 'worker')} without MongoDB, which take no items: {'; '.join(paused[:MAX_IDS])}"

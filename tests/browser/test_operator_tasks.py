@@ -76,7 +76,7 @@ def test_somebody_is_told_of_a_problem_that_the_overview_shows(
         process = shared_web(tmp_path_factory, QM_ALERT_WEBHOOK_URL=url, QM_ALERT_AFTER_SECONDS="0")
         page = visiting(process).open("/")
         needed = page.get_by_role("region", name="Needs attention").get_by_role("listitem")
-        expect(needed.filter(has_text="No beat leads")).to_be_visible()
+        expect(needed.filter(has_text="No beat is the leader")).to_be_visible()
         posted = eventually(lambda: told, within=40)
     assert ("beat", "no-leader") in [(one["system"], one["rule"]) for one in posted[0]["problems"]]
 
@@ -156,7 +156,7 @@ def test_the_holder_of_a_limited_key_sees_only_its_systems(
         expect(page.locator("main article")).to_have_count(len(cards))
         page.get_by_label("Find any id").fill(hidden)
         page.keyboard.press("Enter")
-        expect(page.get_by_role("heading", name="Nothing has this id")).to_be_visible()
+        expect(page.get_by_role("heading", name="No results")).to_be_visible()
     furnished.workers(clean.valkey.url)
     for visit, does in ((clerk, furnished.A_ROOM), (reader, "works for another system")):
         processes = visit.open("/workers").get_by_role("article", name="worker@a-host").get_by_role("table")

@@ -67,7 +67,7 @@ def test_an_id_of_several_things_lists_them(visit: Visit) -> None:
 
 def test_an_id_that_nothing_has(visit: Visit) -> None:
     page = visit.open("/search?id=nothing")
-    expect(page.get_by_role("heading", name="Nothing has this id")).to_be_visible()
+    expect(page.get_by_role("heading", name="No results")).to_be_visible()
     expect(page.get_by_label("Find any id")).to_have_value("nothing")
     page = visit.open("/rooms/nothing")
     expect(page.get_by_role("heading", name="Not found")).to_be_visible()

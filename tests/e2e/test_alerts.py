@@ -162,7 +162,7 @@ def test_a_password_that_smtplib_cannot_send_keeps_the_notification_from_no_othe
             "there is no system or component 'suport-snooze'; there are: support-",
         ),
         (("unsilence", "beat", "no-leader"), 1, "beat no-leader is not silenced"),
-        (("list",), 0, "nothing was sent that still lasts, and nothing is silenced"),
+        (("list",), 0, "no active alerts, no silences"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(arguments: tuple[str, ...], code: int, said: str, clean: Servers) -> None:
@@ -202,4 +202,4 @@ def test_the_documented_commands_use_the_documented_channels(clean: Servers, tmp
     assert run.returncode == 0, run.stdout + run.stderr
     assert "This is a test of the alerts" in posts[0]["text"]
     assert mails[0]["To"] == "ops@example.com, dev@example.com"
-    assert run.stdout.endswith("nothing was sent that still lasts, and nothing is silenced\n")
+    assert run.stdout.endswith("no active alerts, no silences\n")

@@ -54,7 +54,7 @@ def test_a_deletion_is_undone(clean: Servers) -> None:
     assert done("jobs", "show", id, "--json") == job
     again = said("audit", "undo", entry["id"])
     assert (again.returncode, again.stdout) == (1, "")
-    assert again.stderr == "queue-manager: It deleted nothing that is kept, or it is undone already\n"
+    assert again.stderr == "queue-manager: Nothing to restore: no deletion was archived, or it was already undone\n"
     assert said("audit", "undo", "nothing").stderr == "queue-manager: there is no entry nothing in the audit log\n"
 
 
@@ -109,7 +109,7 @@ def test_a_command_goes_on_without_mongodb_and_its_entry_is_in_the_log(clean: Se
     away = "mongodb://127.0.0.1:1/product?replicaSet=rs0"
     run = said("systems", "pause", "support-snooze", MONGO_DB_URL=away)
     assert (run.returncode, run.stdout) == (0, "support-snooze  paused\n")
-    lines = [line for line in run.stderr.splitlines() if "An action is not in the audit" in line]
+    lines = [line for line in run.stderr.splitlines() if "An audit entry could not be stored" in line]
     assert len(lines) == 2
     assert '"outcome": "unknown"' in lines[0]
     assert '"outcome": "done"' in lines[1]

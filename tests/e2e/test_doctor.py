@@ -104,7 +104,7 @@ def test_a_problem_is_said_with_what_to_do(clean: Servers, tmp_path: Path) -> No
     lines = said(tmp_path).splitlines()
     first = lines.index("problem      leader")
     assert lines[first + 1 : first + 3] == [
-        "             beat: No leader: no beat leads, so nothing is scanned",
+        "             beat: No beat is the leader, so no scans run",
         "               Start `celery -A tasks beat`.",
     ]
 

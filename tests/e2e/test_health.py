@@ -284,7 +284,7 @@ def test_a_scan_that_stopped_is_late_without_a_leader_too(clean: Servers, tmp_pa
     with repeated(show_worker):
         answer = health(tmp_path)
     assert answer.ids == [("beat", "no-leader"), ("support-snooze", "late-scan")]
-    assert answer.problems[0].startswith("No leader: no beat leads")
+    assert answer.problems[0].startswith("No beat is the leader")
 
 
 def test_a_problem_is_shown_as_in_the_documentation(well: Servers, tmp_path: Path) -> None:

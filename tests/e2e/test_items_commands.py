@@ -82,7 +82,7 @@ class TestList:
         assert table.splitlines()[0].split()[:3] == ["id", "title", "state"]
         assert id in table
         page = items("list", ROOMS, "--limit", "1").stdout
-        cursor = page.partition("there are more: --cursor ")[2].strip().strip("'")
+        cursor = page.partition("more results: --cursor ")[2].strip().strip("'")
         assert len(listed(ROOMS, "--cursor", cursor)) == 1
         assert items("list", ROOMS, "stuck").stdout == "no items\n"
 

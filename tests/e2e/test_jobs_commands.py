@@ -127,7 +127,7 @@ class TestList:
     def test_a_page_says_where_the_next_one_begins(self, clean: Servers) -> None:
         ids = [str(made(INVOICE, number)["_id"]) for number in range(3)]
         page = run("list", "--limit", "2").stdout
-        cursor = page.partition("there are more: --cursor ")[2].strip()
+        cursor = page.partition("more results: --cursor ")[2].strip()
         assert [id in page for id in ids] == [False, True, True]
         rest = printed("list", "--cursor", cursor, "--json")
         assert ([job["_id"] for job in rest["jobs"]], rest["cursor"]) == ([ids[0]], None)

@@ -152,7 +152,7 @@ class TestTransfer:
         queue_admin().delete([id])
         (tmp_path / "dead.jsonl").write_text(exported)
 
-        for counts in ("1 imported, 0 known", "0 imported, 1 known"):
+        for counts in ("1 imported, 0 already present", "0 imported, 1 already present"):
             assert run("import", str(tmp_path / "dead.jsonl")).stdout == f"{counts}, 0 undecodable\n"
         message = queue.dequeue()
         assert message is not None
@@ -161,7 +161,7 @@ class TestTransfer:
     def test_invalid_lines_are_named_and_the_others_imported(self, queue: MessageQueue, tmp_path: Path) -> None:
         (tmp_path / "broken.jsonl").write_text('{"type":"mail"}\nnonsense\n{"type":"a\\u0085"}\n\n{"type":"sms"}\n')
         result = run("import", str(tmp_path / "broken.jsonl"))
-        assert (result.returncode, result.stdout) == (1, "2 imported, 0 known, 0 undecodable\n")
+        assert (result.returncode, result.stdout) == (1, "2 imported, 0 already present, 0 undecodable\n")
         assert [line.split(": must")[0] for line in result.stderr.splitlines()] == [
             "queue-manager: line 2: body",
             "line 3: type",

@@ -102,7 +102,7 @@ def test_problems_name_what_is_missing_and_lead_to_the_items(clean: Servers, pro
     (item,) = scan(work)
     work.give_up(item, error="boom")
     body = eventually(lambda: (b := get(process, "/overview"))["systems"][0]["failed"] == 1 and b)
-    assert [problem["text"].split(":")[0] for problem in body["problems"]] == ["No leader", "No workers"]
+    assert [problem["rule"] for problem in body["problems"]] == ["no-leader", "no-workers"]
     rooms = body["systems"][0]
     (failed,) = [problem for problem in rooms["problems"] if problem["rule"] == "failed-items"]
     assert failed["system"] == "support-snooze"

@@ -141,7 +141,10 @@ def test_it_is_in_the_audit_and_done_once(queue: Queue) -> None:
     assert (last["system"], last["ids"], last["count"], last["detail"]) == (entry["system"], [id], 1, f"of {deleted}")
     assert queue.get(f"/audit/{deleted}").body["undo_until"] is None
     again = queue.post(f"/audit/{deleted}/undo")
-    assert (again.status, again.body["message"]) == (409, "It deleted nothing that is kept, or it is undone already")
+    assert (again.status, again.body["message"]) == (
+        409,
+        "Nothing to restore: no deletion was archived, or it was already undone",
+    )
 
 
 def test_it_is_refused_when_it_is_too_late(queue: Queue) -> None:
@@ -149,7 +152,7 @@ def test_it_is_refused_when_it_is_too_late(queue: Queue) -> None:
     deleted = queue.delete(f"/queue/message/{id}").body["undo"]
     collection("qm_audit").update_many({}, {"$set": {"undo_until": server_now() - seconds(1)}})
     refused = queue.post(f"/audit/{deleted}/undo")
-    assert (refused.status, refused.body["message"]) == (409, "It can be undone for 10 minutes only, which are over")
+    assert (refused.status, refused.body["message"]) == (409, "The time to undo it (10 minutes) has passed")
     assert queue.ids("main") == []
 
 

@@ -1655,7 +1655,7 @@ export interface components {
         AddedBatch: {
             /**
              * Message
-             * @description A sentence for people.
+             * @description A human-readable message.
              */
             message: string;
             /**
@@ -1865,7 +1865,7 @@ export interface components {
         ChangedMessage: {
             /**
              * Message
-             * @description A sentence for people.
+             * @description A human-readable message.
              */
             message: string;
             /** Id */
@@ -1913,7 +1913,7 @@ export interface components {
             success?: true;
             /**
              * Message
-             * @description A sentence for people.
+             * @description A human-readable message.
              */
             message: string;
             /**
@@ -1986,7 +1986,7 @@ export interface components {
             success?: true;
             /**
              * Message
-             * @description A sentence for people.
+             * @description A human-readable message.
              */
             message: string;
             /** Id */
@@ -2021,7 +2021,7 @@ export interface components {
             success?: true;
             /**
              * Message
-             * @description A sentence for people.
+             * @description A human-readable message.
              */
             message: string;
             /**
@@ -2051,7 +2051,7 @@ export interface components {
         DeletedRange: {
             /**
              * Message
-             * @description A sentence for people.
+             * @description A human-readable message.
              */
             message: string;
             /** Deletedcount */
@@ -2218,7 +2218,7 @@ export interface components {
             error: string;
             /**
              * Message
-             * @description A sentence for people.
+             * @description A human-readable message.
              */
             message: string;
             /**
@@ -2485,7 +2485,7 @@ export interface components {
         Imported: {
             /**
              * Message
-             * @description A sentence for people.
+             * @description A human-readable message.
              */
             message: string;
             /** Count */
@@ -3093,7 +3093,7 @@ export interface components {
             success?: true;
             /**
              * Message
-             * @description A sentence for people.
+             * @description A human-readable message.
              */
             message: string;
             /**
@@ -3118,7 +3118,7 @@ export interface components {
         Nacked: {
             /**
              * Message
-             * @description A sentence for people.
+             * @description A human-readable message.
              */
             message: string;
             /** Id */
@@ -3141,7 +3141,7 @@ export interface components {
             error: string;
             /**
              * Message
-             * @description A sentence for people.
+             * @description A human-readable message.
              */
             message: string;
             /**
@@ -3254,7 +3254,7 @@ export interface components {
             last_scan: components["schemas"]["ScanRun"] | null;
             /**
              * Next Scan At
-             * @description When it is scanned next; null while no beat leads.
+             * @description When it is scanned next; null while no beat is the leader.
              */
             next_scan_at: string | null;
             /**
@@ -3803,7 +3803,7 @@ export interface components {
             success?: true;
             /**
              * Message
-             * @description A sentence for people.
+             * @description A human-readable message.
              */
             message: string;
             /**
@@ -3905,7 +3905,7 @@ export interface components {
             "lost-jobs",
             "`job-queues`",
             "The lease of an executing job ended more than 3 periods of the scan (at least 15 s) ago.",
-            "Check that a beat leads and a worker consumes the queue `scans`.",
+            "Check that `celery beat` is running and that a worker consumes the queue `scans`.",
             "executing"
         ] | [
             "unadopted-jobs",
@@ -3932,7 +3932,7 @@ export interface components {
             "late-scan",
             "every system that is on",
             "The scan has not run for 3 periods of the scan (at least 15 s), and it is not starting.",
-            "Check that a beat leads and a worker consumes the queue `scans`."
+            "Check that `celery beat` is running and that a worker consumes the queue `scans`."
         ] | [
             "scan-errors",
             "every system that is on",
@@ -3951,7 +3951,7 @@ export interface components {
         ] | [
             "no-leader",
             "`beat`",
-            "No beat leads, so nothing is scanned.",
+            "No beat is the leader, so no scans run.",
             "Start `celery -A tasks beat`."
         ] | [
             "old-leader",
@@ -4182,7 +4182,7 @@ export interface components {
             cron: string | null;
             /**
              * Next Run At
-             * @description Null while no beat leads or the system is off.
+             * @description Null while no beat is the leader or the system is off.
              */
             next_run_at: string | null;
             /** Is Running */
@@ -4350,7 +4350,7 @@ export interface components {
             last_scan: components["schemas"]["ScanRun"] | null;
             /**
              * Next Scan At
-             * @description When it is scanned next; null while no beat leads.
+             * @description When it is scanned next; null while no beat is the leader.
              */
             next_scan_at: string | null;
             /**
@@ -4425,7 +4425,7 @@ export interface components {
         Touched: {
             /**
              * Message
-             * @description A sentence for people.
+             * @description A human-readable message.
              */
             message: string;
             /** New Timeout At */
@@ -4480,7 +4480,7 @@ export interface components {
             success?: true;
             /**
              * Message
-             * @description A sentence for people.
+             * @description A human-readable message.
              */
             message: string;
             /** Id */
@@ -4731,7 +4731,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -5567,7 +5567,7 @@ export interface operations {
                     "application/json": components["schemas"]["Sent"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -5666,7 +5666,7 @@ export interface operations {
                     "application/json": components["schemas"]["SentTask"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -5780,7 +5780,7 @@ export interface operations {
                     "application/json": components["schemas"]["PausedSystem"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -5887,7 +5887,7 @@ export interface operations {
                     "application/json": components["schemas"]["PausedSystem"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -5998,7 +5998,7 @@ export interface operations {
                     "application/json": components["schemas"]["ChartMark"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -6493,7 +6493,7 @@ export interface operations {
                     "application/json": components["schemas"]["Undone"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -6677,7 +6677,7 @@ export interface operations {
                     "application/json": components["schemas"]["ReplayedFailures"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -6975,7 +6975,7 @@ export interface operations {
                     "application/json": components["schemas"]["ChangedMessage"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7062,7 +7062,7 @@ export interface operations {
                     "application/json": components["schemas"]["AddedBatch"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7157,7 +7157,7 @@ export interface operations {
                     "application/json": components["schemas"]["ChangedMessage"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7276,7 +7276,7 @@ export interface operations {
                     "application/json": components["schemas"]["Nacked"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7395,7 +7395,7 @@ export interface operations {
                     "application/json": components["schemas"]["Touched"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7612,7 +7612,7 @@ export interface operations {
                     "application/json": components["schemas"]["UpdatedMessage"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7811,7 +7811,7 @@ export interface operations {
                     "application/json": components["schemas"]["DeletedMessages"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8050,7 +8050,7 @@ export interface operations {
                     "application/json": components["schemas"]["Imported"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8159,7 +8159,7 @@ export interface operations {
                     "application/json": components["schemas"]["Moved"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8254,7 +8254,7 @@ export interface operations {
                     "application/json": components["schemas"]["Replayed"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8350,7 +8350,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessagePauses"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8440,7 +8440,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessagePauses"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9839,7 +9839,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobAnswer"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10394,7 +10394,7 @@ export interface operations {
                     "application/json": components["schemas"]["Paused"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10484,7 +10484,7 @@ export interface operations {
                     "application/json": components["schemas"]["Resumed"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10580,7 +10580,7 @@ export interface operations {
                     "application/json": components["schemas"]["DeletedJobs"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10670,7 +10670,7 @@ export interface operations {
                     "application/json": components["schemas"]["ChangedJobs"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10760,7 +10760,7 @@ export interface operations {
                     "application/json": components["schemas"]["ChangedJobs"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10850,7 +10850,7 @@ export interface operations {
                     "application/json": components["schemas"]["ChangedJobs"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10939,7 +10939,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobAnswer"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11046,7 +11046,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobAnswer"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11171,7 +11171,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobAnswer"];
                 };
             };
-            /** @description The body is not JSON, or something is missing */
+            /** @description The body is not valid JSON, or a required value is missing */
             400: {
                 headers: {
                     [name: string]: unknown;

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from queue_manager.core.json_types import optional
 
 STATUS_DESCRIPTIONS = {
-    HTTPStatus.BAD_REQUEST: "The body is not JSON, or something is missing",
+    HTTPStatus.BAD_REQUEST: "The body is not valid JSON, or a required value is missing",
     HTTPStatus.UNAUTHORIZED: "No key, or an unknown or expired one",
     HTTPStatus.FORBIDDEN: "The key's role does not allow it, or a page of another site sent the request",
     HTTPStatus.NOT_FOUND: "Not found",
@@ -31,7 +31,7 @@ class Error(BaseModel):
     """An error."""
 
     error: str = Field(description="The kind of error, in a word or two.")
-    message: str = Field(description="A sentence for people.")
+    message: str = Field(description="A human-readable message.")
     field: str | None = optional("The parameter or member of the body that the error is about.")
 
 

@@ -104,7 +104,7 @@ def show_audit(id: str) -> AuditedChange:
 
 def _entry(id: str) -> AuditEntry:
     if (found := audit.get(id)) is None:
-        raise ApiError(HTTPStatus.NOT_FOUND, "not found", f"There is no entry {id!r:.100} in the audit", field="id")
+        raise ApiError(HTTPStatus.NOT_FOUND, "not found", f"There is no entry {id!r:.100} in the audit log", field="id")
     return found
 
 

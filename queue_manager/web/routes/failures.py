@@ -216,7 +216,9 @@ def replay_failures(
         action.count = replayed
         action.detail = "" if is_in_time else INCOMPLETE_DETAIL
     _reader.forget()
-    log.info("Failures were replayed by hand", system=group.system, name=group.name, replayed=replayed, of=len(ids))
+    log.info(
+        "Failures were replayed by an operator", system=group.system, name=group.name, replayed=replayed, of=len(ids)
+    )
     return ReplayedFailures(replayed=replayed, of=len(ids), is_complete=is_complete and is_in_time)
 
 

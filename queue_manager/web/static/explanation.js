@@ -41,7 +41,7 @@ function card(found) {
 }
 
 /** @param {Record<string, string>} unread */
-const nothing = (unread) => element("div", { class: "empty" }, element("h2", {}, "Not found"), element("p", {}, "Nothing has this id, or it was deleted."), unreadable(unread));
+const nothing = (unread) => element("div", { class: "empty" }, element("h2", {}, "Not found"), element("p", {}, "No item, message or job has this id; it may have been deleted."), unreadable(unread));
 
 /** @param {Found} found */
 const timeline = ({ timeline: all, has_whole_timeline: isWhole }) => element("section", {},

@@ -352,11 +352,11 @@ function clear() {
 function confirm(states, name, found) {
   askFor({
     title: `Delete ${number(found)} job${found === 1 ? "" : "s"} of ${name || ALL_NAMES}?`, verb: "Delete", kind: "danger",
-    text: `All in the state ${states.join(" or ")}, including those that enter it meanwhile. ${found > 1e5 ? "So many cannot be restored." : UNDO}`,
+    text: `All in the state ${states.join(" or ")}, including those that enter it meanwhile. ${found > 1e5 ? "More than 100,000 cannot be restored." : UNDO}`,
     typed: found > TYPED_FROM && { name: name || ALL_NAMES, of: "queue" },
     async act() {
       const { deleted, is_complete: isAll } = await post("/jobs/clear", { states, name: name || null });
-      return done(`Deleted ${number(deleted)}${isAll ? "" : "; there are more, so repeat it"}`);
+      return done(`Deleted ${number(deleted)}${isAll ? "" : "; more remain, repeat to continue"}`);
     },
   });
 }
@@ -388,8 +388,8 @@ function begin() {
   attempt(readNames, () => {}).finally(() => recount(0));
   new Events("/jobs/events", "job-update", { event: receive, reload });
   list.selection.on("retry", retrySelected);
-  list.selection.on("cancel", confirmed("cancel", "Cancel", "Canceled", "Those that are executing are asked to stop. Those that have ended are left alone."));
-  list.selection.on("delete", confirmed("delete", "Delete", "Deleted", `With their history. ${UNDO} Those that are executing are left alone.`));
+  list.selection.on("cancel", confirmed("cancel", "Cancel", "Canceled", "Executing jobs are asked to stop; finished jobs are not changed."));
+  list.selection.on("delete", confirmed("delete", "Delete", "Deleted", `With their history. ${UNDO} Executing jobs are skipped.`));
   byId("run")?.addEventListener("click", () => withNames(run));
   byId("clear")?.addEventListener("click", () => withNames(clear));
 }

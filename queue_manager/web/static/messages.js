@@ -332,7 +332,7 @@ function clear() {
   const isMany = size === undefined || size > TYPED_FROM;
   const what = size === undefined ? "messages" : counted(size);
   askFor({
-    title: `Delete all ${what} in ${name}?`, text: `This ignores the filters above. ${(size ?? 0) > 1e5 ? "So many cannot be restored." : UNDO}`, verb: "Delete all", kind: "danger",
+    title: `Delete all ${what} in ${name}?`, text: `This ignores the filters above. ${(size ?? 0) > 1e5 ? "More than 100,000 cannot be restored." : UNDO}`, verb: "Delete all", kind: "danger",
     typed: isMany && { name, of: "queue" },
     act: async () => done(await ask("DELETE", `/queue/${place}/clear`)),
   });

@@ -14,7 +14,7 @@ async function read() {
   const { found, unread } = await get(`/search${query({ id })}`);
   const isOne = found.length === 1 && !Object.keys(unread).length;
   if (isOne) return go(found[0].page);
-  const none = element("div", { class: "empty" }, element("h2", {}, "Nothing has this id"), element("p", {}, "Searched: the items of every system, messages, jobs, and the tasks of the last day."));
+  const none = element("div", { class: "empty" }, element("h2", {}, "No results"), element("p", {}, "Searched: the items of every system, messages, jobs, and the tasks of the last day."));
   byId("found").replaceChildren(...found.map(card), ...unreadable(unread), ...(found.length ? [] : [none]));
 }
 

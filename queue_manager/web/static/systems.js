@@ -40,7 +40,7 @@ export function statusPill(system) {
 /** Since when, by whom and why it is paused. @param {Pause | null} pause @returns {Child} */
 export const pauseNote = (pause) => pause && element("p", { class: "hint" }, "Paused", pause.at && [" since ", moment(pause.at)], pause.by && ` by ${pause.by}`, pause.reason && `: ${pause.reason}`);
 
-export const PAUSED = "Paused: a scan would send nothing";
+export const PAUSED = "Paused: scans dispatch nothing";
 
 /** @type {Field} */
 export const PAUSE_REASON = { name: "reason", label: "Reason", hint: "Optional; shown to other operators" };

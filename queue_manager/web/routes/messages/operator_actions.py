@@ -90,7 +90,7 @@ def update(
         queue_admin().update(id, changes, source=source)
         changed = queue_admin().find(id)
         action.changed(_editable(before), _editable(changed))
-    log.info("Message changed by hand", message_id=id)
+    log.info("Message changed by an operator", message_id=id)
     about = EditedMessage(message="Message updated", id=id, messageId=id, queueType=source).model_dump_json()
     data = changed.to_json() if changed else "null"
     return Response(f'{about[:-1]},"data":{data}}}', media_type="application/json")
@@ -112,7 +112,7 @@ def delete(id: str, actor: CurrentActor, source: InQueue = None) -> DeletedMessa
         if outcome != "DELETED":
             raise UnknownMessage(f"There is no message {id} in {source or 'the queue'}")
         action.count = 1
-    log.info("Message deleted by hand", message_id=id)
+    log.info("Message deleted by an operator", message_id=id)
     return DeletedMessage(message="Message deleted", id=id, messageId=id, queueType=source, undo=action.undo)
 
 
@@ -152,7 +152,7 @@ def delete_date_range(
             action.count = sum(found.deleted.values())
             action.detail = "" if found.is_complete else INCOMPLETE_DETAIL
         undo = action.undo
-        log.info("Messages of a date range deleted by hand", messages=action.count, complete=found.is_complete)
+        log.info("Messages of a date range deleted by an operator", messages=action.count, complete=found.is_complete)
     count = sum(found.deleted.values())
     verb = "would be deleted" if is_preview else "deleted"
     return DeletedRange(
@@ -209,7 +209,7 @@ def replay(
     With a filter it stops after about 10 s, and `is_complete` is false: repeat it then.
     """
     if (body.messageIds is None) == (body.filter is None):
-        raise invalid("messageIds", "must be given, or filter, but not both")
+        raise invalid("messageIds", "exactly one of messageIds and filter is required")
     if body.messageIds is not None:
         with recorded(actor, "replay", **AUDITED_QUEUE, ids=checked_ids(body.messageIds)) as action:
             outcomes = queue_admin().replay(body.messageIds)
@@ -250,7 +250,7 @@ def _switched(
         selected["reason"] = body.reason
     with recorded(actor, action, **AUDITED_QUEUE, filter=selected):
         change(body.types)
-    log.info("Types of messages switched by hand", action=action, types=selected["types"])
+    log.info("Types of messages switched by an operator", action=action, types=selected["types"])
     return MessagePauses(pauses=queue_admin().pauses())
 
 
@@ -278,13 +278,13 @@ def cleared(queue: MessageState | None, actor: Actor, *, is_over: Callable[[], b
             action.count = count = count + deleted
             now = time.monotonic()
             if now - logged_at >= CLEAR_LOG_INTERVAL:
-                log.info("Clearing by hand", queue=queue or "all", messages=count)
+                log.info("Messages are being cleared by an operator", queue=queue or "all", messages=count)
                 logged_at = now
             if is_over():
                 is_complete, action.detail = False, INCOMPLETE_DETAIL
                 break
-    log.info("Cleared by hand", queue=queue or "all", messages=count, complete=is_complete)
-    left = "" if is_complete else "; there are more, so repeat it"
+    log.info("Messages cleared by an operator", queue=queue or "all", messages=count, complete=is_complete)
+    left = "" if is_complete else "; more remain, repeat to continue"
     message = f"{many(count, 'message')} deleted{left}"
     return Cleared(message=message, queueType=queue, cleared=count, is_complete=is_complete, undo=action.undo)
 
@@ -308,6 +308,6 @@ def _results(verb: str, success: str, outcomes: Mapping[str, str]) -> dict[str, 
 
 
 def _numbers(verb: str, done: int, failed: int) -> dict[str, Any]:
-    log.info("Messages changed by hand", done=verb, messages=done, of=done + failed)
+    log.info("Messages changed by an operator", done=verb, messages=done, of=done + failed)
     message = f"{done:,} of {many(done + failed, 'message')} {verb}"
     return {"message": message, verb: done, f"{verb}Count": done, "failed": failed}

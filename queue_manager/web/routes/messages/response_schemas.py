@@ -16,7 +16,7 @@ from services.message_queue.admin import MessageOutcome
 from services.message_queue.browser import KeptState
 from services.message_queue.history import HistoryEvent
 
-Sentence = Annotated[str, Field(description="A sentence for people.")]
+Sentence = Annotated[str, Field(description="A human-readable message.")]
 QueueServerTime = Annotated[Number, Field(description="The time of the queue's server.")]
 
 

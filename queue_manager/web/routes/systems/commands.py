@@ -36,7 +36,7 @@ def pause(system: Named, body: Reason, actor: CurrentActor) -> PausedSystem:
     selected = {"reason": body.reason} if body.reason else None
     with recorded(actor, "pause", system=system.name, filter=selected, is_in_redis=True):
         made = pauses.pause(system.name, by=actor.who, reason=body.reason)
-    log.info("A system was paused by hand", system=system.name, who=actor.who, reason=body.reason)
+    log.info("A system was paused by an operator", system=system.name, who=actor.who, reason=body.reason)
     return PausedSystem(name=system.name, is_paused=True, pause=made)
 
 
@@ -46,7 +46,7 @@ def resume(system: Named, _: NothingElse, actor: CurrentActor) -> PausedSystem:
     _require_items(system)
     with recorded(actor, "resume", system=system.name, is_in_redis=True):
         pauses.resume(system.name)
-    log.info("A system was resumed by hand", system=system.name)
+    log.info("A system was resumed by an operator", system=system.name)
     return PausedSystem(name=system.name, is_paused=False, pause=None)
 
 

@@ -161,14 +161,16 @@ def retry_items(
     Items that are in progress, not due or gone are left alone.
     """
     if (body.ids is None) == (body.state is None):
-        raise invalid("state", "must be given, or ids, but not both")
+        raise invalid("state", "exactly one of state and ids is required")
     system, open_list = found
     listed = open_list()
     matching = _matching(listed, body.state, body.search) if body.state else list(dict.fromkeys(body.ids or []))
     ids, selected = matching[:MAX_RETRIED], {"state": body.state, "search": body.search} if body.state else None
     with recorded(actor, "retry", system=system.name, filter=selected, ids=ids, total=len(matching)) as action:
         action.count = sent = retry_some(system, listed, ids)
-    log.info("Items are retried by hand", system=system.name, state=body.state or "any", sent=sent, of=len(matching))
+    log.info(
+        "Items are retried by an operator", system=system.name, state=body.state or "any", sent=sent, of=len(matching)
+    )
     return Sent(sent=sent, of=len(matching))
 
 
@@ -199,7 +201,7 @@ def retry_item(
         if not taken:
             raise _not_taken(listed, id)
         action.count = 1
-    log.info("An item is retried by hand", system=system.name, item=id, task_id=taken[0].token)
+    log.info("An item is retried by an operator", system=system.name, item=id, task_id=taken[0].token)
     return SentTask(task_id=taken[0].token)
 
 

@@ -81,7 +81,7 @@ class SystemState(BaseModel):
     duration_names: dict[Measure, str] = Field(description="What people call the durations.")
     errors: int | None = Field(description="Steps of its scans that failed in the last 24 hours.")
     last_scan: ScanRun | None
-    next_scan_at: Moment | None = Field(description="When it is scanned next; null while no beat leads.")
+    next_scan_at: Moment | None = Field(description="When it is scanned next; null while no beat is the leader.")
     is_running: bool = Field(description="Whether its scan is running.")
     is_starting: bool = Field(description="Whether it is too early to expect its first scan.")
     idle: Idle | None = Field(description="Why it dispatches nothing although it is on.")
@@ -192,7 +192,7 @@ class ScheduleEntry(BaseModel):
     trigger: Trigger
     period_seconds: Number
     cron: str | None = Field(description="Its crontab; null if it runs once per period.")
-    next_run_at: Moment | None = Field(description="Null while no beat leads or the system is off.")
+    next_run_at: Moment | None = Field(description="Null while no beat is the leader or the system is off.")
     is_running: bool
     last_run: ScanRun | None
     last_runs: list[ScanRun] = Field(description="The last ten runs, the newest first.")
