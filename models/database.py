@@ -1,4 +1,4 @@
-"""Access to MongoDB: a client per process, the server's clock, ids, and creation of indexes.
+"""Access to MongoDB: a client per process, the server's clock, and what documents are made of.
 
 Guarantee: a client is never used across a fork, and creating one does not connect. Errors of the driver are raised
 unchanged. A write that raised may have been applied, so all writes are conditional.
@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from itertools import count
-from math import inf, nan
+from math import inf
 from typing import Any
-from uuid import UUID
 
 import bson
-from bson import Binary, Code, DatetimeConversion, Decimal128, ObjectId, Regex, json_util
+from bson import DatetimeConversion
 from bson.codec_options import CodecOptions
-from bson.errors import InvalidId
-from pymongo import AsyncMongoClient, IndexModel, MongoClient, timeout
+from pymongo import AsyncMongoClient, MongoClient, timeout
 from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import (
@@ -37,9 +34,8 @@ from pymongo.errors import (
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from pymongo.monitoring import CommandListener
 
-from queue_manager.core.clock import ServerClock, hours, milliseconds, seconds
-from queue_manager.core.errors import ConfigurationError, PermanentError, reason
-from queue_manager.core.json_types import is_within_depth
+from queue_manager.core.clock import ServerClock, milliseconds, seconds
+from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.redis_client import PerProcess
 from queue_manager.core.settings import redact_url, settings
 
@@ -50,22 +46,13 @@ OUTAGES = (ConnectionFailure, ExecutionTimeout, WTimeoutError)
 """Errors of the driver while the server is unavailable, or has lost its majority."""
 
 APP_NAME = "queue-manager"
-OBJECT_ID_DIGITS = 24
-MAX_ID_DEPTH = 100  # levels of nesting; MongoDB refuses commands with about 200
 DUPLICATE_KEY = 11_000  # MongoDB's code for a document that a unique index refuses
 CLOCK_TIMEOUT = seconds(5)
 MAX_PINGS = 4
 CONNECT_TIMEOUT = 2.0  # seconds; a member that starts accepts connections and does not answer on them
 # Seconds between two checks of a member. Operations leave one that was silent for this long and the limit above.
 HEARTBEAT = 3.0
-MAX_INDEX_BUILD = hours(24)  # of all indexes of a system
-MAX_REBUILDS = 5  # of an index that other processes migrate at the same time
 _AUTHENTICATION_FAILED = (13, 18)
-_NOT_AUTHORIZED = 13
-_INDEX_NOT_FOUND = 27
-_BUILD_ABORTED = 276  # another process has dropped the index while it was built
-_INDEX_DIFFERS = (85, 86, _BUILD_ABORTED)
-_ID_JSON = json_util.JSONOptions(json_mode=json_util.JSONMode.CANONICAL, tz_aware=True, tzinfo=UTC)
 # A date in the year 300,000, or a text that is not UTF-8, must not make a whole batch unreadable.
 _CODEC: CodecOptions[Document] = CodecOptions(
     tz_aware=True,
@@ -229,92 +216,6 @@ def copy_of(value: Any) -> Any:
     return [copy_of(one) for one in value] if type(value) is list else value
 
 
-class _DocumentKey(dict[str, Any]):
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(id_text(self))
-
-    def __eq__(self, other: object) -> bool:  # in Python a NaN in them makes equal documents differ
-        return isinstance(other, dict) and id_text(self) == id_text(other)
-
-
-class _CodeKey(Code):
-    def __hash__(self) -> int:
-        return hash(id_text(self))
-
-
-class _DecimalKey(Decimal128):
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(id_text(self))
-
-
-def id_key(id: Any) -> Any:
-    """Return an id as a hashable key, which MongoDB accepts as the id itself."""
-    if isinstance(id, ObjectId):
-        return id
-    if isinstance(id, dict):
-        return _DocumentKey(id)
-    if isinstance(id, Code):
-        return _CodeKey(id)
-    if id != id:
-        return nan  # one object, so that a dictionary finds it although NaN != NaN
-    return _DecimalKey.from_bid(id.bid) if isinstance(id, Decimal128) else id
-
-
-def is_same_id(one: Any, other: Any) -> bool:
-    """Return True if two ids are equal in MongoDB; in Python `True` and 1 are equal, too."""
-    return one == other if isinstance(one, ObjectId) else id_text(one) == id_text(other)
-
-
-def id_text(value: Any) -> str:
-    """Return an id of any type as a text that `read_id` parses.
-
-    An ObjectId is its 24 hexadecimal digits; other ids are canonical extended JSON, so a text is in quotation marks.
-    """
-    return str(value) if isinstance(value, ObjectId) else json_util.dumps(value, json_options=_ID_JSON)
-
-
-def read_id(value: Any, *, field: str) -> Any:
-    """Parse the text of an id. Raises PermanentError, which names `field` and the value."""
-    try:
-        if not isinstance(value, str):
-            raise TypeError("not a text")
-        if len(value) == OBJECT_ID_DIGITS:
-            with suppress(InvalidId):
-                return ObjectId(value)
-        found = json_util.loads(value, json_options=_ID_JSON)
-        if isinstance(found, list | Regex) or (isinstance(found, dict) and _is_condition(found)):
-            raise TypeError("MongoDB has no such ids")
-        if not is_within_depth(found, MAX_ID_DEPTH):
-            raise ValueError("nested too deep")
-        bson.encode({"_id": found})
-    except Exception as error:  # bson raises many types of errors for malformed values
-        raise PermanentError(
-            f"{field}: {value!r:.100} is not an id: must be the 24 hexadecimal digits of an ObjectId, or extended "
-            "JSON, in which a text stands in quotation marks"
-        ) from error
-    return id_key(found)
-
-
-def id_candidates(text: str) -> list[Any]:
-    """Return the ids that a text may stand for: what `read_id` parses, the text itself, a UUID."""
-    found: list[Any] = []
-    with suppress(PermanentError):
-        found.append(read_id(text, field="id"))
-    with suppress(ValueError):
-        found.append(Binary.from_uuid(UUID(text)))
-    return [*found, text]
-
-
-def shown_id(id: Any) -> str:
-    """Return an id for display: a text without quotation marks, a number in digits."""
-    return str(id) if isinstance(id, (ObjectId, str, int, float, Decimal128)) else id_text(id)
-
-
-def _is_condition(document: Document) -> bool:
-    """Return True if a document is a condition in a query instead of a value."""
-    return any(name.startswith("$") for name in document)
-
-
 def ping() -> None:
     """Return when the primary answers. Raises the errors of the driver."""
     database().command("ping")
@@ -363,61 +264,3 @@ def require_replica_set() -> None:
             f"MongoDB at {url} is a standalone server, which loses acknowledged writes in a crash; it must be a "
             "replica set, also of one node (start mongod with --replSet and initiate it)"
         )
-
-
-@contextmanager
-def rights_to_migrate() -> Iterator[None]:
-    """Translate authorization errors into a `ConfigurationError`."""
-    try:
-        yield
-    except OperationFailure as error:
-        if error.code != _NOT_AUTHORIZED:
-            raise
-        raise ConfigurationError(
-            f"MongoDB at {redact_url(settings().mongo_db_url)} does not let this user create indexes: it needs the "
-            f"role readWrite on the database {database().name!r}"
-        ) from error
-
-
-def create_indexes(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
-    """Create missing indexes and rebuild changed ones; return their names as `collection.index`. Idempotent."""
-    with within(MAX_INDEX_BUILD):  # instead of the timeout of other commands
-        return [f"{name}.{index}" for name, indexes in wanted.items() for index in _create(name, indexes)]
-
-
-def drop_indexes(obsolete: Mapping[str, Sequence[str]]) -> None:
-    """Drop the indexes of earlier releases that still exist, by collection."""
-    for name, indexes in obsolete.items():
-        for index in {*collection(name).index_information()} & {*indexes}:
-            _drop(name, index)
-
-
-def _create(name: str, indexes: Sequence[IndexModel]) -> list[str]:
-    try:
-        return collection(name).create_indexes([*indexes])
-    except OperationFailure as error:
-        if error.code not in _INDEX_DIFFERS:
-            raise
-        return [_create_or_rebuild(name, index) for index in indexes]
-
-
-def _create_or_rebuild(name: str, index: IndexModel) -> str:
-    for attempt in count(1):  # another process may drop it, or create its own, meanwhile
-        try:
-            (created,) = collection(name).create_indexes([index])
-            break
-        except OperationFailure as error:
-            # After the last: the same index exists under another name, maybe of another program.
-            if error.code not in _INDEX_DIFFERS or attempt == MAX_REBUILDS:
-                raise
-            if error.code != _BUILD_ABORTED:
-                _drop(name, index.document["name"])
-    return created
-
-
-def _drop(name: str, index: str) -> None:
-    try:
-        collection(name).drop_index(index)
-    except OperationFailure as error:
-        if error.code != _INDEX_NOT_FOUND:  # another process has dropped it
-            raise

@@ -23,7 +23,8 @@ from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 
 from models import listing, outbox
-from models.database import Document, client, collection, id_key, projection, value_at
+from models.database import Document, client, collection, projection, value_at
+from models.document_id import id_key
 from models.listing import Order, Position
 from models.transaction import commands, transact
 from queue_manager.core.clock import EPOCH, MILLISECOND

@@ -16,7 +16,8 @@ from pymongo import ASCENDING, IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
 from models import listing
-from models.database import Document, collection, doubled, id_key
+from models.database import Document, collection, doubled
+from models.document_id import id_key
 from models.listing import Position
 from queue_manager.core.clock import hours
 from queue_manager.leases import MAX_COOL_DOWN, MIN_COOL_DOWN

@@ -18,7 +18,8 @@ from pymongo import ASCENDING, IndexModel, WriteConcern
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 
-from models.database import Document, collection, id_key
+from models.database import Document, collection
+from models.document_id import id_key
 
 OUTBOX_COLLECTION = "qm_owed"
 BY_AGE = "owed_by_age"

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
 
 from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
-from models import alert, archive, audit, database, history, item_events, mark, old_claims, scan_run
-from models.database import DUPLICATE_KEY
+from models import alert, archive, audit, history, item_events, mark, old_claims, scan_run
+from models.database import DUPLICATE_KEY, collection, database, within
+from queue_manager.core.clock import hours
 from queue_manager.core.errors import ConfigurationError, reason
+from queue_manager.core.settings import redact_url, settings
 from queue_manager.system import System
+
+MAX_INDEX_BUILD = hours(24)  # of all indexes of a system
+MAX_REBUILDS = 5  # of an index that other processes migrate at the same time
+_NOT_AUTHORIZED = 13
+_INDEX_NOT_FOUND = 27
+_BUILD_ABORTED = 276  # another process has dropped the index while it was built
+_INDEX_DIFFERS = (85, 86, _BUILD_ABORTED)
 
 
 class Obstructed(ConfigurationError):
@@ -31,14 +42,14 @@ def migrate(systems: Iterable[System]) -> list[str]:
     Raises:
         Obstructed: some systems could not be migrated; the others were.
     """
-    created = database.create_indexes(shared_collections())
+    created = create_indexes(shared_collections())
     obstacles: dict[str, list[str]] = {}
     for system in systems:
         try:
             if lines := system.obstacles():
                 obstacles[system.name] = [*lines]
                 continue
-            created += database.create_indexes(system.collections())
+            created += create_indexes(system.collections())
         except OperationFailure as error:
             if error.code != DUPLICATE_KEY:
                 raise
@@ -72,9 +83,9 @@ def missing_shared() -> list[str]:
 
 
 def _missing(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
-    found = {name: database.collection(name).index_information() for name in wanted}
+    found = {name: collection(name).index_information() for name in wanted}
     names = ((name, index.document["name"]) for name, indexes in wanted.items() for index in indexes)
-    return [f"{collection}.{index}" for collection, index in names if index not in found[collection]]
+    return [f"{name}.{index}" for name, index in names if index not in found[name]]
 
 
 def obsolete(system: System) -> list[str]:
@@ -82,7 +93,7 @@ def obsolete(system: System) -> list[str]:
     return [
         f"{name}.{index}"
         for name, indexes in system.obsolete_indexes.items()
-        for index in sorted({*database.collection(name).index_information()} & {*indexes})
+        for index in sorted({*collection(name).index_information()} & {*indexes})
     ]
 
 
@@ -93,5 +104,63 @@ def finish(systems: Iterable[System]) -> int:
         for name, indexes in system.obsolete_indexes.items():
             if {*old_claims.INDEXES} <= {*indexes}:
                 claims += old_claims.remove(name)
-        database.drop_indexes(system.obsolete_indexes)
+        drop_indexes(system.obsolete_indexes)
     return claims
+
+
+@contextmanager
+def rights_to_migrate() -> Iterator[None]:
+    """Translate authorization errors into a `ConfigurationError`."""
+    try:
+        yield
+    except OperationFailure as error:
+        if error.code != _NOT_AUTHORIZED:
+            raise
+        raise ConfigurationError(
+            f"MongoDB at {redact_url(settings().mongo_db_url)} does not let this user create indexes: it needs the "
+            f"role readWrite on the database {database().name!r}"
+        ) from error
+
+
+def create_indexes(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
+    """Create missing indexes and rebuild changed ones; return their names as `collection.index`. Idempotent."""
+    with within(MAX_INDEX_BUILD):  # instead of the timeout of other commands
+        return [f"{name}.{index}" for name, indexes in wanted.items() for index in _create(name, indexes)]
+
+
+def drop_indexes(obsolete: Mapping[str, Sequence[str]]) -> None:
+    """Drop the indexes of earlier releases that still exist, by collection."""
+    for name, indexes in obsolete.items():
+        for index in {*collection(name).index_information()} & {*indexes}:
+            _drop(name, index)
+
+
+def _create(name: str, indexes: Sequence[IndexModel]) -> list[str]:
+    try:
+        return collection(name).create_indexes([*indexes])
+    except OperationFailure as error:
+        if error.code not in _INDEX_DIFFERS:
+            raise
+        return [_create_or_rebuild(name, index) for index in indexes]
+
+
+def _create_or_rebuild(name: str, index: IndexModel) -> str:
+    for attempt in count(1):  # another process may drop it, or create its own, meanwhile
+        try:
+            (created,) = collection(name).create_indexes([index])
+            break
+        except OperationFailure as error:
+            # After the last: the same index exists under another name, maybe of another program.
+            if error.code not in _INDEX_DIFFERS or attempt == MAX_REBUILDS:
+                raise
+            if error.code != _BUILD_ABORTED:
+                _drop(name, index.document["name"])
+    return created
+
+
+def _drop(name: str, index: str) -> None:
+    try:
+        collection(name).drop_index(index)
+    except OperationFailure as error:
+        if error.code != _INDEX_NOT_FOUND:  # another process has dropped it
+            raise

@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from models.database import collection, id_text, read_id
+    from models.database import collection
+    from models.document_id import id_text, read_id
     from queue_manager.core.errors import PermanentError
     from queue_manager.core.retry import RetryPolicy
     from queue_manager.system import System
@@ -36,13 +37,13 @@ _MODULES = {
     "async_message_queue": "services.message_queue",
     "collection": "models.database",
     "fan_out": "tasks.scan",
-    "id_text": "models.database",
+    "id_text": "models.document_id",
     "item_task": "tasks.item",
     "job": "services.job_queues",
     "jobs": "services.job_queues",
     "leases_of": "services.due_work",
     "message_queue": "services.message_queue",
-    "read_id": "models.database",
+    "read_id": "models.document_id",
     "scan_task": "tasks.scan",
 }
 __all__ = [

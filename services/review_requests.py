@@ -20,6 +20,7 @@ from bson import ObjectId
 from pymongo import IndexModel
 
 from models import account, database, pulse, subscription
+from models.document_id import id_text, read_id
 from models.listing import Position
 from models.subscription import Agency
 from queue_manager.broker.backlog import Backlog
@@ -239,8 +240,7 @@ def due_of(agency: Agency) -> Due:
     id = str(agency.account_id)
     parent = None if agency.parent_account is None else str(agency.parent_account)
     subscriptions = [
-        str(one) if type(one) in (ObjectId, str) else json.loads(database.id_text(one))
-        for one in agency.subscription_ids
+        str(one) if type(one) in (ObjectId, str) else json.loads(id_text(one)) for one in agency.subscription_ids
     ]
     is_excluded = agency.account_id is None
     return Due(
@@ -269,7 +269,7 @@ def _request(
         account_id=account_id,
         parent_account=parent_account,
         subscription_ids=[
-            account.stored(one) if isinstance(one, str) else database.read_id(json.dumps(one), field="subscription_ids")
+            account.stored(one) if isinstance(one, str) else read_id(json.dumps(one), field="subscription_ids")
             for one in subscription_ids
         ],
         oldest_subscription=oldest,

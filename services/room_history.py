@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from models.database import Document, shown_id, value_at
+from models.database import Document, value_at
+from models.document_id import shown_id
 from queue_manager.explanation import TimelineEvent, sentence, when
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from models import item_events, site
-from models.database import Document, id_candidates, id_text
+from models.database import Document
+from models.document_id import id_candidates, id_text
 from models.site import Sites
 from queue_manager import leases
 from queue_manager.core.clock import EPOCH

@@ -19,6 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 from models import database, site
+from models.document_id import id_text, read_id, shown_id
 from models.listing import Position, within_part
 from models.site import Sites
 from queue_manager.core.clock import hours, milliseconds, minutes, parse_utc, seconds, to_iso
@@ -98,7 +99,7 @@ class StaleThumbnails(ItemWork):
         """
         if collection not in site.ALL:
             raise PermanentError(f"collection: {collection!r} is not one of {', '.join(site.ALL)}")
-        key, began = database.read_id(site_id, field="site_id"), parse_utc(started_at, field="started_at")
+        key, began = read_id(site_id, field="site_id"), parse_utc(started_at, field="started_at")
         if began is None:
             raise PermanentError("started_at: the start of the build that is meant is missing")
         sites = site.ALL[collection]
@@ -109,7 +110,7 @@ class StaleThumbnails(ItemWork):
         site.record_outcome(token, collection, site_id, "reset", now=self.clock())
         if in_a_row >= MANY_RESETS:
             log.warning("Site was reset many times in a row", collection=collection, site_id=site_id, times=in_a_row)
-        self._hand_over(collection, database.shown_id(key))
+        self._hand_over(collection, shown_id(key))
         return {"reset": True, "collection": collection, "site_id": site_id, "resets_in_a_row": in_a_row}
 
     def _hand_over(self, collection: str, site_id: str) -> None:
@@ -157,7 +158,7 @@ def stale_thumbnails(hand_over: HandOver | None = None) -> StaleThumbnails:
 
 def due_of(collection: str, one: site.Site) -> Due:
     """Return the item that resets a site."""
-    id = database.id_text(one.id)
+    id = id_text(one.id)
     return Due(
         id=f"{collection} {id}",
         due_at=one.started_at,
@@ -204,7 +205,7 @@ class HungSites(Listed):
         before = self.clock() - self.threshold
         for one in sites.list_stale(before, after=after, is_descending=newest_first):
             yield Item(
-                id=_id(sites.name, database.id_text(one.id)),
+                id=_id(sites.name, id_text(one.id)),
                 title=sites.name,
                 state="due",
                 position=(one.started_at, sites.name, one.id),
@@ -217,7 +218,7 @@ class HungSites(Listed):
     def _stuck(self, sites: Sites, after: Position | None, newest_first: bool) -> Iterator[Item]:
         for key, resets in sites.list_reset_often(after=after, is_descending=newest_first):
             yield Item(
-                id=_id(sites.name, database.id_text(key)),
+                id=_id(sites.name, id_text(key)),
                 title=sites.name,
                 state="stuck",
                 position=(resets, sites.name, key),
@@ -303,9 +304,9 @@ def _failed_and_hanging(before: datetime) -> list[str]:
     for one in newest:
         if one["collection"] in by_collection:
             with suppress(PermanentError):
-                by_collection[one["collection"]].append(database.read_id(one["site_id"], field="site_id"))
+                by_collection[one["collection"]].append(read_id(one["site_id"], field="site_id"))
     return [
-        f"{name} {database.shown_id(hung.id)}"
+        f"{name} {shown_id(hung.id)}"
         for name, keys in by_collection.items()
         if keys
         for hung in site.ALL[name].stale_among(keys, before)
@@ -337,7 +338,7 @@ def _by_collection(ids: Sequence[str]) -> dict[str, list[Any]]:
     for name, _, key in (id.partition(SEPARATOR) for id in ids):
         with suppress(PermanentError):
             if name in site.ALL:
-                found.setdefault(name, []).append(database.read_id(key, field="id"))
+                found.setdefault(name, []).append(read_id(key, field="id"))
     return found
 
 

@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 from pymongo import IndexModel
 
 from models import old_claims, support_room
-from models.database import Document, server_now, shown_id
+from models.database import Document, server_now
+from models.document_id import shown_id
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy

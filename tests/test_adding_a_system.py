@@ -112,7 +112,7 @@ def test_a_scan_of_your_own_dispatches_under_leases(clean: Servers, directory: P
         [
             *(sys.executable, "-c"),
             "from tasks import app; app.loader.import_default_modules()\n"
-            "from bson import ObjectId; from models.database import collection, id_text\n"
+            "from queue_manager import collection, id_text\n"
             "one = collection('invoices').find_one({'reminded': None})\n"
             "app.tasks['billing.reminders.remind'](id_text(one['_id']), '2026-01-31T00:00:00Z')",
         ],

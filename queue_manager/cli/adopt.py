@@ -17,7 +17,7 @@ from rich.text import Text
 
 from beat_schedule import systems, warnings
 from models import index_builds, schema
-from models.database import require_replica_set, rights_to_migrate
+from models.database import require_replica_set
 from queue_manager.cli.changes import audited
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, printable, table
@@ -59,7 +59,11 @@ def adopt(
     if not yes:
         typer.echo("Nothing was changed" + ("; add --yes to create the indexes" if on else ""))
         return
-    with report_errors(), rights_to_migrate(), index_builds.reported(lambda build: typer.echo(f"Building {build}")):
+    with (
+        report_errors(),
+        schema.rights_to_migrate(),
+        index_builds.reported(lambda build: typer.echo(f"Building {build}")),
+    ):
         with audited("adopt"):
             created = schema.migrate(on)
         typer.echo(f"{len(created)} indexes are in place")

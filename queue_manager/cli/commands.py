@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from beat_schedule import SYSTEMS, systems
 from models import index_builds, mark, schema
-from models.database import OUTAGES, describe, require_replica_set, rights_to_migrate, server_now
+from models.database import OUTAGES, describe, require_replica_set, server_now
 from models.mark import ChartMark
 from queue_manager.cli.adopt import adopt_cli
 from queue_manager.cli.alerts import alerts_cli
@@ -107,7 +107,7 @@ def migrate(
     if finish:
         _refuse_other_releases()
     try:
-        with rights_to_migrate():
+        with schema.rights_to_migrate():
             with audited("migrate", detail="--finish" if finish else "") as action:
                 with index_builds.reported(lambda build: log.info(f"Building {build}")):
                     created = schema.migrate(on)
@@ -131,7 +131,7 @@ def _refuse_other_releases() -> None:
         with connect(settings().redis_url) as client:
             online = worker_heartbeats.online(client)
     except redis.RedisError as error:
-        fail(f"No list of workers: Redis at {redact_url(settings().redis_url)} {outage(error)}", code=1)
+        fail(f"Cannot list the workers: Redis at {redact_url(settings().redis_url)} {outage(error)}", code=1)
     others = [worker.name for worker in online if worker.release != worker_heartbeats.OWN_RELEASE]
     if others:
         raise ConfigurationError(
@@ -249,7 +249,7 @@ def _print_health(console: Console, state: Health) -> None:
         what = escape(f"{problem.system}, {problem.rule.id}: {problem.text}")
         console.print(f"[bold red]problem[/]  {what}\n         {escape(problem.action)}", highlight=False)
     if not state.problems:
-        console.print("[green]all is well[/]")
+        console.print("[green]no problems[/]")
 
 
 def _line(stats: Mapping[str, Any]) -> str:

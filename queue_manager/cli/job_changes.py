@@ -18,7 +18,8 @@ import typer
 
 from models import job_queue
 from models.audit import ActionName
-from models.database import Document, id_text
+from models.database import Document
+from models.document_id import id_text
 from models.job import JobState
 from models.job import names as stored_names
 from queue_manager.cli.changes import (

@@ -33,7 +33,8 @@ import bson
 from bson import Regex
 from pymongo import IndexModel
 
-from models.database import Document, shown_id, value_at
+from models.database import Document, value_at
+from models.document_id import shown_id
 from queue_manager.core.clock import EPOCH, seconds, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError
 from queue_manager.core.functions import is_plain

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from models import failed_item, item_events
-from models.database import Document, id_candidates, id_text
+from models.database import Document
+from models.document_id import id_candidates, id_text
 from queue_manager.explanation import DispatchState, Explanation, Tone, newest_first, sentence, when
 from queue_manager.leases.detail import LeaseDetail, detail
 from services.due_documents.work import DocumentWork

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from models import database, failed_item, listing
-from models.database import id_key, id_text
+from models.document_id import id_key, id_text, read_id
 from models.due_documents import pages
 from models.listing import NoPosition, Position, position
 from queue_manager import leases
@@ -157,7 +157,7 @@ class DocumentList(Listed):
     def _keys(self, ids: Sequence[str]) -> Iterator[Any]:
         for id in ids:
             with suppress(PermanentError):
-                yield id_key(database.read_id(id, field="id"))
+                yield id_key(read_id(id, field="id"))
 
 
 def _batches(by_time: Mapping[int, Sequence[str]], newest_first: bool) -> Iterator[list[str]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from models.database import shown_id
+from models.document_id import shown_id
 from models.due_documents import StillDue, Update
 from queue_manager.core.errors import typed_reason
 from services.due_documents.declaration import Run

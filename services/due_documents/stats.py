@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from models import database, outbox
+from models import outbox
+from models.document_id import id_key, read_id, shown_id
 from queue_manager import leases
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
@@ -64,13 +65,13 @@ def _still_due(work: DocumentWork, names: Sequence[str], now: datetime) -> list[
     by_id: dict[Any, set[str]] = {}
     for name in names:
         try:
-            by_id.setdefault(database.read_id(leases.id_of(name), field="id"), set()).add(name)
+            by_id.setdefault(read_id(leases.id_of(name), field="id"), set()).add(name)
         except PermanentError:
             continue
     return [
-        database.shown_id(one["_id"])
+        shown_id(one["_id"])
         for one in work.documents.among(list(by_id), now)
-        if work.due_of(one).lease in by_id[database.id_key(one["_id"])]
+        if work.due_of(one).lease in by_id[id_key(one["_id"])]
     ]
 
 
@@ -80,4 +81,4 @@ def _oldest(work: DocumentWork, now: datetime, *, limit: int) -> tuple[list[str]
     statuses = work.leases.statuses([work.due_of(one).lease for one in found])
     waiting = [one for one, status in zip(found, statuses, strict=True) if status.state != "cooling"]
     lag = (now - work.documents.due_at(waiting[0])).total_seconds() if waiting else 0.0
-    return [database.shown_id(one["_id"]) for one in waiting[:MAX_IDS]], lag
+    return [shown_id(one["_id"]) for one in waiting[:MAX_IDS]], lag

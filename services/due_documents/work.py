@@ -13,7 +13,7 @@ from uuid import uuid4
 from structlog.stdlib import BoundLogger
 
 from models import database, failed_item, outbox
-from models.database import id_key, id_text, is_same_id, shown_id
+from models.document_id import id_key, id_text, is_same_id, read_id, shown_id
 from models.due_documents import DueCollection, StillDue, UpdateGroup, ids_of
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason, typed_reason
@@ -68,7 +68,7 @@ class DocumentWork(DueWork):
 
     def flag(self, dispatched: Sequence[Due]) -> None:
         if (flag := self.system.flag_field) is not None:
-            ids = [database.read_id(one.id, field="id") for one in dispatched]
+            ids = [read_id(one.id, field="id") for one in dispatched]
             dates = [one.due_at for one in dispatched]
             self.documents.update_range(ids, min(dates), max(dates), {"$set": {flag: True}})
 
@@ -300,7 +300,7 @@ class DocumentWork(DueWork):
 
     def _arguments(self, id: Any, due_at: Any = None) -> tuple[Any, datetime | None]:
         names = self.system.arguments
-        return id_key(database.read_id(id, field=names[0])), parse_utc(due_at, field=names[1])
+        return id_key(read_id(id, field=names[0])), parse_utc(due_at, field=names[1])
 
     def _named(self, item: DueItem) -> tuple[Any, datetime | None] | None:
         """Read the item's arguments; `None` for malformed ones, which the item's own task refuses."""

@@ -18,7 +18,8 @@ from typing import Any
 from bson import ObjectId
 
 from models import foreign_job
-from models.database import Document, server_now, shown_id
+from models.database import Document, server_now
+from models.document_id import shown_id
 from models.foreign_job import AdoptedJob
 from models.job import FINISHED_STATES, JOBS_COLLECTION, MAX_HISTORY, WAITING_STATES, JobState
 from queue_manager.core.clock import EPOCH, truncate

@@ -8,7 +8,8 @@ from typing import Any
 from urllib.parse import quote
 
 from models import executing_job, job, job_queue
-from models.database import Document, id_candidates, id_text
+from models.database import Document
+from models.document_id import id_candidates, id_text
 from models.job import JobId, JobState
 from queue_manager.explanation import (
     DispatchState,

@@ -14,7 +14,8 @@ import bson
 from bson import ObjectId, json_util
 from bson.errors import BSONError
 
-from models.database import Document, read_id
+from models.database import Document
+from models.document_id import read_id
 from models.job import JOB_SORT_FIELDS, JobId, JobState, jobs
 from queue_manager.core.clock import EPOCH, to_iso, truncate
 from queue_manager.core.errors import InvalidField, PermanentError

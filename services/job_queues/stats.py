@@ -6,6 +6,7 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from models import database, executing_job, foreign_job, job, job_queue
+from models.document_id import shown_id
 from models.due_documents import MAX_COUNT
 from models.executing_job import ExecutingJob
 from queue_manager.core.clock import minutes
@@ -104,7 +105,7 @@ def _add_unadopted(stats: SystemStats) -> None:
         at_least = "at least " if found.count == foreign_job.MAX_FOREIGN_COUNT else ""
         stats.problems[Rule.UNADOPTED_JOBS] = (
             f"{at_least}{many(found.count, 'unfinished document')} of another program in {job.JOBS_COLLECTION}, "
-            f"which nobody executes here ({ids(map(database.shown_id, found.ids), found.count)})"
+            f"which nobody executes here ({ids(map(shown_id, found.ids), found.count)})"
         )
 
 

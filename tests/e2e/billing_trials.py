@@ -8,7 +8,8 @@ from typing import Any
 
 from pymongo import IndexModel
 
-from models.database import collection, id_text, read_id, server_now
+from models.database import collection, server_now
+from models.document_id import id_text, read_id
 from queue_manager import System
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.items import DueItem, Item, Listed, Position, State

@@ -226,7 +226,7 @@ def a_worker_that_took_a_queue_is_gone(servers: Servers, *_: object) -> Iterator
     work, ([queue], _counts) = lab.dispatching(), lab.dispatch()
     work.renew([queue])
     with connect(servers.valkey.url) as client:
-        client.zadd(work.leases.keys[1], {queue.lease: (client.time()[0] - 190) * 1000})
+        client.zadd(work.leases.keys.running, {queue.lease: (client.time()[0] - 190) * 1000})
     yield
     lab.run_through("mail")
 

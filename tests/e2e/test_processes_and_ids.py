@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from bson import ObjectId
 
-from models.database import collection, server_now, shown_id
+from models.database import collection, server_now
+from models.document_id import shown_id
 from queue_manager.core.clock import hours, seconds
 from tasks import app
 from tests.e2e.celery_processes import worker

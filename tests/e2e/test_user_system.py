@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from bson import Binary, Decimal128, Int64, ObjectId
 
-from models.database import collection, id_text, server_now
+from models.database import collection, server_now
+from models.document_id import id_text
 from queue_manager.core.clock import hours, seconds
 from tests.documented import DOCS, block
 from tests.e2e.celery_processes import QUICK_START, ROOT, CeleryProcess

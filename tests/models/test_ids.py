@@ -9,7 +9,7 @@ import bson
 import pytest
 from bson import ObjectId
 
-from models.database import id_key, id_text, read_id
+from models.document_id import id_key, id_text, read_id
 from queue_manager.core.errors import PermanentError
 from tests.odd_ids import ODD_IDS
 

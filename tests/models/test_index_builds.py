@@ -9,8 +9,9 @@ import pytest
 from pymongo import IndexModel
 
 from models import index_builds
-from models.database import collection, create_indexes
+from models.database import collection
 from models.index_builds import IndexBuild
+from models.schema import create_indexes
 from tests.real_servers import Servers
 
 DOCUMENTS, BUILDS = 100_000, 50

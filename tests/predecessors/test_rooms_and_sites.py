@@ -15,7 +15,7 @@ from bson.raw_bson import RawBSONDocument
 
 from beat_schedule import SYSTEMS
 from models import database, schema, site, support_room
-from models.database import shown_id
+from models.document_id import shown_id
 from queue_manager import pauses
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.settings import settings

@@ -14,7 +14,8 @@ from bson import Decimal128, Int64, ObjectId
 from pymongo.errors import OperationFailure
 
 from models import database, failed_item, outbox, schema, transaction
-from models.database import collection, id_text
+from models.database import collection
+from models.document_id import MAX_ID_DEPTH, id_text
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import ConfigurationError, Contended, NotYetDue, PermanentError, reason
 from queue_manager.core.retry import RetryPolicy
@@ -615,7 +616,7 @@ class TestIds:
     def test_that_cannot_be_read_back_hides_no_statistics(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
         nested: Any = 1
-        for _ in range(database.MAX_ID_DEPTH + 1):
+        for _ in range(MAX_ID_DEPTH + 1):
             nested = {"a": nested}
         make_account(_id=nested)
         make_account()

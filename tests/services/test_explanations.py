@@ -10,7 +10,8 @@ import pytest
 from bson import ObjectId
 
 from models import item_events, site, subscription
-from models.database import collection, id_text, server_now
+from models.database import collection, server_now
+from models.document_id import id_text
 from queue_manager import leases
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.explanation import DispatchState, Explanation, clock, ordinal, rounded, span, when

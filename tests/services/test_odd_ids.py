@@ -9,7 +9,8 @@ import pytest
 from bson import ObjectId
 
 from models import site, support_room
-from models.database import collection, id_text, shown_id
+from models.database import collection
+from models.document_id import id_text, shown_id
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import PermanentError
 from services.due_documents.listing import DocumentList

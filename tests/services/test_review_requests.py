@@ -21,7 +21,8 @@ from pymongo.monitoring import (
 
 from beat_schedule import SYSTEMS
 from models import pulse, schema, subscription
-from models.database import collection, id_text
+from models.database import collection
+from models.document_id import id_text
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes, to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError

@@ -10,7 +10,8 @@ import pytest
 from bson import ObjectId
 
 from models import support_room
-from models.database import collection, id_text, server_now
+from models.database import collection, server_now
+from models.document_id import id_text
 from queue_manager.core.clock import hours, minutes
 from queue_manager.items import DueItem
 from tests.docs.transcript import Transcript
@@ -57,7 +58,7 @@ def test_a_room_has_an_answer_and_paths(process: Web) -> None:
     assert (one["system"], one["kind"], one["id"]) == ("support-snooze", "room", str(room))
     assert (one["label"], one["tone"], one["retry"]) == ("snoozed", "neutral", None)
     assert one["answer"].startswith("Snoozed until ")
-    assert one["answer"].endswith("; not dispatched; no scan runs, because no beat leads.")
+    assert one["answer"].endswith("; not dispatched; no scan runs, because no beat is the leader.")
     assert one["page"] == f"/rooms/{room}"
     assert process.get(one["page"], **HTML).status == 200
     document = process.get(one["document"]).body["document"]

@@ -16,7 +16,8 @@ from bson import MinKey, ObjectId
 
 from dev.ports import free_port
 from models import site, subscription, support_room
-from models.database import collection, id_text, server_now
+from models.database import collection, server_now
+from models.document_id import id_text
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.items import DueItem
 from queue_manager.leases import LeaseStatus

@@ -10,7 +10,7 @@ import pytest
 from bson import Decimal128, Int64, ObjectId, Regex
 
 from models import executing_job, foreign_job, job, job_pages
-from models.database import shown_id
+from models.document_id import shown_id
 from models.job import JobState
 from queue_manager.core.clock import hours
 from queue_manager.health_rules import Rule

@@ -16,7 +16,8 @@ from pydantic import BeforeValidator
 
 from models.archive import MAX_ARCHIVED
 from models.audit import ActionName
-from models.database import id_text, server_now
+from models.database import server_now
+from models.document_id import id_text
 from models.job import JobState, is_job
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
 from queue_manager.core.clock import to_iso
@@ -286,7 +287,7 @@ def cleared(body: JobsToDelete, actor: Actor, *, is_over: Callable[[], bool]) ->
             if is_over():
                 is_complete, action.detail = False, INCOMPLETE_DETAIL
                 break
-    log.info("Jobs deleted by hand", states=selected["states"], name=body.name, jobs=count, complete=is_complete)
+    log.info("Jobs deleted by an operator", states=selected["states"], name=body.name, jobs=count, complete=is_complete)
     return DeletedJobs(deleted=count, is_complete=is_complete, undo=action.undo)
 
 
@@ -336,7 +337,7 @@ def remove(id: str, actor: CurrentActor) -> JSONResponse:
         with mongodb():
             job = jobs.remove(id, keep=action.job_keeper())
         action.ids, action.count = [id_text(job["_id"])], 1
-    log.info("A job was deleted by hand", job=id, name=job["name"])
+    log.info("A job was deleted by an operator", job=id, name=job["name"])
     return JSONResponse({"job": job_as_json(job), "undo": action.undo})
 
 
@@ -361,7 +362,7 @@ def _changed(
             before, job = jobs.get(id), change(id, **options)
         done.ids, done.count = [id_text(job["_id"])], 1
         done.changed(changeable(before), changeable(job))
-    log.info(f"A job was {ACTION_TEXTS[action]} by hand", job=id, name=job["name"])
+    log.info(f"A job was {ACTION_TEXTS[action]} by an operator", job=id, name=job["name"])
     return JSONResponse({"job": job_as_json(job)})
 
 
@@ -373,7 +374,7 @@ def _changed_many(
             change = partial(change, keep=done.job_keeper())
         results = [ChangedJob(id=id, result=_result(change, id)) for id in done.ids]
         done.succeeded([one.id for one in results if one.result == "CHANGED"])
-    log.info(f"Jobs were {ACTION_TEXTS[action]} by hand", jobs=done.count, of=len(results))
+    log.info(f"Jobs were {ACTION_TEXTS[action]} by an operator", jobs=done.count, of=len(results))
     return ChangedJobs(changed=len(done.ids), of=len(results), results=results, undo=done.undo)
 
 
@@ -395,5 +396,5 @@ def _switch(
             change(names)
         except InvalidJob as error:
             raise InvalidJob("names", error.problem) from None
-    log.info(f"Queues were {ACTION_TEXTS[action]} by hand", names=", ".join(names))
+    log.info(f"Queues were {ACTION_TEXTS[action]} by an operator", names=", ".join(names))
     return names
