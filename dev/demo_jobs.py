@@ -16,7 +16,8 @@ from pymongo import DESCENDING
 from models import job as model
 from models.job import JobState
 from queue_manager.core.clock import seconds
-from services.job_queues import JobRun, Jobs, WrongState, job
+from queue_manager.core.errors import Contended
+from services.job_queues import JobRun, Jobs, UnknownJob, WrongState, job
 
 MODULE = "dev.demo_jobs"
 INVOICE, REPORT, PARCEL, IMPORT = "demo.send_invoice", "demo.make_report", "demo.order_parcel", "demo.import_file"
@@ -91,7 +92,7 @@ def go_on(jobs: Jobs, now: datetime) -> None:
     if random.random() < IMPORT_CHANCE:
         jobs.run(IMPORT, "prices.xls", singular=True)
     cancel_hopeless(jobs, now)
-    clear_up()
+    clear_up(jobs)
 
 
 def order_invoice(jobs: Jobs) -> None:
@@ -113,16 +114,17 @@ def cancel_hopeless(jobs: Jobs, now: datetime) -> None:
                 jobs.cancel(failed["_id"])
 
 
-def clear_up() -> None:
-    """Delete the demo's finished jobs beyond the newest 50 of each name."""
+def clear_up(jobs: Jobs) -> None:
+    """Delete the demo's finished jobs beyond the newest 50 of each name; the kept counts change with them."""
     for name in NAMES:
         for state in (JobState.SUCCESS, JobState.CANCELED):
             finished = {"name": name, "state": state}
             old = model.jobs().find(
                 finished, {"_id": 1}, sort=[("_id", DESCENDING)], skip=RETENTION_COUNT, hint="jobs_of_a_name"
             )
-            if ids := [job["_id"] for job in old]:
-                model.jobs().delete_many({"_id": {"$in": ids}, "state": state})
+            for found in list(old):
+                with suppress(UnknownJob, WrongState, Contended):  # somebody changes it at this moment: the next time
+                    jobs.remove(str(found["_id"]))
 
 
 def _number() -> int:

@@ -16,7 +16,7 @@ from dev import demo_jobs, demo_rooms, environment, summary
 from dev.children import spawn
 from dev.demo_jobs import IMPORT, INVOICE, NAMES, PARCEL, REPORT
 from models import job as model
-from models import job_attempt
+from models import job_attempt, job_counts
 from models.database import Document, server_now
 from models.job import JobState
 from queue_manager.core.clock import minutes, seconds
@@ -110,9 +110,17 @@ class TestBounds:
         waiting = stored(INVOICE, JobState.PENDING, demo_jobs.RETENTION_COUNT + 2)
         finished = stored(INVOICE, JobState.SUCCESS, demo_jobs.RETENTION_COUNT + 2)
         canceled = stored(IMPORT, JobState.CANCELED, demo_jobs.RETENTION_COUNT + 2)
-        demo_jobs.clear_up()
+        demo_jobs.clear_up(jobs)
         left = {job["_id"] for job in model.jobs().find({}, {"_id": 1})}
         assert left == {*somebodys, *waiting, *finished[2:], *canceled[2:]}
+
+    def test_the_counts_of_the_status_change_with_the_deleted_jobs(self, jobs: Jobs) -> None:
+        stored(INVOICE, JobState.SUCCESS, demo_jobs.RETENTION_COUNT + 3)
+        job_counts.recount(server_now())
+        demo_jobs.clear_up(jobs)
+        (queue,) = [one for one in jobs.status()["queues"] if one["name"] == INVOICE]
+        in_mongodb = model.jobs().count_documents({"name": INVOICE, "state": JobState.SUCCESS})
+        assert queue["states"]["success"] == in_mongodb == demo_jobs.RETENTION_COUNT
 
 
 class TestProcess:
