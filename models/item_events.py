@@ -213,7 +213,7 @@ def _batch_event(document: Document, line: re.Pattern[str]) -> ItemEvent:
         skipped=found[1],
         worker=document.get("worker"),
         took=None if took_ms is None else timedelta(milliseconds=took_ms),
-        task=f"{document['task']}-{position}" if is_dispatch else None,
+        task=f"{document['task']}-{position}" if is_dispatch else document.get("task"),
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 
 from models.item_events import ItemEvent, ItemHistory
-from queue_manager.core.clock import milliseconds
+from queue_manager.core.clock import milliseconds, seconds
 from queue_manager.explanation import DispatchState, TimelineEvent, Tone, many, when
 from queue_manager.leases.detail import LeaseDetail
 
+MAX_ESTIMATE_ERROR = seconds(1)  # of the time of an event, which is an estimate of the time of the database
 StateText = tuple[str, Tone, str]
 """A state in words, how good it is, and a clause of the answer."""
 
@@ -62,6 +63,18 @@ def _next_attempt(at: datetime | None, history: ItemHistory, now: datetime) -> s
     if last is None:
         return f"dispatched, to be executed{_at(at, now)}"
     return f"attempt {last.attempt} failed, and the next one starts{_at(at, now)}. Last error: {last.error}"
+
+
+def describe_done(history: ItemHistory, due_at: datetime | None, now: datetime) -> str:
+    """Return a clause about the execution that ended an item; empty if that is not the last event or not known."""
+    events = [one for one in history.events if one.skipped is None]
+    if not events or events[0].event != "executed":
+        return ""
+    if due_at is not None and events[0].at < due_at - MAX_ESTIMATE_ERROR:  # it was for an earlier due time
+        return ""
+    dispatch = next((one for one in events if one.event == "dispatched"), None)
+    task = events[0].task or (None if dispatch is None else dispatch.task)
+    return f"done at {when(events[0].at, now)}{'' if task is None else f', by the task {task}'}"
 
 
 def timeline(history: ItemHistory) -> list[TimelineEvent]:

@@ -48,6 +48,8 @@ A = TypeVar("A", bound=Callable[[Sequence["Written"]], object])
 G = TypeVar("G", bound=Callable[["Failure"], Any])
 
 DEFAULT_RETRY = RetryPolicy(max_attempts=5, base=seconds(1))
+NO_DATE = "no date"
+"""The state of a document without a date, in words."""
 _OPERATORS = {"$eq", "$exists", "$gt", "$gte", "$lt", "$lte", "$type"}
 _KINDS: dict[type, str] = {list: "a list", str: "a text", dict: "a document", int: "a number", float: "a number"}
 _PATH = re.compile(r"[^.$\0][^.\0]*(\.[^.$\0][^.\0]*)*")
@@ -297,7 +299,7 @@ class DueDocuments(System):
 
     def describe_idle(self, document: Document, now: datetime) -> tuple[str, str]:
         """Return the state of a document without a date, in words, and a sentence about it."""
-        return "no date", f"It has no date at {self.due}, so it is not due."
+        return NO_DATE, f"It has no date at {self.due}, so it is not due."
 
     def past(self, document: Document) -> Iterable[TimelineEvent]:
         """Yield what the document itself says of its past."""

@@ -9,8 +9,9 @@ from models.database import Document
 from models.document_id import id_candidates, id_text
 from queue_manager.explanation import DispatchState, Explanation, Tone, newest_first, sentence, when
 from queue_manager.leases.detail import LeaseDetail, detail
+from services.due_documents.declaration import NO_DATE
 from services.due_documents.work import DocumentWork
-from services.item_explanation import describe_state, timeline
+from services.item_explanation import describe_done, describe_state, timeline
 
 RETRYABLE_ITEMS = ("due", "stuck", "failed")
 
@@ -55,12 +56,17 @@ class _DocumentExplanation:
             return "malformed", "bad", sentence(problem, "it can never fall due")
         if not isinstance(self._due_at, datetime):
             state, answer = self._system.describe_idle(self._document, self._now)
+            if state == NO_DATE and (done := describe_done(self._history, None, self._now)):
+                return "done", "good", f"{sentence(done)} {answer}"
             return state, "neutral", answer
         is_later = self._due_at > self._now
         due = f"{self._system.until if is_later else 'Due since'} {when(self._due_at, self._now)}"
         if not self._work.documents.fits(self._id):
-            condition = id_text(dict(self._system.where))
-            return "not due", "neutral", sentence(due, f"it does not meet the condition of the system, {condition}")
+            condition = f"the condition of the system, {id_text(dict(self._system.where))}"
+            if done := describe_done(self._history, self._due_at, self._now):
+                return "done", "good", sentence(done, f"it no longer meets {condition}")
+            date = due if is_later else f"its date, {self._system.due}, was {when(self._due_at, self._now)}"
+            return "not due", "neutral", sentence(f"it does not meet {condition}", date)
         lease = detail(self._work.leases, self._work.due_of(self._document).lease)
         if is_later and lease.step in ("free", "ahead"):
             return self._system.later, "neutral", sentence(due, *self._before_it_is_due(lease, self._due_at))

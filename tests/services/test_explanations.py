@@ -15,8 +15,10 @@ from models.document_id import id_text
 from queue_manager import leases
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.explanation import DispatchState, Explanation, clock, ordinal, rounded, span, when
+from queue_manager.items import DueItem
 from queue_manager.web.diagnosis import diagnose
 from services import review_requests, stale_thumbnails
+from services.due_documents import DueDocuments
 from services.due_documents.explanation import explain
 from services.due_documents.work import DocumentWork
 from tests.eventually import eventually
@@ -118,9 +120,61 @@ class TestNotDue:
         work = work_on(declare(), clock)
         (found,) = explain(work, str(make_account(status="paid")), dispatch(T0))
         assert found.label == "not due"
-        assert found.answer.endswith('it does not meet the condition of the system, {"status": "trial"}.')
+        assert found.answer == (
+            'It does not meet the condition of the system, {"status": "trial"}; '
+            "its date, trial_ends_at, was 09:25 UTC, 5 min ago."
+        )
         (found,) = explain(work, str(make_account(None)), dispatch(T0))
         assert found.answer == "It has no date at trial_ends_at, so it is not due."
+
+
+class TestDone:
+    def executed(self, system: DueDocuments, count: int = 1) -> tuple[DocumentWork, list[DueItem]]:
+        """Execute due accounts as a worker does, one alone or several together."""
+        work = work_on(system, server_now)
+        for _ in range(count):
+            make_account(server_now() - minutes(5))
+        items = scan(work)
+        work.record_executed(items, [execute(work, item) for item in items], took=seconds(1))
+        eventually(lambda: collection("qm_item_events").count_documents({}) == 2)
+        return work, items
+
+    def why(self, work: DocumentWork, item: DueItem) -> Explanation:
+        (found,) = explain(work, item.args[0], dispatch(server_now()))
+        return found
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_when_and_by_which_task(self, count: int) -> None:
+        work, items = self.executed(declare(), count)
+        for item in items:
+            found = self.why(work, item)
+            assert (found.label, found.tone, found.retry) == ("done", "good", None)
+            assert found.answer.startswith("Done at ")
+            assert found.answer.endswith(
+                f', by the task {item.token}; it no longer meets the condition of the system, {{"status": "trial"}}.'
+            )
+
+    def test_a_date_that_was_removed(self) -> None:
+        work, (item,) = self.executed(declare(lambda account: {}, done="unset"))
+        found = self.why(work, item)
+        assert (found.label, found.tone) == ("done", "good")
+        assert found.answer.endswith(f", by the task {item.token}. It has no date at trial_ends_at, so it is not due.")
+
+    def test_one_that_had_nothing_to_do_after_it(self) -> None:
+        work, (item,) = self.executed(declare())
+        work.record_executed([item], [{"skipped": True, "reason": "Changed"}], took=seconds(1))
+        eventually(lambda: collection("qm_item_events").count_documents({}) == 3)
+        assert self.why(work, item).label == "done"
+
+    def test_one_that_was_dispatched_again_or_was_for_an_earlier_date_is_not_done(self) -> None:
+        work, (first,) = self.executed(declare())
+        collection("accounts").update_one({}, {"$set": {"trial_ends_at": server_now() + minutes(1)}})
+        later = server_now() + minutes(2)
+        (found,) = explain(work, first.args[0], dispatch(later))
+        assert found.label == "not due"
+        work.record_attempt(first, "lost", error="Boom")
+        eventually(lambda: collection("qm_item_events").count_documents({}) == 3)
+        assert self.why(work, first).label == "not due"
 
 
 class TestDue:
