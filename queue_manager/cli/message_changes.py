@@ -117,7 +117,7 @@ def move(
     ids: MessageIdArguments = None,
     state: FromState = None,
     is_all: IsAll = False,
-    reason: Annotated[str, typer.Option(help="Why; kept with dead letters.")] = DEFAULT_MOVE_REASON,
+    reason: Annotated[str, typer.Option(help="Why; kept with dead letters, and in the history.")] = DEFAULT_MOVE_REASON,
     yes: YesOption = False,
 ) -> None:
     """Move messages to another state, after confirmation with their number. To `main`, their attempts are reset,

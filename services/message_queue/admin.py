@@ -27,6 +27,7 @@ from services.message_queue.errors import InvalidMessage, MessageInProgress, Unk
 from services.message_queue.messages import (
     FIELD_ALIASES,
     MAX_TYPE_BYTES,
+    Message,
     as_json,
     checked_id,
     checked_new_type,
@@ -211,8 +212,13 @@ class QueueAdmin(MessageBrowser):
             answers += self._scripts.run(script, *arguments, *ids[done : done + BULK_BATCH_SIZE])
         return {id: cast(MessageOutcome, answer.decode()) for id, answer in zip(ids, answers, strict=True)}
 
-    def update(self, id: str, changes: Mapping[str, Any], *, source: MessageState | None = None) -> None:
+    def update(
+        self, id: str, changes: Mapping[str, Any], *, source: MessageState | None = None
+    ) -> tuple[Message, Message]:
         """Change type, payload, priority, ack timeout or max attempts of a message that is not being processed.
+
+        Returns:
+            The message before the change, and after it.
 
         Raises:
             InvalidMessage: names the field.
@@ -249,6 +255,8 @@ class QueueAdmin(MessageBrowser):
             raise MessageInProgress(f"A consumer is processing the message {id}; it can be changed once it is requeued")
         if answer == b"UNDECODABLE":
             raise InvalidMessage("id", f"the id of a decodable message; {id} can only be deleted or archived")
+        before, after = answer[:2], answer[2:]
+        return Message.read(id.encode(), *before), Message.read(id.encode(), *after)
 
     def clear_in_batches(self, state: MessageState | None = None, *, keep: KeepMessages | None = None) -> Iterator[int]:
         """Delete all messages in `state`, or in all states, in batches; yield the number deleted by each.

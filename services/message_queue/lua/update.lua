@@ -4,13 +4,25 @@
 -- KEYS[1]  queue name
 -- ARGV     id, required state ('' for any), changes as JSON (type, priority, custom_ack_timeout, custom_max_attempts;
 --          null removes an option), type as JSON ('' to keep it), payload as JSON ('' to keep it)
--- Returns  'UPDATED'; 'NOT_FOUND' if it is not in that state, 'HELD' while it is being processed, 'UNDECODABLE' if it
---          cannot be decoded; nothing is written then
+-- Returns  data and record before the change, then those after it; 'NOT_FOUND' if it is not in that state, 'HELD' while
+--          it is being processed, 'UNDECODABLE' if it cannot be decoded; nothing is written then
 --
 -- Atomic, so that no consumer receives the old message during the change. allow-oom, so that operators can make
 -- messages of a full server smaller.
 
 local id, from, changes, kind_json, payload = unpack(ARGV)
+
+-- Returns an entry as enqueue.lua adds it: other programs read only entries.
+local function entry_of(record, payload)
+  kind_json = kind_json ~= '' and kind_json or cjson.encode(record.type)
+  local options = ''
+  for _, name in ipairs({ 'custom_ack_timeout', 'custom_max_attempts' }) do
+    options = options .. (record[name] and '"' .. name .. '":' .. cjson.encode(record[name]) .. ',' or '')
+  end
+  return '{"id":' .. cjson.encode(id) .. ',"type":' .. kind_json .. ',"priority":' .. record.priority
+    .. ',"created_at":' .. string.format('%.3f', record.created_at) .. ',' .. options .. '"payload":' .. payload .. '}'
+end
+
 local record = record_of(id)
 local state = record and record.sid and state_of(record)
 if not state or (from ~= '' and state ~= from) then
@@ -24,19 +36,20 @@ local data = entry_at(record.stream, record.sid)
 if not data then
   return 'NOT_FOUND'
 end
+local reply = { data, cjson.encode(record) }
 local was_parked = state == 'main' and unindex(id, record)
 local stream, sid, kind, priority = record.stream, record.sid, record.type, record.priority
 for name, value in pairs(cjson.decode(changes)) do
   record[name] = value ~= cjson.null and value or nil
 end
-if payload ~= '' then
-  record.added = nil
-  kind_json = kind_json ~= '' and kind_json or cjson.encode(record.type)
-  data = '{"id":' .. cjson.encode(id) .. ',"type":' .. kind_json .. ',"priority":' .. record.priority
-    .. ',"created_at":' .. string.format('%.3f', record.created_at) .. ',"payload":' .. payload .. '}'
-end
 local is_moved = payload ~= '' or (state == 'main' and record.priority ~= priority)
 if is_moved then
+  if payload ~= '' then
+    record.added = nil
+    data = entry_of(record, payload)
+  elseif waiting_record(stream, sid, data) then -- its payload is its last member
+    data = entry_of(record, string.match(data, ',"payload":(.*)}$'))
+  end
   redis.call('XDEL', stream, sid)
   append(state == 'main' and stream_of(record.priority) or stream, id, record, data)
 end
@@ -51,4 +64,5 @@ if state == 'main' and not is_moved and record.type ~= kind then
 end
 save(id, record)
 announce_ids('update', { id })
-return 'UPDATED'
+reply[3], reply[4] = data, cjson.encode(record)
+return reply

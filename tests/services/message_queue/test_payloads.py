@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from services.message_queue import Json, Message
 from services.message_queue.messages import as_json, members
 from tests.services.message_queue.message_lab import Lab
 
+THREADS, ROUNDS = 8, 200
 EXACT = [
     "[]",
     "{}",
@@ -84,6 +87,35 @@ def pass_through_everything(lab: Lab, payload: Any) -> set[str]:
 @pytest.mark.parametrize("text", EXACT, ids=lambda text: text[:20].encode("unicode_escape").decode())
 def test_payload_stays_as_its_producer_wrote_it(lab: Lab, text: str) -> None:
     assert pass_through_everything(lab, Json(text)) == {text}
+
+
+@pytest.mark.parametrize(
+    "change", [{"priority": 2}, {"payload": Json("{ }"), "priority": 2}], ids=["moved", "new payload"]
+)
+def test_entry_of_a_changed_message_has_what_a_producer_would_write(lab: Lab, change: dict[str, Any]) -> None:
+    """Other programs read only entries."""
+    id = lab.queue.enqueue("old", Json("{ }"), ack_timeout=77, max_attempts=9)
+    lab.contents.update(id, {"type": "new", "ack_timeout": 5, **change})
+    [(_, entry)] = lab.client.xrange("q_p2")
+    data = entry[b"data"].decode()
+    changed = {"type": "new", "priority": 2, "custom_ack_timeout": 5, "custom_max_attempts": 9, "payload": {}}
+    assert json.loads(data) == {"id": id, "created_at": lab.everything("main")[0].fields["created_at"], **changed}
+    assert data.endswith(',"payload":{ }}')
+
+
+def test_changes_at_the_same_moment_are_returned_one_after_the_other(lab: Lab) -> None:
+    id = lab.queue.enqueue("job")
+    with ThreadPoolExecutor(THREADS) as threads:
+        changes = threads.map(lambda number: lab.contents.update(id, {"priority": number % lab.levels}), range(ROUNDS))
+        steps = Counter((before.priority, after.priority) for before, after in changes)
+    # A path from the first to the last priority: each is left as often as it is reached, but for the ends.
+    left, reached = Counter[int](), Counter[int]()
+    for (before, after), times in steps.items():
+        left[before] += times
+        reached[after] += times
+    reached[0] += 1
+    left[lab.everything("main")[0].priority] += 1
+    assert left == reached
 
 
 def test_any_value_comes_back_equal(server: Valkey) -> None:

@@ -86,20 +86,15 @@ def update(
     """Change a message. 409: a consumer holds it."""
     changes = decode_message(parse_object(body))
     with recorded(actor, "edit", **AUDITED_QUEUE, ids=[checked_id(id)]) as action:
-        before = queue_admin().find(id)
-        queue_admin().update(id, changes, source=source)
-        changed = queue_admin().find(id)
+        before, changed = queue_admin().update(id, changes, source=source)
         action.changed(_editable(before), _editable(changed))
     log.info("Message changed by an operator", message_id=id)
     about = EditedMessage(message="Message updated", id=id, messageId=id, queueType=source).model_dump_json()
-    data = changed.to_json() if changed else "null"
-    return Response(f'{about[:-1]},"data":{data}}}', media_type="application/json")
+    return Response(f'{about[:-1]},"data":{changed.to_json()}}}', media_type="application/json")
 
 
-def _editable(message: Message | None) -> dict[str, Any]:
+def _editable(message: Message) -> dict[str, Any]:
     """Return the values of a message that people can change."""
-    if message is None:
-        return {}
     names = ("type", "priority", "custom_ack_timeout", "custom_max_attempts")
     return {**{name: message.fields.get(name) for name in names}, "payload": message.payload_json}
 
