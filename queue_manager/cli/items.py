@@ -23,7 +23,7 @@ from queue_manager.cli.lists import (
 )
 from queue_manager.cli.messages_render import print_json, printable
 from queue_manager.cli.why import print_diagnosis
-from queue_manager.items import Listed, State
+from queue_manager.items import STATES, Listed, State
 from queue_manager.server_calls import mongodb
 from queue_manager.system import System
 from queue_manager.web.diagnosis import diagnose
@@ -71,11 +71,14 @@ def list_items(
     from queue_manager.web.routes.systems.items import items  # imported here, because it takes a second
 
     with report_errors():
-        page = items(_found(system), state, search, cursor, limit, _order(is_oldest_first))
+        found = _found(system)
+        page = items(found, state, search, cursor, limit, _order(is_oldest_first))
+        is_empty = not (page.items or search or cursor or as_json)
+        nothing = _describe_others(found, state) if is_empty else "no items"
     if as_json:
         print_answer(page)
     else:
-        print_table(page.items, ITEM_COLUMNS, nothing="no items", cursor=page.cursor)
+        print_table(page.items, ITEM_COLUMNS, nothing=nothing, cursor=page.cursor)
 
 
 @items_cli.command()
@@ -191,6 +194,23 @@ def _found(name: str) -> tuple[System, Callable[[], Listed]]:
     from queue_manager.web.routes.systems.items import system_with_items
 
     return system_with_items(name)
+
+
+def _describe_others(found: tuple[System, Callable[[], Listed]], state: State) -> str:
+    """Return that no items are in a state, how many are in the others, and how to list them."""
+    from queue_manager.web.routes.systems.items import count_items
+
+    counts = {other: count_items(found, other) for other in reversed(STATES) if other != state}
+    others = {other: counted for other, counted in counts.items() if counted.count}
+    nothing = f"no items are {_words(state)}"
+    if not others:
+        return nothing
+    numbers = [f"{one.count}{'' if one.is_complete else ' or more'} {_words(other)}" for other, one in others.items()]
+    return f"{nothing}; {', '.join(numbers)}: queue-manager items list {found[0].name} {next(iter(others))}"
+
+
+def _words(state: State) -> str:
+    return state.replace("-", " ")
 
 
 def _exported(

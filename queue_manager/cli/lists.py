@@ -43,7 +43,7 @@ def print_table(rows: Sequence[object], columns: Sequence[str], *, nothing: str,
     made = table(titles, whole=titles[:1])
     for row in rows:
         add_row(made, (_text(getattr(row, name)) for name in columns))
-    console().print(made if rows else nothing)
+    console().print(made if rows else nothing, soft_wrap=not rows)
     print_cursor(cursor)
 
 

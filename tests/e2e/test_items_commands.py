@@ -84,7 +84,16 @@ class TestList:
         page = items("list", ROOMS, "--limit", "1").stdout
         cursor = page.partition("more results: --cursor ")[2].strip().strip("'")
         assert len(listed(ROOMS, "--cursor", cursor)) == 1
-        assert items("list", ROOMS, "stuck").stdout == "no items\n"
+        assert items("list", ROOMS, "failed", "--search", "nothing").stdout == "no items\n"
+
+    def test_empty_list_names_the_states_that_have_items(self, clean: Servers) -> None:
+        assert items("list", ROOMS).stdout == "no items are due\n"
+        failed_room("Boom"), due_room(seconds(300))
+        scan(make_work(server_now))
+        shown = items("list", ROOMS).stdout
+        assert shown == f"no items are due; 1 failed, 1 in progress: queue-manager items list {ROOMS} failed\n"
+        shown = items("list", ROOMS, "stuck").stdout
+        assert shown == f"no items are stuck; 1 failed, 1 in progress: queue-manager items list {ROOMS} failed\n"
 
     @pytest.mark.processes
     def test_reason_cannot_steer_a_terminal(self, clean: Servers) -> None:
