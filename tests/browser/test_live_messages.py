@@ -206,6 +206,45 @@ def test_what_others_do_is_seen_without_a_reload(visit: Visit, queue: Queue) -> 
     assert page.evaluate("isSamePage")
 
 
+def test_messages_that_are_not_shown_are_counted_when_they_are_delivered(visit: Visit, queue: Queue) -> None:
+    queue.post("/queue/batch", [{"type": "mail"}] * 60)
+    page = visit.open("/messages")
+    expect(page.locator("#where")).to_have_text("50 of 60")
+    expect(page.locator("#state")).to_have_text("Live")
+    for _ in range(7):
+        queue.take()
+    expect(page.locator("#where")).to_have_text("50 of 53")
+
+
+def test_a_message_of_another_page_that_is_changed_does_not_arrive(visit: Visit, queue: Queue) -> None:
+    old = queue.add()
+    queue.post("/queue/batch", [{"type": "mail"}] * 59)
+    page = visit.open("/messages")
+    expect(page.locator("#where")).to_have_text("50 of 60")
+    expect(page.locator("#state")).to_have_text("Live")
+    queue.put(f"/queue/message/{old}", {"ackTimeout": 99})
+    expect(visit.row(queue.add())).to_be_visible()
+    expect(page.locator("#where")).to_have_text("50 of 61")
+    visit.wait_for(queue.ids("main"))
+
+
+def test_a_touch_changes_the_order_and_not_the_number_of_messages(visit: Visit, queue: Queue) -> None:
+    queue.post("/queue/batch", [{"type": "mail"}] * 55)
+    taken = [queue.take() for _ in range(55)]
+    page = visit.open("/messages/processing")
+    expect(page.locator("#where")).to_have_text("50 of 55")
+    expect(page.locator("#state")).to_have_text("Live")
+    for message in taken[:3]:  # which have the earliest deadlines
+        touched = {"lock_token": message["lock_token"], "extend_seconds": 9_000}
+        queue.put(f"/queue/message/{message['id']}/touch", touched)
+    eventually(lambda: visit.ids[:3] == [message["id"] for message in reversed(taken[:3])])
+    expect(page.locator("#where")).to_have_text("50 of 55")
+    first = taken[2]
+    queue.put(f"/queue/message/{first['id']}/touch", {"lock_token": first["lock_token"], "extend_seconds": 5})
+    expect(visit.row(first["id"])).to_have_count(0)
+    visit.wait_for(queue.ids("processing")[:50])
+
+
 @pytest.mark.smoke
 def test_a_burst_of_events_is_rendered_once_per_frame(
     visiting: Visiting, queue: Queue, figure: Callable[[str], None]

@@ -297,7 +297,7 @@ export class List {
   /** Remove rows before the list is read again. @param {string[]} ids */
   remove(ids) {
     this.isAhead = true;
-    for (const id of ids) if (this.rows.delete(id) && this.total) this.total -= 1;
+    for (const id of ids) this.rows.delete(id);
     this.draw();
     this.showWhere();
   }

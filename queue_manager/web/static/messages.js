@@ -63,21 +63,17 @@ class MessageList extends List {
     this.draw();
   }
 
-  // True if the first page is shown in its default order, with any filter.
-  get isUsual() {
-    return !Object.keys(this.values).length;
+  // True if the first page is shown, without a filter, and messages that arrive are its first rows.
+  get isByArrival() {
+    return place !== "processing" && !Object.keys(this.values).length;
   }
 
-  /**
-   * Show messages that are new or have changed, the latest last. Only for a list in its usual order.
-   * @param {string[]} ids of all of them @param {Message[]} messages the latest, as many as a page can show
-   */
-  put(ids, messages) {
+  /** Show messages that have arrived as the first rows. @param {Message[]} messages the latest last, at most a page */
+  put(messages) {
     this.isAhead = true;
-    if (this.total !== undefined) this.total += ids.filter((id) => !this.rows.has(id)).length;
-    const latest = new Map(messages.map((message) => [message.id, message]));
-    const added = messages.filter(({ id }) => !this.rows.has(id));
-    this.arrange([...added.reverse(), ...[...this.rows].map(([id, { row }]) => latest.get(id) ?? row)].slice(0, PAGE));
+    const rows = new Map(messages.toReversed().map((message) => [message.id, message]));
+    for (const [id, { row }] of this.rows) if (!rows.has(id)) rows.set(id, row);
+    this.arrange([...rows.values()].slice(0, PAGE));
     this.showWhere();
   }
 
@@ -399,6 +395,7 @@ function happened(texts) {
   if (counts) {
     countsReceived += 1;
     showCounts(counts);
+    if (!list.isFiltered) list.total = counts[place];
   }
   if (events.some(({ type, messages }) => !messages || /clear|pause|resume/.test(type))) return reload();
   /** @type {Map<string, number | null>} */
@@ -412,9 +409,10 @@ function happened(texts) {
   }
   if (latest.has(opened?.id ?? "")) follow();
   list.remove([...latest.keys()].filter((id) => latest.get(id) === null));
-  if (!list.isUsual) return list.refresh();
-  const here = [...latest].filter(([, index]) => index !== null);
-  list.put(here.map(([id]) => id), here.slice(-PAGE).map(([id, index]) => messageIn(texts[index ?? 0], id)));
+  // Whether an update moves its message is only seen in the list.
+  if (!list.isByArrival || events.some(({ type }) => type === "update")) return list.refresh();
+  const here = [...latest].filter(([, index]) => index !== null).slice(-PAGE);
+  list.put(here.map(([id, index]) => messageIn(texts[index ?? 0], id)));
   list.fill();
 }
 
