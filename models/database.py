@@ -144,15 +144,15 @@ def describe(error: PyMongoError) -> str:
     return f"MongoDB at {url} refused the command ({text:.300})"
 
 
-def duplicates(error: BulkWriteError) -> list[int]:
-    """Return the positions of documents that a unique index refused.
+def duplicates(error: BulkWriteError) -> dict[int, list[str]]:
+    """Return the positions of documents that a unique index refused, each with the fields of the index.
 
     Raises the error if there is another: documents that no majority has confirmed may be rolled back.
     """
     details = error.details or {}
     if details["writeConcernErrors"] or any(one["code"] != DUPLICATE_KEY for one in details["writeErrors"]):
         raise error
-    return [one["index"] for one in details["writeErrors"]]
+    return {one["index"]: [*one["keyPattern"]] for one in details["writeErrors"]}
 
 
 def database() -> Database[Document]:

@@ -143,14 +143,20 @@ def _of(states: Sequence[JobState], name: str | None) -> Document:
     return {"state": {"$in": [*states]}, **({} if name is None else {"name": name})}
 
 
-def restore(gone: Sequence[Document]) -> int:
-    """Store deleted jobs again, and count those that are finished; return the number of those that did not exist."""
+def restore(gone: Sequence[Document]) -> tuple[int, list[Document]]:
+    """Store deleted jobs again, and count those that are finished.
+
+    Returns:
+        The number of those that did not exist, and those that another unique or singular job keeps out.
+    """
     restored = [{**one, "uncounted": True} if one["state"] in FINISHED_STATES else one for one in gone]
     try:
         jobs().insert_many(restored, ordered=False)
     except BulkWriteError as error:
-        return len(restored) - len(duplicates(error))
-    return len(restored)
+        refused = duplicates(error)
+        blocked = [gone[position] for position, fields in refused.items() if fields != ["_id"]]
+        return len(restored) - len(refused), blocked
+    return len(restored), []
 
 
 def _delete_batch(

@@ -1,16 +1,18 @@
 """Undo of deletions: for ten minutes, what people deleted can be restored from the archive.
 
 Guarantee: an id that exists again is not overwritten, so an undo that was interrupted can be repeated. A message goes
-to the end of its state, and one that was being processed waits again.
+to the end of its state, and one that was being processed waits again. A job that another unique or singular one keeps
+out stays in the archive.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from bson import ObjectId
 from pydantic import Field
@@ -18,6 +20,7 @@ from pydantic import Field
 from models import archive, audit, job_operations
 from models.archive import UNDO_TIME, Kind
 from models.audit import AuditEntry
+from models.database import Document
 from queue_manager.broker import dead_letters
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import AppError
@@ -26,6 +29,8 @@ from queue_manager.core.settings import settings
 from services.message_queue import queue_admin
 
 UNDO_BUDGET = seconds(50)
+Restored: TypeAlias = tuple[int, list[Document]]
+"""The number of records that were restored, and those that may be later."""
 
 
 class CannotUndo(AppError):
@@ -39,6 +44,12 @@ class Undone:
     message: str
     restored: int
     existing: Annotated[int, Field(description="Records whose ids existed again; they were left as they are.")]
+    blocked: Annotated[
+        int,
+        Field(
+            description="Jobs that a unique or singular job with the same arguments keeps out: undo again without it."
+        ),
+    ]
     is_complete: Annotated[bool, Field(description="False if the time was not enough: repeat it then.")]
 
 
@@ -52,36 +63,39 @@ def undo(entry: AuditEntry, *, now: datetime, within: timedelta = UNDO_BUDGET) -
     if now > (entry.undo_until or entry.at + UNDO_TIME):
         raise CannotUndo(f"The time to undo it ({UNDO_TIME.total_seconds() / 60:.0f} minutes) has passed")
     ends_at = time.monotonic() + within.total_seconds()
-    restored = found = 0
+    counts = Counter[str]()
     for some in archive.slices(ObjectId(entry.id)):
         if time.monotonic() > ends_at:
-            return _undone(restored, found, is_complete=False)
-        restored += _RESTORE[some.kind](some.records)
-        found += len(some.records)
+            return _undone(counts, is_complete=False)
+        restored, blocked = _RESTORE[some.kind](some.records)
+        archive.add(ObjectId(entry.id), some.kind, blocked)
         archive.remove([some.id])
-    if not found:
+        counts += Counter(restored=restored, blocked=len(blocked), existing=len(some.records) - restored - len(blocked))
+    if not counts:
         raise CannotUndo("Nothing to restore: no deletion was archived, or it was already undone")
-    audit.end_undo(entry.id)
-    return _undone(restored, found, is_complete=True)
+    if not counts["blocked"]:
+        audit.end_undo(entry.id)
+    return _undone(counts, is_complete=True)
 
 
-def _undone(restored: int, found: int, *, is_complete: bool) -> Undone:
-    existing = found - restored
+def _undone(counts: Counter[str], *, is_complete: bool) -> Undone:
+    restored, existing, blocked = counts["restored"], counts["existing"], counts["blocked"]
     others = f"; {existing} existed already" if existing else ""
+    others += f"; {blocked} kept out by a job with the same name and arguments" if blocked else ""
     left = "" if is_complete else "; more remain, repeat to continue"
     message = f"{restored} restored{others}{left}"
-    return Undone(message=message, restored=restored, existing=existing, is_complete=is_complete)
+    return Undone(message=message, restored=restored, existing=existing, blocked=blocked, is_complete=is_complete)
 
 
-def _restore_dead_letters(kept: Sequence[Mapping[str, Any]]) -> int:
+def _restore_dead_letters(kept: Sequence[Mapping[str, Any]]) -> Restored:
     if (url := settings().broker_redis_url) is None:
         raise CannotUndo("The broker keeps no dead letters any more")
     with connect(url) as client:
-        return dead_letters.restore(client, kept)
+        return dead_letters.restore(client, kept), []
 
 
-_RESTORE: Mapping[Kind, Callable[[Sequence[dict[str, Any]]], int]] = {
-    "message": lambda kept: queue_admin().restore(kept),
+_RESTORE: Mapping[Kind, Callable[[Sequence[Document]], Restored]] = {
+    "message": lambda kept: (queue_admin().restore(kept), []),
     "job": job_operations.restore,
     "dead-letter": _restore_dead_letters,
 }

@@ -84,6 +84,7 @@ def test_a_queue_that_was_cleared_is_restored_in_its_order(queue: Queue) -> None
         "message": "250 restored",
         "restored": 250,
         "existing": 0,
+        "blocked": 0,
         "is_complete": True,
     }
     taken = [queue.take() for _ in range(251)]
@@ -107,9 +108,24 @@ def test_what_exists_again_is_left_as_it_is(queue: Queue) -> None:
         "message": "0 restored; 1 existed already",
         "restored": 0,
         "existing": 1,
+        "blocked": 0,
         "is_complete": True,
     }
     assert queue.take()["payload"] == "new"
+
+
+@pytest.mark.parametrize("option", ["unique", "singular"])
+def test_a_job_that_another_one_keeps_out_is_restored_once_that_is_gone(queue: Queue, option: str) -> None:
+    wanted = {"name": INVOICE, "arguments": [1], "delay_seconds": 1000, option: True}
+    first = queue.post("/jobs", wanted).body["job"]
+    removed = queue.delete(f"/jobs/{first['_id']}").body
+    second = queue.post("/jobs", wanted).body["job"]
+    blocked = undo(queue, removed["undo"])
+    assert blocked["message"] == "0 restored; 1 kept out by a job with the same name and arguments"
+    assert (blocked["restored"], blocked["existing"], blocked["blocked"], blocked["is_complete"]) == (0, 0, 1, True)
+    queue.delete(f"/jobs/{second['_id']}")
+    assert undo(queue, removed["undo"])["restored"] == 1
+    assert [job["_id"] for job in queue.get("/jobs").body["jobs"]] == [first["_id"]]
 
 
 def test_jobs_are_restored_with_their_counts(queue: Queue) -> None:

@@ -4461,6 +4461,11 @@ export interface components {
              */
             existing: number;
             /**
+             * Blocked
+             * @description Jobs that a unique or singular job with the same arguments keeps out: undo again without it.
+             */
+            blocked: number;
+            /**
              * Is Complete
              * @description False if the time was not enough: repeat it then.
              */
