@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,22 +15,38 @@ from dev.ports import LOOPBACK
 Environment = dict[str, str]
 
 MESSAGE_QUEUE = "QM_MESSAGE_QUEUE"
+JOBS_IMPORTS, DEMO_JOBS = "JOBS_IMPORTS", "dev.demo_jobs"
 EVERYTHING_ON = {
     "QM_CONVERSATIONS": "true",
     "QM_PROJECTS": "true",
     "QM_SITES_FIX_STALE_THUMBNAILS": "true",
     MESSAGE_QUEUE: "true",
     "QM_JOBS": "true",
-    "JOBS_IMPORTS": '["dev.demo_jobs"]',
+    JOBS_IMPORTS: f'["{DEMO_JOBS}"]',
     "MANAGED_SUBSCRIPTIONS": '["seo", "ads"]',
     "QM_HOOKS": "true",
 }
+OWN_SERVERS = ("MONGO_DB_URL", "REDIS_URL")
+FOR_SHELLS = (*EVERYTHING_ON, "QM_SYSTEMS", "PYTHONPATH", "APP_ENV", "NODE_ENV")
+"""What a shell needs besides the servers, so that a command knows the same systems and jobs as the processes."""
 
 
-def given(root: Path) -> Environment:
-    """Return what the user set: `.env`, and above it the environment. An empty value counts as not set."""
-    merged = {**dotenv_values(root / ".env"), **os.environ}
+def given(root: Path, shell_file: Path) -> Environment:
+    """Return what the user set: `.env`, and above it the environment. An empty value counts as not set.
+
+    The URLs of `shell_file` are those of our own servers, so a shell that has read it names no server of the user's.
+    """
+    ours = dotenv_values(shell_file)
+    own = {name: value for name, value in os.environ.items() if name not in OWN_SERVERS or value != ours.get(name)}
+    merged = {**dotenv_values(root / ".env"), **own}
     return {name: value for name, value in merged.items() if value}
+
+
+def write_for_shells(file: Path, given: Mapping[str, str], children: Mapping[str, str]) -> None:
+    """Write what a shell reads to run commands with the settings of the processes, except servers of the user's."""
+    names = [*(name for name in OWN_SERVERS if name not in given), *FOR_SHELLS]
+    lines = [f"export {name}={shlex.quote(children[name])}" for name in names if name in children]
+    file.write_text("\n".join(["# Settings of the running `make up`, for the commands in a shell.", *lines, ""]))
 
 
 def has_own_queue(given: Mapping[str, str]) -> bool:

@@ -2,7 +2,7 @@
 
 Guarantee: Ctrl-C, SIGTERM or a closed terminal ends everything in order, processes before servers, within
 10 s; a second Ctrl-C ends it at once. Data stays in `.devstack/` of the checkout, readable by its owner
-alone, next to the logs of the last run.
+alone, next to the logs of the last run and the file `env`, which gives a shell the settings of the processes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from queue_manager.core.errors import AppError, ConfigurationError
 from queue_manager.core.settings import redact_url
 
 DATA = ".devstack"
+SHELL_FILE = f"{DATA}/env"
 MONGO_PORT, REDIS_PORT = 27017, 6379  # preferred: what their clients try by default
 SITES = {"flower": ("Flower", "FLOWER_PORT", 5555), "web": ("Dashboard", "QM_WEB_PORT", 6002)}
 """What people open in a browser: by the name of the process, its title, the setting of its port, its usual port."""
@@ -75,7 +76,7 @@ def _display(run: RunStatus, *, logs: bool) -> Display:
 
 def _run(root: Path, display: Display, *, demo: bool, lasts: float) -> None:
     listed = procfile.read(root / "Procfile")
-    given = environment.given(root)
+    given = environment.given(root, root / SHELL_FILE)
     lasting = [process for process in listed if process.name != procfile.RELEASE] + [SUMMARY]
     if demo:
         lasting += demo_processes(given)
@@ -86,6 +87,8 @@ def _run(root: Path, display: Display, *, demo: bool, lasts: float) -> None:
         servers = _servers(given, data, display)
         release = [process for process in listed if process.name == procfile.RELEASE]
         display.expect([*servers, *(process.name for process in [*release, *lasting])])
+        if demo and (reason := without_demo_jobs(given)):
+            display.note(reason)
         _start_servers(stack, servers, display)
         children = environment.for_children(
             given,
@@ -94,6 +97,7 @@ def _run(root: Path, display: Display, *, demo: bool, lasts: float) -> None:
             flower_port=_site_port("flower", given, display),
             web_port=_site_port("web", given, display),
         )
+        environment.write_for_shells(root / SHELL_FILE, given, children)
         log = RunLog(files, display)
         supervisor = stack.enter_context(Supervisor(lasting, environment=children, root=root, log=log))
         sites = {title: int(children[setting]) for title, setting, _ in _sites_of(listed)}
@@ -111,6 +115,14 @@ def demo_processes(given: Mapping[str, str]) -> list[Process]:
     if "MONGO_DB_URL" in given:
         return []
     return [DEMO_WITHOUT_MESSAGES if environment.has_own_queue(given) else DEMO]
+
+
+def without_demo_jobs(given: Mapping[str, str]) -> str:
+    """Return why the demo runs no jobs though it runs; empty if it runs them."""
+    modules = given.get(environment.JOBS_IMPORTS, environment.DEMO_JOBS)
+    if not demo_processes(given) or environment.DEMO_JOBS in modules:
+        return ""
+    return f"demo jobs are off, because {environment.JOBS_IMPORTS} is set"
 
 
 def _run_once(supervisor: Supervisor, process: Process, display: Display, files: LogFiles) -> None:

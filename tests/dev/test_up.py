@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -26,7 +27,7 @@ from redis.retry import Retry
 
 from dev import environment
 from dev.processes import started_at
-from dev.up import DEMO, demo_processes
+from dev.up import DEMO, demo_processes, without_demo_jobs
 from tests.eventually import eventually
 from tests.pace import promptly
 
@@ -137,6 +138,8 @@ def test_it_starts_refuses_a_second_start_and_stops_in_order(checkout: Path) -> 
     assert lines.index("release: done") < lines.index("worker: starting") < lines.index("worker: killed by SIGTERM")
     assert started_at(pid) is None
     assert stat.S_IMODE((checkout / ".devstack").stat().st_mode) == 0o700
+    [url] = re.findall(r"^export REDIS_URL=(\S+)$", (checkout / ".devstack/env").read_text(), re.MULTILINE)
+    assert any(url in line for line in lines)
 
 
 @pytest.mark.processes
@@ -262,7 +265,7 @@ def test_what_the_user_set_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / ".env").write_text("QM_CONVERSATIONS=false\nFLOWER_ADDRESS=0.0.0.0\nAPP_ENV=from-file\n")
     monkeypatch.delenv("QM_CONVERSATIONS", raising=False)
     monkeypatch.setenv("APP_ENV", "staging")
-    given = environment.given(tmp_path)
+    given = environment.given(tmp_path, tmp_path / "env")
     children = environment.for_children(given, mongo_url="m", redis_url="r", flower_port=1, web_port=2)
     assert children["QM_CONVERSATIONS"] == "false"
     assert children["APP_ENV"] == "staging"
@@ -317,3 +320,53 @@ def test_a_message_queue_of_the_users_own_gets_no_demo_and_is_not_switched_on(na
 def test_the_demo_is_not_run_in_a_database_of_the_users_own() -> None:
     assert demo_processes({"MONGO_DB_URL": "m"}) == []
     assert demo_processes({}) == [DEMO]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({}, ""),
+        ({"JOBS_IMPORTS": '["dev.demo_jobs", "billing"]'}, ""),
+        ({"JOBS_IMPORTS": "billing"}, "demo jobs are off, because JOBS_IMPORTS is set"),
+        ({"JOBS_IMPORTS": "billing", "MONGO_DB_URL": "m"}, ""),
+    ],
+)
+def test_a_demo_without_its_jobs_says_why(given: dict[str, str], reason: str) -> None:
+    assert without_demo_jobs(given) == reason
+
+
+class TestShellFile:
+    def written(self, file: Path, given: dict[str, str]) -> dict[str, str]:
+        """Return what a shell without these variables gets from the file of a run."""
+        url = given.get("MONGO_DB_URL", "mongodb://127.0.0.1:1/qm?replicaSet=qm&w=1")
+        children = environment.for_children(
+            given, mongo_url=url, redis_url="redis://127.0.0.1:2/0", flower_port=1, web_port=2
+        )
+        environment.write_for_shells(file, given, children)
+        show = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+        said = subprocess.check_output(["sh", "-c", f'. {file}; exec "$@"', "sh", *show], env={}, text=True)
+        return {name: value for name, value in json.loads(said).items() if name in children}
+
+    def test_a_shell_gets_the_systems_and_jobs_of_the_processes(self, tmp_path: Path) -> None:
+        given = {"QM_SYSTEMS": "billing.trial_end", "PYTHONPATH": "/home/ada/it's here", "QM_PROJECTS": "false"}
+        assert self.written(tmp_path / "env", given) == {
+            **environment.EVERYTHING_ON,
+            **given,
+            "APP_ENV": "development",
+            "MONGO_DB_URL": "mongodb://127.0.0.1:1/qm?replicaSet=qm&w=1",
+            "REDIS_URL": "redis://127.0.0.1:2/0",
+        }
+
+    def test_it_has_no_server_and_no_secret_of_the_users_own(self, tmp_path: Path) -> None:
+        given = {"MONGO_DB_URL": "mongodb://ada:secret@db/product", "QM_API_KEYS": "[secret]"}
+        self.written(tmp_path / "env", given)
+        text = (tmp_path / "env").read_text()
+        assert "secret" not in text
+        assert "MONGO_DB_URL" not in text
+
+    def test_a_shell_that_has_read_it_names_no_servers(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in self.written(tmp_path / "env", {}).items():
+            monkeypatch.setenv(name, value)
+        assert not {"MONGO_DB_URL", "REDIS_URL"} & set(environment.given(tmp_path, tmp_path / "env"))
+        monkeypatch.setenv("REDIS_URL", "redis://cache/0")
+        assert environment.given(tmp_path, tmp_path / "env")["REDIS_URL"] == "redis://cache/0"

@@ -1,4 +1,4 @@
-"""Examples that never end by themselves, executed with functions that end them, and one that only sets variables."""
+"""Examples that never end by themselves, executed with functions that end them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from beat_schedule import SYSTEMS
-from dev.environment import EVERYTHING_ON
 from dev.site.markdown import blocks
 from queue_manager import message_queue
-from tests.documented import DOCS, block
 from tests.real_servers import Servers
 
 ROOT = Path(__file__).parents[2]
@@ -41,13 +38,3 @@ def test_the_consumer_of_the_message_queue_acknowledges_what_it_receives(clean: 
     assert sent == [{"to": "ada@example.org"}]
     with message_queue().receive() as message:
         assert message is None  # the first is acknowledged, the second was dead-lettered when the block raised
-
-
-def test_the_tutorial_switches_on_the_systems_of_make_up() -> None:
-    example = block(1, heading="1. Start everything", page=DOCS / "tutorial.md")
-    command, *assignments = example.split()
-    flags = {system.flag for system in SYSTEMS}
-    assert command == "export"
-    assert dict(one.split("=") for one in assignments) == {
-        name: value for name, value in EVERYTHING_ON.items() if name in flags
-    }

@@ -35,6 +35,10 @@ def test_the_commands_of_the_pages_start_everything(tmp_path: Path) -> None:
     assert block(0, heading="1. Start everything", page=TUTORIAL).split() == from_readme.partition("#")[0].split()
     with started(from_readme, clone, log) as port:
         eventually(lambda: system(port, "support-snooze")["done_per_minute"], within=120)
+        assert '"name": "demo.send_invoice"' in second_terminal(clone, "queue-manager jobs run demo.send_invoice 1")
+        health = second_terminal(clone, "queue-manager health")
+        assert not [text for text in ("no system is switched on", "MANAGED_SUBSCRIPTIONS") if text in health]
+        assert "job-queues  " in health
     assert log.read_text().endswith("stopped\n")
 
     file = tmp_path / "trial" / "billing" / "trial_end.py"
@@ -43,6 +47,7 @@ def test_the_commands_of_the_pages_start_everything(tmp_path: Path) -> None:
     with started(block(0, heading="3. Run it", page=TUTORIAL), clone, log) as port:
         eventually(lambda: system(port, "trial-end")["last_scan"], within=120)
         assert system(port, "trial-end")["title"] == "Trials"
+        assert "trial-end" in second_terminal(clone, "queue-manager systems status trial-end")
     assert log.read_text().endswith("stopped\n")
 
     file = tmp_path / "jobs" / "invoices.py"
@@ -50,7 +55,7 @@ def test_the_commands_of_the_pages_start_everything(tmp_path: Path) -> None:
     file.write_text(block(0, heading="1. Write the function", page=FIRST_JOB))
     with started(block(0, heading="2. Start the processes", page=FIRST_JOB), clone, log) as port:
         eventually(lambda: system(port, "job-queues"), within=120)
-        job = request(f"{port}/api/jobs", {"name": "send_invoice", "arguments": [42]})["job"]
+        job = json.loads(second_terminal(clone, "queue-manager jobs run send_invoice 42"))
         eventually(lambda: request(f"{port}/api/jobs/{job['_id']}")["job"]["state"] == "success", within=120)
     assert log.read_text().endswith("stopped\n")
 
@@ -58,12 +63,11 @@ def test_the_commands_of_the_pages_start_everything(tmp_path: Path) -> None:
 @contextmanager
 def started(command: str, clone: Path, log: Path) -> Iterator[str]:
     """Run a command of the shell in the clone; yield the address of the dashboard; press Ctrl-C."""
-    own = {name: value for name, value in os.environ.items() if not name.endswith("_URL") and name[:3] != "QM_"}
     with log.open("wb") as output:
         running = subprocess.Popen(
             ["bash", "-c", command],
             cwd=clone,
-            env={**own, "HOME": str(clone.parent)},
+            env=own_environment(clone),
             stdout=output,
             stderr=output,
             start_new_session=True,
@@ -76,6 +80,20 @@ def started(command: str, clone: Path, log: Path) -> Iterator[str]:
     finally:
         if running.poll() is None:
             os.killpg(running.pid, signal.SIGKILL)
+
+
+def own_environment(clone: Path) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.endswith("_URL") and name[:3] != "QM_"}
+    return {**own, "HOME": str(clone.parent)}
+
+
+def second_terminal(clone: Path, command: str) -> str:
+    """Return what a command prints in a shell that is set up as the tutorial shows."""
+    script = f"{block(1, heading='1. Start everything', page=TUTORIAL)}\n{command}"
+    ran = subprocess.run(
+        ["bash", "-c", script], cwd=clone, env=own_environment(clone), capture_output=True, text=True, timeout=120
+    )
+    return ran.stdout + ran.stderr
 
 
 def request(url: str, body: Any = None) -> Any:
