@@ -19,6 +19,7 @@ from queue_manager.cli.lists import AnswerJsonOption, print_answer
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.core.clock import to_iso
 from services.failures import BROKER, read_failures
+from services.message_queue.explanation import reason_text
 
 if TYPE_CHECKING:
     from queue_manager.web.routes.failures import FailureCounts, ReadFailures
@@ -65,7 +66,7 @@ def _print(groups: Sequence[FailureCounts], lists: Sequence[ReadFailures], searc
         screen.print(Text(f"{what} in {', '.join(titles) or 'the lists that could be read'}"), soft_wrap=True)
     for one in groups:
         times = f"{to_iso(one.first_at)} to {to_iso(one.last_at)}"
-        lines = (f"{one.id}  {one.count:,}  {one.system}  {one.name}  {times}", f"    {one.reason}")
+        lines = (f"{one.id}  {one.count:,}  {one.system}  {one.name}  {times}", f"    {reason_text(one.reason)}")
         for line in lines:
             screen.print(Text(printable(line)), soft_wrap=True)
     for part in lists:

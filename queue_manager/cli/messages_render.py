@@ -23,6 +23,7 @@ from queue_manager.core.clock import truncate
 from queue_manager.explanation import rounded
 from services.message_queue import Message, MessageListing, MessageState, QueueCounts
 from services.message_queue.browser import MESSAGE_STATES
+from services.message_queue.explanation import reason_text
 from services.message_queue.history import parse_events
 
 MAX_ERROR_LENGTH = 60  # characters of an error in a table
@@ -84,7 +85,7 @@ def _titles(state: MessageState) -> list[str]:
 def _row(state: MessageState, message: Message, now: float) -> list[str]:
     own = {
         "processing": [_deadline(message, now), message.fields.get("consumer_id") or ""],
-        "dead": [str(message.fields.get("last_error", ""))[:MAX_ERROR_LENGTH]],
+        "dead": [reason_text(str(message.fields.get("last_error", "")))[:MAX_ERROR_LENGTH]],
         "acknowledged": [field_text("acknowledged_at", message.fields.get("acknowledged_at", ""))],
     }.get(state, [])
     age = rounded(now - message.fields["created_at"], least=1)

@@ -34,6 +34,9 @@ STATE_LABELS: dict[MessageState, tuple[str, Tone]] = {
 }
 FAILURES = ("requeued", "dead-lettered")
 """Events whose reason is an error; that of others is what a person wrote."""
+_NOT_ACKNOWLEDGED = "not acknowledged in time"
+REASON_NOTES = {"Max attempts exceeded (Stream)": _NOT_ACKNOWLEDGED, "Processing timeout": _NOT_ACKNOWLEDGED}
+"""What the reasons mean that the queue itself records, with texts that other programs know."""
 EVENT_LABELS = {
     "delivered": "Delivered",
     "touched": "Deadline extended",
@@ -43,6 +46,11 @@ EVENT_LABELS = {
     "replayed": "Replayed",
     "archived": "Archived",
 }
+
+
+def reason_text(reason: str) -> str:
+    """Return the recorded reason of a failure, with what it means."""
+    return f"{reason}: {REASON_NOTES[reason]}" if reason in REASON_NOTES else reason
 
 
 def explain(
@@ -100,7 +108,8 @@ class _MessageExplanation:
                 yield from self._processing()
             case "dead":
                 yield f"failed at {self._field('failed_at')}, after {many(self._message.attempt, 'attempt')}"
-                yield f"no consumer gets it until it is replayed. Reason: {self._message.fields.get('last_error')}"
+                reason = reason_text(str(self._message.fields.get("last_error")))
+                yield f"no consumer gets it until it is replayed. Reason: {reason}"
             case "acknowledged":
                 yield f"acknowledged at {self._field('acknowledged_at')}"
                 yield f"at attempt {self._message.attempt}"
@@ -135,7 +144,7 @@ class _MessageExplanation:
     def _last_failure(self) -> Iterator[str]:
         last = next((one for one in reversed(self._events) if one.reason and one.event in FAILURES), None)
         if last is not None and self._message.attempt:  # a replay counts the attempts anew
-            yield f"its {ordinal(self._message.attempt)} delivery failed. Reason: {last.reason}"
+            yield f"its {ordinal(self._message.attempt)} delivery failed. Reason: {reason_text(last.reason or '')}"
 
     # Times
 
@@ -173,7 +182,7 @@ def _entries(events: Sequence[HistoryEvent]) -> Iterator[TimelineEvent]:
             event=EVENT_LABELS[event.event],
             detail=", ".join(filter(None, details)),
             duration_ms=took,
-            error=event.reason if event.event in FAILURES else None,
+            error=reason_text(event.reason) if event.reason and event.event in FAILURES else None,
         )
         delivered_at = event.at if event.event == "delivered" else None if ends_delivery else delivered_at
 

@@ -249,6 +249,11 @@ class TestRequeue:
         result = run("requeue")
         assert result.returncode == 0
         assert json.loads(result.stdout) == {"requeued": 1, "dead_lettered": 1, "ids": [back], "dlq_ids": [dead]}
+        reason = "Max attempts exceeded (Stream): not acknowledged in time"
+        assert reason in run("list", "dead").stdout
+        failures = [*COMMAND[:-1], "failures"]
+        env = environment(QM_MESSAGE_QUEUE="true")
+        assert reason in subprocess.run(failures, env=env, capture_output=True, text=True, timeout=60).stdout
 
     def test_the_lock_of_another_sweeper_is_said(self, clean: Servers) -> None:
         with Redis.from_url(clean.valkey.url) as client:

@@ -78,7 +78,9 @@ def test_one_that_failed_and_is_replayed(queue: MessageQueue) -> None:
     eventually(lambda: len(sweeper().sweep().dead_lettered) == 1)
     found = why("m")
     assert (found.label, found.tone) == ("failed", "bad")
-    assert ", after 1 attempt; no consumer gets it until it is replayed. Reason: " in found.answer
+    reason = "Max attempts exceeded (Stream): not acknowledged in time"
+    assert found.answer.endswith(f", after 1 attempt; no consumer gets it until it is replayed. Reason: {reason}.")
+    assert found.timeline[0].error == reason
     assert (found.retry, found.retry_body) == ("/api/queue/replay", {"messageIds": ["m"]})
     queue_admin().replay(["m"])
     replayed = why("m")
