@@ -56,7 +56,7 @@ class Item:
     """Since when it is in its state."""
     reason: str | None = None
     attempts: int = 0
-    """Attempts that failed."""
+    """Times in a row that all its attempts failed; of a site, its resets in a row."""
     next_at: datetime | None = None
     """When it may be tried again, or is taken back from its worker."""
 

@@ -30,6 +30,7 @@ from queue_manager.web.diagnosis import diagnose
 from queue_manager.web.http.requests import validated
 
 ITEM_COLUMNS = ("id", "title", "state", "due_at", "since", "attempts", "next_at", "reason")
+RENAMED_COLUMNS = {"attempts": "times failed"}
 PAGE_SIZE = 200  # items that an export reads at once
 
 items_cli = typer.Typer(
@@ -78,7 +79,7 @@ def list_items(
     if as_json:
         print_answer(page)
     else:
-        print_table(page.items, ITEM_COLUMNS, nothing=nothing, cursor=page.cursor)
+        print_table(page.items, ITEM_COLUMNS, nothing=nothing, cursor=page.cursor, renamed=RENAMED_COLUMNS)
 
 
 @items_cli.command()

@@ -11,7 +11,7 @@ import io
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -37,9 +37,16 @@ def print_answer(answer: object) -> None:
     print_json(TypeAdapter(type(answer)).dump_json(answer, indent=2, by_alias=True).decode())
 
 
-def print_table(rows: Sequence[object], columns: Sequence[str], *, nothing: str, cursor: str | None = None) -> None:
-    """Print some fields of rows as a table, and how to print the next page."""
-    titles = [name.replace("_", " ") for name in columns]
+def print_table(
+    rows: Sequence[object],
+    columns: Sequence[str],
+    *,
+    nothing: str,
+    cursor: str | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> None:
+    """Print some fields of rows as a table, and how to print the next page; `renamed` has other titles than names."""
+    titles = [(renamed or {}).get(name, name.replace("_", " ")) for name in columns]
     made = table(titles, whole=titles[:1])
     for row in rows:
         add_row(made, (_text(getattr(row, name)) for name in columns))

@@ -80,6 +80,7 @@ class TestList:
         due_room(), due_room()
         table = items("list", ROOMS, "failed").stdout
         assert table.splitlines()[0].split()[:3] == ["id", "title", "state"]
+        assert "times failed" in table.splitlines()[0]
         assert id in table
         page = items("list", ROOMS, "--limit", "1").stdout
         cursor = page.partition("more results: --cursor ")[2].strip().strip("'")

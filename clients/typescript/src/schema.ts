@@ -2833,7 +2833,7 @@ export interface components {
             reason: string | null;
             /**
              * Attempts
-             * @description Attempts that failed.
+             * @description Times in a row that all its attempts failed; of a site, its resets in a row.
              */
             attempts: number;
             /**

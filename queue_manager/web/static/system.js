@@ -54,7 +54,7 @@ function cells(item) {
     cell("Due", moment(item.due_at), "nowrap"),
     cell("Since", moment(item.since), "nowrap"),
     element("td", { class: "text" }, item.reason && element("span", { class: "clip" }, item.reason)),
-    cell("Attempts", number(item.attempts), "number"),
+    cell("Times failed", number(item.attempts), "number"),
     cell("Next", item.next_at ? element("span", {}, next && `${next} `, moment(item.next_at)) : "—", "nowrap"),
     mayAct && element("td", { class: "number" }, verb && button(verb, () => retry(item), "quiet")),
   ];

@@ -216,7 +216,7 @@ class ListedItem(BaseModel):
     due_at: Moment | None
     since: Moment | None = Field(description="Since when it is in this state.")
     reason: str | None = Field(description="Why its last attempt failed.")
-    attempts: int = Field(description="Attempts that failed.")
+    attempts: int = Field(description="Times in a row that all its attempts failed; of a site, its resets in a row.")
     next_at: Moment | None = Field(description="When it is tried again, or when its worker's lease ends.")
 
 
