@@ -6,10 +6,11 @@ Guarantee: text of applications reaches a terminal without control characters or
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -27,6 +28,11 @@ from queue_manager.cli.messages_render import (
 from queue_manager.core.pause import PauseState
 from queue_manager.explanation import rounded
 from services.job_queues import as_json
+
+HIDDEN_FIRST = ("next due", "canceled", "running", "oldest due", "success", "executing")
+"""Columns of the status that a narrow terminal does not show, the least important first."""
+MIN_RUNNING_WIDTH = 24  # the id of a job, so that it can be copied
+COLUMN_GAP = 2
 
 
 def print_document(content: Document) -> None:
@@ -80,18 +86,40 @@ def print_status(console: Console, status: dict[str, Any], now: datetime) -> Non
     if not status["queues"]:
         console.print("no queue")
         return
+    rows = [_status_row(queue, now) for queue in status["queues"]]
+    shown = _fitting(rows, console.width)
     states = tuple(state.value for state in JobState)
-    listed = table(("name", *states, "running", "oldest due", "next due"), numbers=states)
+    listed = table(shown, numbers=states, whole=("name", "oldest due", "next due"))
     listed.expand = True
-    for queue in status["queues"]:
-        name = f"{queue['name']} (paused)" if queue["is_paused"] else queue["name"]
-        counts = [str(queue["states"][state]) for state in states]
-        due = [_from(queue[name], now) if queue[name] else "" for name in ("oldest_due", "next_due")]
-        add_row(listed, (name, *counts, _running(queue["running"], now), *due))
+    for row in rows:
+        add_row(listed, (row[title] for title in shown))
     console.print(listed)
+    if hidden := [title for title in rows[0] if title not in shown]:
+        console.print(f"not shown, because the terminal is too narrow: {', '.join(hidden)}", soft_wrap=True)
     for queue in status["queues"]:
         if queue["is_paused"]:
             console.print(printable(f"Paused: {queue['name']} {PauseState(**queue['pause'])}"), soft_wrap=True)
+
+
+def _status_row(queue: Document, now: datetime) -> dict[str, str]:
+    """Return the cells of a queue by their titles."""
+    name = f"{queue['name']} (paused)" if queue["is_paused"] else queue["name"]
+    counts = {state.value: str(queue["states"][state]) for state in JobState}
+    oldest, following = (_from(queue[one], now) if queue[one] else "" for one in ("oldest_due", "next_due"))
+    running = _running(queue["running"], now)
+    return {"name": name, **counts, "running": running, "oldest due": oldest, "next due": following}
+
+
+def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+    """Return the titles of the columns that fit into a width without wrapping, except for what runs."""
+    columns = {title: [title, *(printable(row[title]) for row in rows)] for title in rows[0]}
+    widths = {title: max(map(cell_len, texts)) for title, texts in columns.items()}
+    widths["running"] = min(widths["running"], MIN_RUNNING_WIDTH)
+    for title in HIDDEN_FIRST:
+        if sum(widths.values()) + COLUMN_GAP * (len(widths) - 1) <= width:
+            break
+        del widths[title]
+    return list(widths)
 
 
 def _running(running: Document | None, now: datetime) -> str:

@@ -18,7 +18,7 @@ from models.database import Document, collection, server_now
 from models.job import JobState
 from queue_manager.core.clock import minutes, seconds, to_iso
 from services.job_queues import jobs
-from tests.any_jobs import IMPORT, INVOICE, MODULE, REPORT, made
+from tests.any_jobs import IMPORT, INVOICE, MODULE, PARCEL, REPORT, made
 from tests.e2e.commands import environment, invoke, said_on_a_terminal
 from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
 from tests.real_servers import Servers
@@ -257,6 +257,21 @@ class TestStatus:
         (queue,) = [queue for queue in status["queues"] if queue["name"] == INVOICE]
         assert (queue["oldest_due"], queue["next_due"], queue["running"]) == (None, to_iso(job["due"]), None)
         assert (status["leader"], set(status)) == (None, {"queues", "leader", "server_time", "other_documents"})
+
+    @pytest.mark.parametrize(("columns", "hidden"), [("200", ""), ("80", "canceled, running, next due")])
+    def test_names_are_whole_and_columns_that_do_not_fit_are_named(
+        self, clean: Servers, columns: str, hidden: str
+    ) -> None:
+        runs = made(INVOICE, 1)
+        begin(runs)
+        made(REPORT, delay=seconds(500))
+        jobs.pause([PARCEL, REPORT])
+        _, title, *lines = run("status", COLUMNS=columns).stdout.splitlines()
+        names = [line.split("  ")[0] for line in lines if line.startswith("test.")]
+        assert sorted(names) == [IMPORT, f"{REPORT} (paused)", f"{PARCEL} (paused)", INVOICE]
+        assert (str(runs["_id"]) in "\n".join(lines)) is (not hidden)
+        assert ("next due" in title) is (not hidden)
+        assert (f"not shown, because the terminal is too narrow: {hidden}" in lines) is bool(hidden)
 
     def test_nobody_leads_yet(self, clean: Servers) -> None:
         said = run("status", JOBS_IMPORTS="[]").stdout
