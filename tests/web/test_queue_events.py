@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,13 +19,21 @@ from queue_manager.web.routes.messages.events import STREAM_READ_TIMEOUT
 from tests.eventually import eventually
 from tests.pace import promptly
 from tests.real_servers import Servers
-from tests.web.queue_client import Queue, Stream, empty_queue, size_of_response
+from tests.web.queue_client import Queue, Stream, empty_queue, readers, size_of_response, unblock
 
 
 @pytest.fixture
 def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
-    heard(empty_queue(servers, tmp_path_factory))  # the process may still have to send what another test did
-    return empty_queue(servers, tmp_path_factory)
+    queue = empty_queue(servers, tmp_path_factory)
+    eventually(partial(is_empty, queue))  # the process may still have to send what another test did
+    return queue
+
+
+def is_empty(queue: Queue) -> bool:
+    """Return True if the process has noticed that no events are left."""
+    with queue.redis() as client:
+        unblock(client)
+    return first_id(queue) == "0-0"
 
 
 def heard(queue: Queue) -> str:
@@ -178,6 +187,22 @@ def test_a_client_of_a_server_that_lost_its_data_is_told(queue: Queue) -> None:
         assert next(events)[0] == "reset"
         live = queue.add()
         assert next(events)[1]["payload"]["ids"] == [live]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_connected_clients_of_a_server_that_loses_its_data_are_told(is_restarted: bool, queue: Queue) -> None:
+    with Stream(queue.web) as stream, queue.redis() as client:
+        stream.until(is_about(queue.add()))
+        (reader,) = eventually(lambda: readers(client))
+        with client.pipeline() as pipe:
+            pipe.flushdb()
+            if is_restarted:
+                pipe.xadd("tested:events", {"event": '{"type": "enqueue", "payload": {"ids": []}}'})
+                pipe.client_kill_filter(_id=str(reader))
+            pipe.execute()
+        assert list(stream.events()) == []  # it ends
+        with Stream(queue.web, last=stream.last) as again:
+            assert next(again.events())[0] == "reset"
 
 
 def test_trimmed_events_are_a_gap(queue: Queue) -> None:

@@ -109,15 +109,17 @@ class MessageEvents(EventSource[EntryId]):
                 return
 
     async def live(self, after: EntryId | None) -> AsyncGenerator[ReadBatch[EntryId], None]:
-        end = (await self._kept()).end
-        if after is not None and end < after:
+        kept = await self._kept()
+        position = kept.end if after is None else after
+        if _resumed(position, kept).is_gap:
             raise EventsLost  # the server came back with less than it had
-        position = end if after is None else after
         yield ReadBatch(position)
         while True:
             answer: Any = await self._client.xread(
                 {self._stream: _written(position)}, count=EVENTS_PER_READ, block=int(STREAM_READ_TIMEOUT * 1000)
             )
+            if not answer and _resumed(position, await self._kept()).is_gap:
+                raise EventsLost  # somebody deleted all data
             read = [_event(entry) for _, entries in answer or [] for entry in entries]
             position = read[-1].position if read else position
             yield ReadBatch(position, read)
