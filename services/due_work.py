@@ -182,7 +182,7 @@ class DueWork(ItemWork, ABC):
         return self._take(some, is_manual=True).items
 
     def _take(self, some: Sequence[Due], *, is_manual: bool = False) -> DueBatch:
-        fit = [one for one in some if not one.is_excluded]
+        fit = [*{one.lease: one for one in some if not one.is_excluded}.values()]  # a join finds one item several times
         flagged = [] if is_manual else [one.lease for one in fit if one.is_flagged]
         if flagged:
             self.leases.hold_unknown(flagged)
@@ -206,7 +206,7 @@ class DueWork(ItemWork, ABC):
             for number, (one, at, position) in enumerate(zip(ours, times, taken.positions, strict=True))
         ]
         other_counts = Counter(one.counted_as for one in some if one.counted_as is not None)
-        found = len(ours) + len(some) - len(fit)  # what is in flight was found before
+        found = len(ours) + sum(one.is_excluded for one in some)  # what is in flight was found before
         return DueBatch(found=found, items=items, other_counts=other_counts, lease_ends_ms=taken.ends_ms)
 
     def mark_dispatched(self, batch: DueBatch) -> None:

@@ -29,7 +29,7 @@ from queue_manager.core.errors import (
     reason,
     typed_reason,
 )
-from queue_manager.core.functions import require_done
+from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import REDIS_OUTAGES, RedisError
 from queue_manager.core.retry import RetryPolicy
@@ -127,9 +127,7 @@ class ItemTask(BatchedTask):
 
     def _attempt(self, item: DueItem) -> Any:
         try:
-            if self._batch is not None:  # which has a span
-                return self._run_when_due(item)
-            with self._span(item):
+            with nullcontext() if self._batch else self._span(item), contained():  # a batch has a span
                 return self._run_when_due(item)
         except (PermanentError, Ignore, Reject):
             raise

@@ -21,6 +21,7 @@ from queue_manager.beat import scan_ticks
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import Pace, seconds
 from queue_manager.core.errors import ConfigurationError, ErrorText, ScanFailed, reason
+from queue_manager.core.functions import contained
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.explanation import many
@@ -92,7 +93,8 @@ class ScanTask(Task):
         started = time.monotonic()
         with self._marked(), self._span():
             try:
-                report = self.run(*args, **kwargs)
+                with contained():
+                    report = self.run(*args, **kwargs)
             except Exception as error:
                 report = ScanReport(errors=[describe(error)])
             tracing.annotate(**report.counts())
@@ -166,11 +168,12 @@ def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
     measure = partial(Backlog.of_queue, app, task.queue_name, time_left=_time_of_scan())
     for work in works:
         try:
-            for batch in work.take_due(measure):
-                report.found += batch.found
-                report.claimed += len(batch.items)
-                report.other_counts.update(batch.other_counts)
-                _send(task, work, batch, report)
+            with contained():
+                for batch in work.take_due(measure):
+                    report.found += batch.found
+                    report.claimed += len(batch.items)
+                    report.other_counts.update(batch.other_counts)
+                    _send(task, work, batch, report)
         except Exception as error:
             report.errors.append(describe(error))
     return report

@@ -16,7 +16,8 @@ from celery import Task
 from models import database
 from models.database import OUTAGES, estimated_now
 from queue_manager.core.clock import seconds, unix_ms
-from queue_manager.core.errors import NotYetDue, PermanentError, reason
+from queue_manager.core.errors import NotYetDue, PermanentError, reason, typed_reason
+from queue_manager.core.functions import contained
 from queue_manager.core.log import get_logger
 from queue_manager.items import DueItem, Verdict
 from queue_manager.leases import Attempts
@@ -163,8 +164,8 @@ class BatchedTask(Task):
                 "A batch failed as a whole; its items are executed one by one", task=self.name, error=reason(error)
             )
             return nothing
-        if len(outcomes) != len(items):
-            log.error("A batch returned a wrong number of outcomes; its items are executed one by one", task=self.name)
+        if problem := _problem_of(outcomes, len(items)):
+            log.error(f"{problem}; the items are executed one by one", task=self.name)
             return nothing
         return outcomes
 
@@ -172,7 +173,8 @@ class BatchedTask(Task):
         execute = self.work().batch_function
         while execute is not None:
             try:
-                return execute(items)
+                with contained():
+                    return execute(items)
             except NotYetDue as early:
                 if early.remaining > WAIT_IN_PLACE:
                     raise
@@ -210,3 +212,13 @@ class BatchedTask(Task):
             return self.item(token, args, kwargs, work=work)
         except PermanentError:
             return None
+
+
+def _problem_of(outcomes: Any, count: int) -> str | None:
+    """Return what is wrong with the outcomes that the function of a system returned for a batch."""
+    if not isinstance(outcomes, list | tuple):
+        return f"A batch returned a {type(outcomes).__name__} instead of a list of outcomes"
+    if len(outcomes) != count:
+        return f"A batch returned {len(outcomes)} outcomes for {count} items"
+    wrong = next((one for one in outcomes if isinstance(one, BaseException)), None)
+    return None if wrong is None else f"A batch returned an error as an outcome ({typed_reason(wrong)})"

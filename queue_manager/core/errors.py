@@ -48,6 +48,10 @@ class ScanFailed(AppError):
     """A scan finished with errors, which are in its report and in the log."""
 
 
+class FunctionExited(AppError):
+    """A function raised an error that would end its process, such as `SystemExit`."""
+
+
 class NotYetDue(AppError):
     """An item was started before its due time by the server's clock; it is rescheduled without using an attempt."""
 
@@ -113,7 +117,10 @@ def reason(error: BaseException) -> ErrorText:
     PyMongo appends timeouts, the topology and the server's reply. The error for a missing index is replaced, because
     MongoDB does not name the cause.
     """
-    text = (_message_of(getattr(error, "details", None)) or str(error))[:MAX_ERROR_TEXT_LENGTH]
+    try:
+        text = (_message_of(getattr(error, "details", None)) or str(error))[:MAX_ERROR_TEXT_LENGTH]
+    except Exception as its_own:  # of the error's class
+        text = f"its text cannot be rendered ({type(its_own).__name__})"
     if missing := _MISSING_INDEX.search(text):
         text = f"an index of {missing[1]} is missing: run `queue-manager migrate` while its system is switched on"
     text = _SESSION.sub("", _APPENDED.sub("", _CONFIGURED_TIMEOUTS.sub("", text)))

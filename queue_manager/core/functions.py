@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import (
     isasyncgen,
     isasyncgenfunction,
@@ -10,10 +13,14 @@ from inspect import (
     iscoroutinefunction,
     isgenerator,
     isgeneratorfunction,
+    signature,
 )
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from queue_manager.core.errors import PermanentError
+from billiard.common import terminate_handler_fired
+from celery.exceptions import WorkerShutdown, WorkerTerminate
+
+from queue_manager.core.errors import FunctionExited, PermanentError, reason
 
 T = TypeVar("T")
 
@@ -23,6 +30,43 @@ def is_plain(function: object) -> bool:
     return callable(function) and not any(
         is_lazy(function) for is_lazy in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
     )
+
+
+def takes_one(function: Callable[..., Any]) -> bool:
+    """Return True unless it is known that a function cannot be called with one argument."""
+    try:
+        signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # some functions written in C have no signature
+        return True
+    return True
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Keep what a function does to its process within the block.
+
+    An error that would end the process, such as `SystemExit`, is raised as `FunctionExited`, which fails the attempt
+    like other errors. A process that the function forked ends with the block: it must not go on as a worker.
+    """
+    pid = os.getpid()
+    try:
+        yield
+    except (Exception, WorkerShutdown, WorkerTerminate):
+        _end_fork(pid, 1)
+        raise
+    except BaseException as error:
+        _end_fork(pid, error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
+        if terminate_handler_fired():
+            raise
+        raise FunctionExited(f"{type(error).__name__}: {reason(error)}") from error
+    _end_fork(pid, 0)
+
+
+def _end_fork(pid: int, status: int) -> None:
+    if os.getpid() != pid:
+        os._exit(status)
 
 
 def require_done(result: T, what: str) -> T:

@@ -27,6 +27,7 @@ from datetime import datetime, timedelta
 from functools import update_wrapper
 from importlib import import_module
 from inspect import signature
+from math import inf
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import bson
@@ -37,7 +38,7 @@ from models.database import Document, value_at
 from models.document_id import shown_id
 from queue_manager.core.clock import EPOCH, seconds, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError
-from queue_manager.core.functions import is_plain
+from queue_manager.core.functions import is_plain, takes_one
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.explanation import TimelineEvent
 from queue_manager.system import TASK_NAME, System, SystemStats
@@ -202,7 +203,7 @@ class DueDocuments(System):
         self._require(is_path, "due", "the path of a field, such as trial_ends_at or trial.ends_at")
         self._require(self.catch_up in ("once", "all"), "catch_up", "'once' or 'all'")
         self._require(self.done in ("unset", None), "done", "'unset' or None")
-        is_rate = self.max_rate is None or (isinstance(self.max_rate, int | float) and self.max_rate > 0)
+        is_rate = self.max_rate is None or (isinstance(self.max_rate, int | float) and 0 < self.max_rate < inf)
         self._require(is_rate, "max_rate", "items a second, above zero")
         named = isinstance(self.collection, str) and self.collection
         self._require(named, "collection", "the name of a collection")
@@ -259,6 +260,8 @@ class DueDocuments(System):
             raise ConfigurationError(f"System {self.name!r}: it has a function `{name}` already")
         if not is_plain(function):
             raise ConfigurationError(f"System {self.name!r}: `{name}` must be a plain function, not {function!r:.100}")
+        if not takes_one(function):
+            raise ConfigurationError(f"System {self.name!r}: `{name}` must take one argument, unlike {function!r:.100}")
         return function
 
     @property

@@ -313,11 +313,11 @@ class Jobs:
             by: who pauses them.
         """
         made = PauseState(at=self._clock(), by=by, reason=reason)
-        job_queue.pause([checked_name(name) for name in names], made)
+        job_queue.pause(_checked_names(names), made)
 
     def resume(self, names: Sequence[str]) -> None:
         """Resume paused queues."""
-        job_queue.resume([checked_name(name) for name in names])
+        job_queue.resume(_checked_names(names))
 
     def status(self) -> dict[str, Any]:
         """Return `{queues, leader, other_documents}`.
@@ -400,6 +400,12 @@ def _deletable(states: Iterable[str]) -> list[JobState]:
 
 def _foreign_document_error(id: str) -> WrongState:
     return WrongState(f"The document {id} was stored by another program and is not a job")
+
+
+def _checked_names(names: Sequence[str]) -> list[str]:
+    if isinstance(names, str):  # a sequence of names of one letter
+        raise InvalidJob("names", f"must be a list of names, not the text {names!r:.100}")
+    return [checked_name(name) for name in names]
 
 
 def _as_running(executing: ExecutingJob) -> Document:

@@ -25,8 +25,8 @@ from models.job_attempt import EndedAttempt, JobOutcome, TimeLimit
 from queue_manager.core import shutdown
 from queue_manager.core.background import in_thread
 from queue_manager.core.clock import minutes, unix_ms
-from queue_manager.core.errors import Contended, PermanentError, reason
-from queue_manager.core.functions import require_done
+from queue_manager.core.errors import Contended, FunctionExited, PermanentError, reason
+from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
 from queue_manager.core.memory import drop_tracebacks
 from queue_manager.telemetry import error_reports, latency
@@ -279,9 +279,11 @@ class Runner:
         due: datetime | None = None
         try:
             function, takes_run = self._function
-            require_done(function(*started["arguments"], **({"run": run} if takes_run else {})), f"The job {self.name}")
+            with contained():
+                result = function(*started["arguments"], **({"run": run} if takes_run else {}))
+            require_done(result, f"The job {self.name}")
             due = self._next_due(started)
-        except BaseException as error:  # also those that would end the process
+        except BaseException as error:  # also the one that ends this process
             failed = error
         finally:
             with self._lock:
@@ -320,7 +322,7 @@ class Runner:
         latency.count(self.durations, due_ms=due_ms, ready_ms=due_ms, began_ms=ended_ms - took_ms, ended_ms=ended_ms)
 
     def _failure(self, run: JobRun, error: BaseException, took_ms: int) -> JobOutcome:
-        message = f"{type(error).__name__}: {as_text(error)}"
+        message = as_text(error) if isinstance(error, FunctionExited) else f"{type(error).__name__}: {as_text(error)}"
         log.warning(f"Job failed: {message}", job=run.id, name=self.name, attempt=run.attempt)
         if isinstance(error, UnknownJob) and self.name not in self.registry.names():  # not an error of the function
             # The other jobs are left to a worker that has the function, such as a newer one during a deployment.

@@ -79,3 +79,11 @@ def test_text_knows_the_server_that_is_away(error: Exception, server: str | None
 def test_text_keeps_the_server_in_another_process() -> None:
     text = pickle.loads(pickle.dumps(ErrorText.of("said", AutoReconnect("x"))))
     assert (text, text.server) == ("said", "MongoDB")
+
+
+def test_text_of_an_error_that_has_none_is_its_type_and_why() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert reason(Odd()) == "its text cannot be rendered (RuntimeError)"

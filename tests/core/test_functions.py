@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 
 import pytest
 
-from queue_manager.core.errors import PermanentError
-from queue_manager.core.functions import is_plain, require_done
+from queue_manager.core.errors import FunctionExited, PermanentError
+from queue_manager.core.functions import contained, is_plain, require_done, takes_one
 
 
 async def coroutine() -> None: ...
@@ -41,3 +43,45 @@ def test_its_result_is_refused(function: type) -> None:
 @pytest.mark.parametrize("result", [None, 5, {}, [1], "text"])
 def test_any_other_result_is_returned(result: object) -> None:
     assert require_done(result, "The job") is result
+
+
+@pytest.mark.parametrize(("takes", "function"), [(True, print), (True, lambda one: one), (False, lambda: None)])
+def test_a_function_that_takes_one_argument_is_told_from_one_that_does_not(
+    takes: bool, function: Callable[..., object]
+) -> None:
+    assert takes_one(function) is takes
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (SystemExit(4), "SystemExit: 4"),
+        (KeyboardInterrupt("stop"), "KeyboardInterrupt: stop"),
+        (GeneratorExit("x"), "GeneratorExit: x"),
+    ],
+    ids=["exit", "interrupt", "generator"],
+)
+def test_an_error_that_would_end_the_process_fails_the_attempt(error: BaseException, text: str) -> None:
+    with pytest.raises(FunctionExited) as raised, contained():
+        raise error
+    assert (str(raised.value), raised.value.__cause__) == (text, error)
+
+
+def test_other_errors_and_the_end_of_the_process_are_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyError, match="x"), contained():
+        raise KeyError("x")
+    monkeypatch.setattr("billiard.common._should_have_exited", [True])
+    with pytest.raises(SystemExit), contained():
+        sys.exit(1)
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [(lambda: None, 0), (lambda: sys.exit(7), 7), (lambda: 1 / 0, 1)],
+    ids=["returns", "exits", "fails"],
+)
+def test_a_process_that_a_function_forked_ends_with_it(end: Callable[[], object], status: int) -> None:
+    with contained():
+        if (child := os.fork()) == 0:
+            end()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status

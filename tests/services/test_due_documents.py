@@ -661,6 +661,8 @@ class TestAfter:
         for wrong in (None, 5, never_awaited, lambda written: (yield)):
             with pytest.raises(ConfigurationError, match=f"`{name}` must be a plain function"):
                 getattr(declare(), name)(wrong)
+        with pytest.raises(ConfigurationError, match=f"`{name}` must take one argument"):
+            getattr(declare(), name)(lambda: None)
         system = declare()
         getattr(system, name)(print)
         with pytest.raises(ConfigurationError, match=f"it has a function `{name}` already"):

@@ -179,7 +179,13 @@ class TestDryRun:
             beat_schedule.named("overdue-messages", beat_schedule.SYSTEMS)
 
 
-@pytest.mark.parametrize("rate", [0, -1])
+def test_an_item_that_is_found_twice_is_dispatched_once(work: DocumentWork) -> None:
+    add(1)
+    [found] = work.find_due(work.clock())
+    assert [len(work._take([found, found, found]).items), work._take([found]).items] == [1, []]
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("inf")])
 def test_a_rate_is_above_zero(rate: float) -> None:
     with pytest.raises(ConfigurationError, match=r"max_rate=.* must be items a second, above zero"):
         replace(calls, max_rate=rate)

@@ -293,6 +293,12 @@ def test_jobs_to_clear_are_counted_up_to_a_limit(lab: Lab) -> None:
 # Pause
 
 
+def test_names_to_pause_are_a_list(lab: Lab) -> None:
+    for change in (lab.jobs.pause, lab.jobs.resume):
+        with pytest.raises(InvalidJob, match="names: must be a list of names, not the text 'mail'"):
+            change("mail")
+
+
 def test_paused_queue_is_not_handed_out_and_goes_on_when_resumed(lab: Lab) -> None:
     lab.run("mail")
     lab.run("report")

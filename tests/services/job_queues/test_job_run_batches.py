@@ -9,6 +9,7 @@ from importlib import import_module
 from threading import Barrier, Event
 from typing import Any
 
+import billiard.common
 import pytest
 
 from models import database, job, job_attempt, job_operations
@@ -157,7 +158,7 @@ def test_interrupted_run_keeps_the_outcomes_of_its_batch(lab: Lab, monkeypatch: 
 
     def interrupt(number: int, run: Any) -> None:
         if number == 3:
-            monkeypatch.setattr(runner, "terminate_handler_fired", lambda: True)
+            monkeypatch.setattr(billiard.common, "_should_have_exited", [True])
             raise SystemExit(-241)
 
     lab.works["mail"] = interrupt
