@@ -101,7 +101,7 @@ interface Question {
   kind?: string;
   /** The name that has to be typed, if any, and what it is the name of. */
   typed?: { name: string; of: string } | false;
-  act(values: Record<string, string>): Promise<string | void>;
+  act(values: Record<string, string>): Promise<Child | void>;
 }
 
 /** Of a request: `parse` reads the text of the answer. */

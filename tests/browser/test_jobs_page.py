@@ -314,8 +314,18 @@ def test_jobs_of_a_name_and_state_are_cleared_after_a_count(visit: Visit, queue:
     expect(visit.dialog.get_by_role("heading")).to_have_text(f"Delete 2 jobs of {INVOICE}?")
     expect(visit.dialog.get_by_role("textbox")).to_have_count(0)
     visit.press("Delete", visit.dialog)
+    expect(visit.page.locator("#toasts p")).to_have_text("2 jobs deleted. Undo")
     visit.wait_for(left[::-1])
+    expect(visit.page.locator("#where")).to_have_text("2 of 2")
     assert ids(queue) == left[::-1]
+
+
+def test_without_jobs_there_are_none_to_delete(visit: Visit, queue: Queue) -> None:
+    page = visit.open("/jobs")
+    expect(page.get_by_role("heading", name="No jobs", exact=True)).to_be_visible()
+    expect(page.get_by_role("button", name="Delete jobs …")).to_be_disabled()
+    furnished.make_job(queue, INVOICE, 1)
+    expect(page.get_by_role("button", name="Delete jobs …")).to_be_enabled()
 
 
 def test_more_than_a_thousand_jobs_are_deleted_only_with_their_name(visit: Visit, queue: Queue) -> None:

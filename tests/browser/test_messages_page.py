@@ -267,10 +267,24 @@ def test_a_deletion_is_undone(visit: Visit, queue: Queue) -> None:
     visit.press("Clear Waiting: 2 messages …")
     visit.press("Delete all", visit.dialog)
     visit.wait_for([])
+    expect(toast(page).locator("p")).to_have_text("2 messages deleted. Undo")
     page.get_by_role("button", name="Undo").click()
     visit.wait_for(ids[::-1])
-    expect(page.get_by_text("2 restored")).to_be_visible()
+    expect(toast(page).locator("p")).to_have_text("2 restored")
     assert queue.ids("main") == ids[::-1]
+
+
+def test_an_undo_that_is_not_complete_is_repeated(visit: Visit, queue: Queue) -> None:
+    id = queue.add()
+    page = visit.open("/messages")
+    visit.press("Clear Waiting: 1 message …")
+    visit.press("Delete all", visit.dialog)
+    some = {"message": "0 restored; more remain, repeat to continue", "is_complete": False}
+    page.route("**/undo", lambda route: route.fulfill(json=some), times=1)
+    page.get_by_role("button", name="Undo").click()
+    expect(toast(page)).to_contain_text("more remain")
+    page.get_by_role("button", name="Undo").click()
+    visit.wait_for([id])
 
 
 def test_a_selection_is_deleted(visit: Visit, queue: Queue) -> None:
@@ -294,7 +308,7 @@ def test_a_state_is_cleared_with_any_filter(visit: Visit, queue: Queue) -> None:
     expect(page.locator('[data-count="main"]')).to_have_text("2")
     visit.press("Clear Waiting: 2 messages …")
     expect(visit.dialog.get_by_role("heading")).to_have_text("Delete all 2 messages in Waiting?")
-    expect(visit.dialog).to_contain_text("This ignores the filters above")
+    expect(visit.dialog).to_contain_text("This ignores the filters above, and includes messages that arrive before you")
     visit.press("Delete all")
     visit.wait_for([])
     assert (queue.sizes(), queue.ids("dead")) == ((0, 0, 1, 0, 0), [left])

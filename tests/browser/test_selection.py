@@ -134,7 +134,7 @@ def test_jobs_whose_state_does_not_allow_it_are_left_alone(visit: Visit, queue: 
     page.get_by_label("Select all on this page").check()
     visit.press("Delete …", page.locator("#picked"))
     visit.press("Delete jobs", visit.dialog)
-    expect(page.locator("#toasts")).to_contain_text("Deleted 4 of 5")
+    expect(page.locator("#toasts")).to_contain_text("4 of 5 jobs deleted")
     visit.wait_for([jobs[JobState.EXECUTING]])
 
 

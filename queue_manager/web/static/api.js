@@ -32,24 +32,29 @@ export async function ask(method, path, body, { signal, parse = JSON.parse } = {
   const response = await send(method, path, body, signal);
   const answer = parse(await answered(() => response.text(), signal));
   if (answer.server_time !== undefined) sync(answer.server_time, began);
-  if (answer.undo) toast(["Deleted. ", undoButton(answer.undo)]);
   return answer;
 }
 
 export const UNDO = "It can be undone for 10 minutes.";
 
+/** What was deleted, with a button that restores it. @param {string} text @param {string | null} [undo] @returns {Child} */
+export const withUndo = (text, undo) => (undo ? [`${text}. `, undoButton(undo)] : text);
+
 /** Restores what an action deleted. @param {string} id @param {() => void} [done] */
 export const undoButton = (id, done) => {
-  const pressed = button("Undo", () => attempt(async () => {
-    Object.assign(pressed, { disabled: true, textContent: "Restoring …" });
-    const { message } = await post(`/audit/${id}/undo`);
-    pressed.remove();
-    toast(message);
-    done?.();
-  }, ({ message }) => {
+  /** @param {string} message */
+  const failed = (message) => {
     Object.assign(pressed, { disabled: false, textContent: "Undo" });
     toast(message);
-  }), "quiet");
+  };
+  const pressed = button("Undo", () => attempt(async () => {
+    Object.assign(pressed, { disabled: true, textContent: "Restoring …" });
+    const { message, is_complete: isAll } = await post(`/audit/${id}/undo`);
+    if (!isAll) return failed(message);
+    (pressed.closest("#toasts p") ?? pressed).remove();
+    toast(message);
+    return done?.();
+  }, (problem) => failed(problem.message)), "quiet");
   return pressed;
 };
 
@@ -95,10 +100,12 @@ async function answered(read, signal) {
 /** @param {string} text @param {Response} response @returns {Failure} */
 function problemOf(text, response) {
   try {
-    return JSON.parse(text);
+    const failure = JSON.parse(text);
+    if (failure?.message) return failure;
   } catch {
-    return { message: `${response.status} ${response.statusText}` };
+    // Not an answer of this server.
   }
+  return { message: `${response.status} ${response.statusText}` };
 }
 
 /** @template [T=any] @param {string} path @param {Options} [options] @returns {Promise<T>} */

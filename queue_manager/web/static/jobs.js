@@ -1,6 +1,6 @@
 // The jobs of every name, and what people do with them.
 
-import { Events, Problem, UNDO, ask, attempt, get, post, query, stream } from "./api.js";
+import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { ARE_RELATIVE, at, countdown, moment, now, number, span, until, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, show } from "./dialog.js";
 import { PREFIX, byId, button, copier, countInTitle, element, facts, jsonText, mayAct, nodes, pill, toast } from "./dom.js";
@@ -69,6 +69,8 @@ async function readStatus() {
   const { queues: all, leader } = await get("/jobs/status");
   isCounted = true;
   countInTitle(all.reduce((sum, { states }) => sum + (states?.failure ?? 0), 0));
+  const clearing = byId("clear");
+  if (clearing) clearing.disabled = !all.some(({ states }) => CLEARED.some((state) => states?.[state]));
   byId("leaderless").hidden = leader !== null && now() - at(leader.heartbeat) < LEADER_TIMEOUT;
   showNames(all);
 }
@@ -240,7 +242,10 @@ const pause = (name) => askFor({
   },
 });
 
-/** @param {string} message */
+/** @param {number} count */
+const counted = (count) => `${number(count)} job${count === 1 ? "" : "s"}`;
+
+/** @template {Child} T @param {T} message @returns {T} */
 function done(message) {
   list.refresh();
   recount(0);
@@ -277,25 +282,25 @@ function remove(id, name) {
   askFor({
     title: `Delete the job ${name}?`, verb: "Delete", kind: "danger", text: `The job ${id} and its history. ${UNDO}`,
     async act() {
-      await ask("DELETE", `/jobs/${encodeURIComponent(id)}`);
-      return done("Deleted");
+      const { undo } = await ask("DELETE", `/jobs/${encodeURIComponent(id)}`);
+      return done(withUndo("Job deleted", undo));
     },
   });
 }
 
-/** @param {string} path @param {string} verb @param {string[]} ids */
-async function change(path, verb, ids) {
-  const { changed, of } = await post(`/jobs/${path}`, { ids });
+/** @param {string} path @param {string} past @param {string[]} ids */
+async function change(path, past, ids) {
+  const { changed, of, undo } = await post(`/jobs/${path}`, { ids });
   list.selection.clear();
-  return done(`${verb} ${number(changed)} of ${number(of)}`);
+  return done(withUndo(`${number(changed)} of ${counted(of)} ${past}`, undo));
 }
 
 /** @param {string[]} ids */
-const retrySelected = (ids) => attempt(async () => toast(await change("retry", "Queued to run now:", ids)));
+const retrySelected = (ids) => attempt(async () => toast(await change("retry", "queued to run now", ids)));
 
 /** @param {string} path @param {string} verb @param {string} past @param {string} text */
 const confirmed = (path, verb, past, text) => (/** @type {string[]} */ ids) => askFor({
-  title: `${verb} ${number(ids.length)} job${ids.length === 1 ? "" : "s"}?`, verb: `${verb} jobs`, kind: "danger", text, act: () => change(path, past, ids),
+  title: `${verb} ${counted(ids.length)}?`, verb: `${verb} jobs`, kind: "danger", text, act: () => change(path, past, ids),
 });
 
 function run() {
@@ -351,12 +356,12 @@ function clear() {
 /** @param {JobState[]} states @param {string} name @param {number} found */
 function confirm(states, name, found) {
   askFor({
-    title: `Delete ${number(found)} job${found === 1 ? "" : "s"} of ${name || ALL_NAMES}?`, verb: "Delete", kind: "danger",
+    title: `Delete ${counted(found)} of ${name || ALL_NAMES}?`, verb: "Delete", kind: "danger",
     text: `All in the state ${states.join(" or ")}, including those that enter it meanwhile. ${found > 1e5 ? "More than 100,000 cannot be restored." : UNDO}`,
     typed: found > TYPED_FROM && { name: name || ALL_NAMES, of: "queue" },
     async act() {
-      const { deleted, is_complete: isAll } = await post("/jobs/clear", { states, name: name || null });
-      return done(`Deleted ${number(deleted)}${isAll ? "" : "; more remain, repeat to continue"}`);
+      const { deleted, is_complete: isAll, undo } = await post("/jobs/clear", { states, name: name || null });
+      return done(withUndo(`${counted(deleted)} deleted${isAll ? "" : "; more remain, repeat to continue"}`, undo));
     },
   });
 }
@@ -388,8 +393,8 @@ function begin() {
   attempt(readNames, () => {}).finally(() => recount(0));
   new Events("/jobs/events", "job-update", { event: receive, reload });
   list.selection.on("retry", retrySelected);
-  list.selection.on("cancel", confirmed("cancel", "Cancel", "Canceled", "Executing jobs are asked to stop; finished jobs are not changed."));
-  list.selection.on("delete", confirmed("delete", "Delete", "Deleted", `With their history. ${UNDO} Executing jobs are skipped.`));
+  list.selection.on("cancel", confirmed("cancel", "Cancel", "canceled", "Executing jobs are asked to stop; finished jobs are not changed."));
+  list.selection.on("delete", confirmed("delete", "Delete", "deleted", `With their history. ${UNDO} Executing jobs are skipped.`));
   byId("run")?.addEventListener("click", () => withNames(run));
   byId("clear")?.addEventListener("click", () => withNames(clear));
 }

@@ -1,6 +1,6 @@
 // The messages of one place, and what people do with them.
 
-import { Events, Problem, UNDO, ask, attempt, get, post, query, stream } from "./api.js";
+import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { at, countdown, moment, number, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, show } from "./dialog.js";
 import { PREFIX, byId, button, copier, countInTitle, element, facts, jsonText, mayAct, nodes, pill, toast } from "./dom.js";
@@ -328,7 +328,7 @@ function clear() {
   const isMany = size === undefined || size > TYPED_FROM;
   const what = size === undefined ? "messages" : counted(size);
   askFor({
-    title: `Delete all ${what} in ${name}?`, text: `This ignores the filters above. ${(size ?? 0) > 1e5 ? "More than 100,000 cannot be restored." : UNDO}`, verb: "Delete all", kind: "danger",
+    title: `Delete all ${what} in ${name}?`, text: `This ignores the filters above, and includes messages that arrive before you confirm. ${(size ?? 0) > 1e5 ? "More than 100,000 cannot be restored." : UNDO}`, verb: "Delete all", kind: "danger",
     typed: isMany && { name, of: "queue" },
     act: async () => done(await ask("DELETE", `/queue/${place}/clear`)),
   });
@@ -354,11 +354,11 @@ const pause = () => askFor({
   },
 });
 
-/** @param {{ message: string, failed?: number }} answer */
-function done({ message, failed }) {
+/** @param {{ message: string, failed?: number, undo?: string | null }} answer */
+function done({ message, failed, undo }) {
   list.selection.clear();
   list.refresh();
-  return failed ? `${message}: ${failed === 1 ? "one is" : `${number(failed)} are`} not in ${PLACES[place]} any more` : message;
+  return withUndo(failed ? `${message}: ${failed === 1 ? "one is" : `${number(failed)} are`} not in ${PLACES[place]} any more` : message, undo);
 }
 
 // Living
