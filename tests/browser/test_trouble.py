@@ -130,6 +130,20 @@ def test_a_queue_server_that_is_away_is_said_and_is_back_by_itself(
     expect(visit.row(second)).to_be_visible()
 
 
+@pytest.mark.parametrize("status", [429, 500, 502, 504])
+def test_a_list_that_was_not_answered_is_read_again(status: int, queue: Queue, visit: Visit) -> None:
+    id = queue.add()
+    visit.expect_status(status)
+    lists = "**/api/queue/main/messages*"
+    visit.page.route(lists, lambda route: route.fulfill(status=status, body="null"))
+    page = visit.open("/messages")
+    expect(page.locator("#problem")).to_contain_text(str(status))
+    expect(page.locator("#state")).to_have_text("Live")
+    page.unroute(lists)
+    expect(visit.row(id)).to_be_visible()
+    expect(page.locator("#problem")).to_be_empty()
+
+
 def test_without_mongodb_messages_go_on_and_all_comes_back(fragile: Fragile, queue: Queue, visiting: Visiting) -> None:
     room = str(make_room(server_now() - seconds(60)))
     message = queue.add()

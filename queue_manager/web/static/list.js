@@ -215,7 +215,7 @@ export class List {
     const control = error.field && this.form.elements[error.field];
     complain(error.message);
     if (control) control.ariaInvalid = "true";
-    if (error.status === 0 || error.status === 503) setTimeout(() => this.refresh(), 2000);
+    if (error.status === 0 || error.status === 429 || error.status >= 500) setTimeout(() => this.refresh(), 2000);
   }
 
   /** @param {Page<Row>} page */
@@ -327,8 +327,9 @@ export class List {
       Object.assign(byId("searched"), { value: progress.searched, max: progress.total });
       byId("more").textContent = `${isStopped ? "Stopped after" : "Searched"} ${number(progress.searched)} of ${number(progress.total)}${isStopped ? ": “Older” continues" : " …"}`;
     }
-    const found = this.total === undefined ? "" : ` of ${number(this.total)}${this.isPartial ? " or more" : ""}`;
-    byId("where").textContent = isEmpty ? "" : `${number(this.rows.size)}${found}`;
+    const total = this.total ?? (this.cursor || cursor ? undefined : this.rows.size);
+    const found = total === undefined ? "shown" : `of ${number(total)}${this.isPartial ? " or more" : ""}`;
+    byId("where").textContent = isEmpty ? "" : `${number(this.rows.size)} ${found}`;
     byId("previous").disabled = !this.trail.length;
     byId("next").disabled = !this.cursor || isSearching;
     byId("previous").closest(".pages").hidden = isEmpty && !this.trail.length && !this.cursor;
