@@ -25,12 +25,16 @@ def declared_id(name: str) -> str:
 
 
 def stored() -> dict[str, DeclaredJob]:
-    """Return the jobs that were declared, by name, in any state."""
+    """Return the jobs that were declared, by name, in any state; not those whose repetition is malformed."""
     ids = {"$gte": DECLARED_PREFIX, "$lt": f"{DECLARED_PREFIX}\uffff"}
     found = jobs().find(
-        {"_id": ids, "repetition.since": {"$exists": True}, **COUNTED_ATTEMPTS}, {"name": 1, "repetition": 1}
+        {"_id": ids, "repetition.since": {"$type": "date"}, **COUNTED_ATTEMPTS}, {"name": 1, "repetition": 1}
     )
-    return {one["name"]: DeclaredJob(name=one["name"], repetition=one["repetition"]) for one in found}
+    return {
+        one["name"]: DeclaredJob(name=one["name"], repetition=one["repetition"])
+        for one in found
+        if isinstance(one["repetition"], dict) and isinstance(one["repetition"]["since"], datetime)
+    }
 
 
 def change(known: DeclaredJob, repetition: Document, *, due: datetime, now: datetime) -> bool:

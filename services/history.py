@@ -116,10 +116,11 @@ def read(system: System, chosen: Range, *, systems: Iterable[System], now: datet
     """Return the history of a system, with the marks of all. Raises the errors of the drivers."""
     length, step = LENGTHS[chosen]
     begins_at = EPOCH + (now - length - EPOCH) // step * step + step
-    by_time = _last_minutes(system, begins_at) if chosen == "1h" else _stored(system, begins_at, step, now=now)
     marks = mark.read(begins_at)
     if outage := mark.current_outage(now, gap=_gap(systems)):
         marks.append(outage)
+    # Redis is read last: while it hangs, the time that the caller gives MongoDB passes.
+    by_time = _last_minutes(system, begins_at) if chosen == "1h" else _stored(system, begins_at, step, now=now)
     steps = [by_time.get(begins_at + number * step) for number in range(length // step)]
     return RangeHistory(begins_at=begins_at, step=step, steps=steps, marks=marks)
 

@@ -233,6 +233,8 @@ class MessageOperations(Resource, Generic[ReceivedT]):
     def _dequeue(
         self, timeout: float, type: str | None, ack_timeout: float | None, consumer_id: str | None
     ) -> Exchange[ReceivedT | None]:
+        if type == "":  # an empty parameter means any type
+            raise ValueError("type: must be None or the type of messages, not an empty text")
         params = {"timeout": timeout, "type": type, "ackTimeout": ack_timeout, "consumerId": consumer_id}
         try:
             message = yield from self._exchange("GET", "/api/queue/message", StoredMessage, params=params, wait=timeout)

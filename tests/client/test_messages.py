@@ -34,6 +34,12 @@ def test_an_id_is_added_once(client: Client) -> None:
     assert client.messages.status().main == 1
 
 
+def test_an_empty_type_is_refused_instead_of_meaning_any(client: Client) -> None:
+    client.messages.enqueue("mail")
+    with pytest.raises(ValueError, match="^type: must be None or the type of messages"):
+        client.messages.dequeue(type="")
+
+
 def test_an_empty_id_is_refused(client: Client) -> None:
     with pytest.raises(ClientError) as caught:
         client.messages.enqueue("mail", id="")

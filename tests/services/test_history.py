@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn
 
 import pytest
 import redis
@@ -11,7 +13,7 @@ import redis
 from beat_schedule import SYSTEMS
 from models import history as stored
 from models import mark
-from models.database import collection, server_now
+from models.database import collection, server_now, within
 from models.history import HOUR, TEN_MINUTES, Bucket
 from models.mark import ChartMark
 from queue_manager.beat.leader_lock import LEADER_LOCK
@@ -141,6 +143,21 @@ def test_the_history_is_shown_while_redis_is_away(clean: Servers, minute: int, m
     copy(clean)
     monkeypatch.setattr(history, "_redis", lambda: redis.Redis(port=1, retry=NO_RETRY))
     found = history.read(system, "24h", systems=SYSTEMS, now=server_now())
+    assert sum(one or 0 for one in found.numbers("done")) == 3
+
+
+def test_a_redis_that_hangs_takes_no_time_from_mongodb(
+    clean: Servers, minute: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(*_: Any) -> NoReturn:
+        time.sleep(0.3)
+        raise redis.TimeoutError("no reply")
+
+    count(clean, minute, done=3)
+    copy(clean)
+    monkeypatch.setattr(history, "_last_minutes", hang)
+    with within(seconds(0.2)):
+        found = history.read(system, "24h", systems=SYSTEMS, now=server_now())
     assert sum(one or 0 for one in found.numbers("done")) == 3
 
 

@@ -24,7 +24,7 @@ from queue_manager.core.errors import Contended, Unavailable
 from queue_manager.web.routes import time_limit
 from queue_manager.web.routes.jobs import endpoints
 from queue_manager.web.routes.jobs.schemas import DeletedJobs, JobsToDelete
-from queue_manager.web.routes.time_limit import INCOMPLETE_DETAIL, MAX_CLEAR_DURATION, time_check
+from queue_manager.web.routes.time_limit import INCOMPLETE_DETAIL, MAX_DURATION, time_check
 from services import audit
 from services.audit import Actor
 from services.job_queues import jobs
@@ -135,11 +135,21 @@ def test_the_time_is_over_after_50_s_or_when_the_process_ends(monkeypatch: pytes
     request = cast(Request, SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(ending=ending))))
     first = time_check(request)
     assert not first()
-    now += MAX_CLEAR_DURATION
+    now += MAX_DURATION
     second = time_check(request)
     assert (first(), second()) == (True, False)
     ending.set()
     assert second()
+
+
+@pytest.mark.usefixtures("large_jobs")
+def test_chosen_jobs_that_the_time_was_not_enough_for_are_left() -> None:
+    ids = [str(one["_id"]) for one in job.jobs().find({}, {"_id": 1})]
+    time_left = iter([False, False, True])
+    answer = endpoints._changed_many(ADA, "remove", endpoints.jobs.remove, ids, is_over=lambda: next(time_left))
+    assert (answer.changed, answer.of, answer.is_complete) == (2, len(ids), False)
+    assert [one.id for one in answer.results] == ids[:2]
+    assert (jobs.count(), audited().detail) == (len(ids) - 2, INCOMPLETE_DETAIL)
 
 
 @pytest.mark.slow

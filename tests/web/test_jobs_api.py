@@ -377,6 +377,7 @@ class TestChanging:
         assert answer.body == {
             "changed": 2,
             "of": 3,
+            "is_complete": True,
             "results": [
                 *({"id": id, "result": "CHANGED"} for id in ids),
                 {"id": nothing, "result": "NOT_FOUND"},

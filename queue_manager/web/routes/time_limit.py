@@ -1,4 +1,4 @@
-"""The time limit of requests that delete everything of a kind: what is left then, the next request deletes."""
+"""The time limit of requests that change much: what is left then, the next request changes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from fastapi import Request
 
-MAX_CLEAR_DURATION = 50.0
-"""Seconds of one request that clears: proxies time out after 60."""
+MAX_DURATION = 50.0
+"""Seconds of one request: proxies time out after 60."""
 INCOMPLETE_DETAIL = "stopped after its time; the rest is left"
 """What the audit has of an action that stopped at its time limit."""
 
@@ -17,5 +17,5 @@ INCOMPLETE_DETAIL = "stopped after its time; the rest is left"
 def time_check(request: Request) -> Callable[[], bool]:
     """Return a function that returns True after 50 s, or when the process shuts down."""
     ending: asyncio.Event = request.app.state.ending
-    ends = time.monotonic() + MAX_CLEAR_DURATION
+    ends = time.monotonic() + MAX_DURATION
     return lambda: time.monotonic() >= ends or ending.is_set()

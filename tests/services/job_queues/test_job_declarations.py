@@ -55,6 +55,20 @@ def test_many_processes_and_restarts_make_one_job(lab: Lab) -> None:
     assert stored()["repetition"] == {"every_ms": 60_000, "since": T0}
 
 
+@pytest.mark.parametrize(
+    "repetition",
+    [{"every_ms": 1000, "since": "2026-01-01"}, {"every_ms": 1000, "since": None}, {"since": [T0]}, [{"since": T0}]],
+    ids=["text", "null", "list of dates", "list"],
+)
+def test_a_malformed_declared_job_stops_no_other(lab: Lab, repetition: Any) -> None:
+    lab.serve(epoch=1)
+    job.jobs().update_one({"_id": ID}, {"$set": {"repetition": repetition, "waiting": T0 + hours(1)}})
+    id = lab.run("mail")
+    lab.works["mail"] = lambda run: None
+    lab.serve(epoch=1)
+    assert (stored()["repetition"], lab.state(id)) == (repetition, "success")
+
+
 def test_cron_line_gives_the_first_due_time(clean: Servers) -> None:
     lab = declaring(cron="0 3 * * *")
     lab.hand.now = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)

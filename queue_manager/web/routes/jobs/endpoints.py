@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from http import HTTPStatus
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -298,21 +299,21 @@ def _next(batches: Iterator[int]) -> int | None:
 
 
 @commands.post("/jobs/cancel")
-def cancel_many(body: SelectedJobs, actor: CurrentActor) -> ChangedJobs:
+def cancel_many(body: SelectedJobs, actor: CurrentActor, request: Request) -> ChangedJobs:
     """Cancel up to 1,000 jobs, each as `/jobs/{id}/cancel`."""
-    return _changed_many(actor, "cancel", jobs.cancel, body.ids)
+    return _changed_many(actor, "cancel", jobs.cancel, body.ids, is_over=time_check(request))
 
 
 @commands.post("/jobs/retry")
-def retry_many(body: SelectedJobs, actor: CurrentActor) -> ChangedJobs:
+def retry_many(body: SelectedJobs, actor: CurrentActor, request: Request) -> ChangedJobs:
     """Make up to 1,000 jobs due now that are not executing."""
-    return _changed_many(actor, "retry", jobs.retry, body.ids)
+    return _changed_many(actor, "retry", jobs.retry, body.ids, is_over=time_check(request))
 
 
 @commands.post("/jobs/delete")
-def remove_many(body: SelectedJobs, actor: CurrentActor) -> ChangedJobs:
+def remove_many(body: SelectedJobs, actor: CurrentActor, request: Request) -> ChangedJobs:
     """Delete up to 1,000 jobs that are not executing."""
-    return _changed_many(actor, "remove", jobs.remove, body.ids)
+    return _changed_many(actor, "remove", jobs.remove, body.ids, is_over=time_check(request))
 
 
 @commands.post("/jobs/{id}/cancel", response_model=JobAnswer, responses=errors(404, 409))
@@ -367,15 +368,24 @@ def _changed(
 
 
 def _changed_many(
-    actor: Actor, action: ActionName, change: Callable[..., dict[str, Any]], ids: list[str]
+    actor: Actor,
+    action: ActionName,
+    change: Callable[..., dict[str, Any]],
+    ids: list[str],
+    *,
+    is_over: Callable[[], bool],
 ) -> ChangedJobs:
-    with recorded(actor, action, system=system.name, ids=list(dict.fromkeys(ids))) as done:
+    wanted = list(dict.fromkeys(ids))
+    with recorded(actor, action, system=system.name, ids=wanted) as done:
         if action == "remove":
             change = partial(change, keep=done.job_keeper())
-        results = [ChangedJob(id=id, result=_result(change, id)) for id in done.ids]
+        tried = takewhile(lambda _: not is_over(), wanted)
+        results = [ChangedJob(id=id, result=_result(change, id)) for id in tried]
+        is_complete = len(results) == len(wanted)
         done.succeeded([one.id for one in results if one.result == "CHANGED"])
-    log.info(f"Jobs were {ACTION_TEXTS[action]} by an operator", jobs=done.count, of=len(results))
-    return ChangedJobs(changed=len(done.ids), of=len(results), results=results, undo=done.undo)
+        done.detail = "" if is_complete else INCOMPLETE_DETAIL
+    log.info(f"Jobs were {ACTION_TEXTS[action]} by an operator", jobs=done.count, of=len(wanted))
+    return ChangedJobs(changed=len(done.ids), of=len(wanted), is_complete=is_complete, results=results, undo=done.undo)
 
 
 def _result(change: Callable[[str], dict[str, Any]], id: str) -> ChangeResult:

@@ -309,5 +309,6 @@ class ChangedJobs(BaseModel):
 
     changed: int
     of: int
-    results: list[ChangedJob]
+    is_complete: bool = Field(description="False if the time was over before all jobs were tried.")
+    results: list[ChangedJob] = Field(description="Of those that were tried, in the order of the ids.")
     undo: UndoId
