@@ -22,11 +22,11 @@ from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import ScanFailed, Unavailable
 from queue_manager.core.settings import settings
 from queue_manager.leases import Leases
-from queue_manager.web.routes.systems.items import retry_some
 from services import support_snooze
 from services.due_documents.work import DocumentWork
 from services.due_work import DueBatch
 from tasks import scan as scan_module
+from tasks.retry import retry_many
 from tasks.support_snooze import scan_expired_snoozes
 from tests.room_lease import lease
 from tests.rooms import get_room, make_room
@@ -180,7 +180,7 @@ def test_a_broker_that_takes_a_part_of_what_is_sent_by_hand_is_unavailable_and_t
     assert listed is not None
 
     with pytest.raises(Unavailable, match="only some of the messages were taken"):
-        retry_some(support_snooze.system, listed(), [str(room) for room in rooms])
+        retry_many(support_snooze.system, listed(), [str(room) for room in rooms])
 
     assert len(waiting_messages(takes_two, QUEUE)) == 2
     assert [lease(room).state for room in rooms] == ["in-progress"] * 3
@@ -198,7 +198,7 @@ def test_items_of_which_none_could_be_sent_by_hand_are_due_at_once(
 
     monkeypatch.setattr(Redis, "lpush", refuses)
     with pytest.raises(Unavailable, match="command not allowed"):
-        retry_some(support_snooze.system, listed(), [str(room)])
+        retry_many(support_snooze.system, listed(), [str(room)])
 
     assert lease(room).state == "free"
 

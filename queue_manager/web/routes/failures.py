@@ -29,7 +29,7 @@ from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import At, EmptyIsNone, JsonBody, Members
 from queue_manager.web.http.responses import ServerTime
-from queue_manager.web.routes.systems.items import retry_some, system_with_items
+from queue_manager.web.routes.systems.items import system_with_items
 from queue_manager.web.routes.systems.queries import find_system
 from queue_manager.web.routes.time_limit import INCOMPLETE_DETAIL
 from services.audit import recorded
@@ -44,6 +44,7 @@ from services.failures import (
 from services.job_queues import DuplicateJob, UnknownJob, WrongState, jobs
 from services.message_queue import queue_admin
 from services.message_queue.messages import is_id
+from tasks.retry import retry_many
 
 MIN_READ_INTERVAL = 3.0  # seconds
 MAX_READ_SHARE = 0.1  # of the time, unless a list cannot be read
@@ -268,7 +269,7 @@ def _replay_messages(_: FailureGroup, ids: Sequence[str]) -> int:
 
 def _retry_items(group: FailureGroup, ids: Sequence[str]) -> int:
     system, items = system_with_items(group.system)
-    return retry_some(system, items(), ids)
+    return retry_many(system, items(), ids)
 
 
 def _retry_jobs(_: FailureGroup, ids: Sequence[str]) -> int:

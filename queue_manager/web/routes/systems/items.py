@@ -1,13 +1,11 @@
 """The items of a system over HTTP: a page of those in one state, their number, and retries by an operator.
 
-Guarantee: a retry takes items as a scan does and sends their ordinary tasks. It is answered with 202 after the broker
-took the messages. The items are in flight then, so that no scan sends them too, and of two requests at the same time
-one is refused. Items that were not sent are released and due at once; those of which it is uncertain keep their leases.
+A retry is answered with 202 after the broker took the messages; see `tasks/retry.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from http import HTTPStatus
 from itertools import islice
@@ -18,12 +16,9 @@ from fastapi import APIRouter, Depends, Path, Query, Response
 
 from beat_schedule import systems
 from models.database import server_now
-from queue_manager.batching.publish import UNCERTAIN, publish
-from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.settings import settings
-from queue_manager.items import DueItem, Item, Listed, State
-from queue_manager.server_calls import Unavailable, broker, mongodb
+from queue_manager.items import Item, Listed, State
+from queue_manager.server_calls import mongodb
 from queue_manager.system import System
 from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http import cursors
@@ -43,8 +38,7 @@ from queue_manager.web.routes.systems.schemas import (
     SentTask,
 )
 from services.audit import recorded
-from tasks import app
-from tasks.item import ItemTask
+from tasks.retry import retry, retry_many
 
 MAX_SEARCHED = 5_000  # items that one page of a search reads; the next page starts after them
 MAX_COUNTED = 20_000  # items
@@ -167,7 +161,7 @@ def retry_items(
     matching = _matching(listed, body.state, body.search) if body.state else list(dict.fromkeys(body.ids or []))
     ids, selected = matching[:MAX_RETRIED], {"state": body.state, "search": body.search} if body.state else None
     with recorded(actor, "retry", system=system.name, filter=selected, ids=ids, total=len(matching)) as action:
-        action.count = sent = retry_some(system, listed, ids)
+        action.count = sent = retry_many(system, listed, ids)
     log.info(
         "Items are retried by an operator", system=system.name, state=body.state or "any", sent=sent, of=len(matching)
     )
@@ -178,12 +172,6 @@ def _matching(listed: Listed, state: State, search: str | None) -> list[str]:
     with mongodb():
         read = islice(listed.items(state), MAX_COUNTED)
         return list(dict.fromkeys(item.id for item in read if matches(item, search)))
-
-
-def retry_some(system: System, listed: Listed, ids: Sequence[str]) -> int:
-    """Send the tasks of those of `ids` that are due, stuck or failed; return their number. Raises `Unavailable`."""
-    size = settings().qm_claim_batch
-    return sum(len(_retry(system, listed, ids[first : first + size])) for first in range(0, len(ids), size))
 
 
 @retries.post("/systems/{name}/items/{id:path}/retry", status_code=HTTPStatus.ACCEPTED, responses=errors(404, 409, 503))
@@ -197,7 +185,7 @@ def retry_item(
     system, open_list = found
     listed = open_list()
     with recorded(actor, "retry", system=system.name, ids=[id]) as action:
-        taken = _retry(system, listed, [id])
+        taken = retry(system, listed, [id])
         if not taken:
             raise _not_taken(listed, id)
         action.count = 1
@@ -216,52 +204,3 @@ def _not_taken(listed: Listed, id: str) -> ApiError:
 
 def _no_item(id: str) -> ApiError:
     return ApiError(HTTPStatus.NOT_FOUND, "not found", f"There is no item {id!r:.100}", field="id")
-
-
-def _retry(system: System, listed: Listed, ids: Sequence[str]) -> list[DueItem]:
-    """Take and send items; release those that were not sent. Raises `Unavailable`."""
-    with mongodb():
-        taken = listed.take(ids)
-    if taken:
-        _send(system, taken)
-        _hold(system, taken)
-    return taken
-
-
-def _release(system: System, taken: Sequence[DueItem]) -> None:
-    try:
-        with mongodb():
-            _task(system).work().release(taken)
-    except Unavailable as error:
-        log.warning("Items that were not sent come back when their leases end", items=len(taken), error=reason(error))
-
-
-def _hold(system: System, taken: Sequence[DueItem]) -> None:
-    try:
-        _task(system).work().mark_dispatched_manually(taken)
-    except Unavailable as error:
-        log.warning("Items that were sent are held for one lease only", items=len(taken), error=reason(error))
-
-
-def _send(system: System, taken: Sequence[DueItem]) -> None:
-    """Send the items' tasks; release the items if none was sent. Raises `Unavailable`.
-
-    Those of which some may have been sent keep their leases: a scan would send all of them once more.
-    """
-    is_uncertain = False
-    try:
-        with broker() as connection, app.amqp.Producer(connection) as producer:
-            try:
-                publish(_task(system), taken, producer)
-            except UNCERTAIN:
-                is_uncertain = True
-                raise
-    except Exception:
-        if not is_uncertain:
-            _release(system, taken)
-        raise
-
-
-def _task(system: System) -> ItemTask:
-    task: ItemTask = app.tasks[system.item_task]
-    return task

@@ -1,0 +1,73 @@
+"""Sends the tasks of items that an operator chose, at once.
+
+Guarantee: items are taken as a scan takes them. They are in flight then, so that no scan sends them too, and of two
+retries at the same time one takes an item. Items that were not sent are released and due at once; those of which it is
+uncertain keep their leases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from queue_manager.batching.publish import UNCERTAIN, publish
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import settings
+from queue_manager.items import DueItem, Listed
+from queue_manager.server_calls import Unavailable, broker, mongodb
+from queue_manager.system import System
+from tasks.app import app
+from tasks.item import ItemTask
+
+log = get_logger("QM/items")
+
+
+def retry_many(system: System, listed: Listed, ids: Sequence[str]) -> int:
+    """Send the tasks of those of `ids` that are due, stuck or failed; return their number. Raises `Unavailable`."""
+    size = settings().qm_claim_batch
+    return sum(len(retry(system, listed, ids[first : first + size])) for first in range(0, len(ids), size))
+
+
+def retry(system: System, listed: Listed, ids: Sequence[str]) -> list[DueItem]:
+    """Take and send items; release those that were not sent. Raises `Unavailable`."""
+    task: ItemTask = app.tasks[system.item_task]
+    with mongodb():
+        taken = listed.take(ids)
+    if taken:
+        _send(task, taken)
+        _mark_dispatched(task, taken)
+    return taken
+
+
+def _send(task: ItemTask, taken: Sequence[DueItem]) -> None:
+    """Send items; release them if none was sent. Raises `Unavailable`.
+
+    Those of which some may have been sent keep their leases: a scan would send all of them once more.
+    """
+    is_uncertain = False
+    try:
+        with broker() as connection, app.amqp.Producer(connection) as producer:
+            try:
+                publish(task, taken, producer)
+            except UNCERTAIN:
+                is_uncertain = True
+                raise
+    except Exception:
+        if not is_uncertain:
+            _release(task, taken)
+        raise
+
+
+def _release(task: ItemTask, taken: Sequence[DueItem]) -> None:
+    try:
+        with mongodb():
+            task.work().release(taken)
+    except Unavailable as error:
+        log.warning("Items that were not sent come back when their leases end", items=len(taken), error=reason(error))
+
+
+def _mark_dispatched(task: ItemTask, taken: Sequence[DueItem]) -> None:
+    try:
+        task.work().mark_dispatched_manually(taken)
+    except Unavailable as error:
+        log.warning("Items that were sent are held for one lease only", items=len(taken), error=reason(error))
