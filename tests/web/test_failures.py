@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import anyio
 import pytest
+from anyio import create_task_group, to_thread, wait_all_tasks_blocked
 
 from models.database import server_now
 from models.job import JobState
@@ -201,6 +204,28 @@ def test_a_reading_is_kept_for_ten_times_its_duration_if_it_is_complete(
         reader.read()
         found.append(len(read))
     assert found == readings
+
+
+@pytest.mark.usefixtures("clean")
+def test_those_who_wait_for_a_slow_read_hold_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_on = threading.Event()
+
+    def read_slowly(_: Any) -> Failures:
+        read_on.wait(30)
+        return Failures(groups=[], sources=[])
+
+    async def ask_often() -> int:
+        async with create_task_group() as asking:
+            for _ in range(50):
+                asking.start_soon(failures.failures)
+            await wait_all_tasks_blocked()
+            borrowed = to_thread.current_default_thread_limiter().borrowed_tokens
+            read_on.set()
+        return int(borrowed)
+
+    monkeypatch.setattr(failures, "read_failures", read_slowly)
+    monkeypatch.setattr(failures, "_reader", FailureReader())
+    assert anyio.run(ask_often) == 0
 
 
 def test_a_group_that_is_gone_and_a_wrong_time_are_refused(queue: Queue) -> None:

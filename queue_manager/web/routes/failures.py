@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
@@ -139,15 +141,17 @@ class FailureReader:
 
 
 _reader = FailureReader()
+_READER_THREAD = CapacityLimiter(1)  # while a read takes long, those who wait for it need no thread
 
 
 @queries.get("/failures")
-def failures(
+async def failures(
     system: Annotated[str | None, EmptyIsNone, Query(description="Only of this system.")] = None,
     search: Annotated[SearchText | None, EmptyIsNone, Query(description="A text in the name or the reason.")] = None,
 ) -> GroupedFailures:
     """Group the newest 5,000 failures of each list by what failed and why; at most a few seconds old."""
-    return grouped(_reader.read(), system=system, search=search)
+    found = await to_thread.run_sync(_reader.read, limiter=_READER_THREAD)
+    return await to_thread.run_sync(partial(grouped, found, system=system, search=search))
 
 
 def grouped(found: Failures, *, system: str | None, search: str | None) -> GroupedFailures:
