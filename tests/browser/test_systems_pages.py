@@ -280,6 +280,24 @@ def test_the_schedule_shows_each_scan_and_who_leads(visit: Visit, clean: Servers
     expect(visit.dialog).to_contain_text("Boom: the socket broke")
 
 
+SOME, ERRORS, PAUSED = "■", "\u00d7", "\u2013"
+
+
+def test_runs_of_a_paused_system_are_shown_as_such(visit: Visit, queue: Queue, clean: Servers) -> None:
+    furnished.lead(clean.valkey.url)
+    furnished.scans()
+    page = visit.open("/schedule")
+    room = page.locator("#entries > tr").filter(has_text=furnished.ROOM_SCAN)
+    marks = room.locator(".marks span")
+    expect(marks).to_have_count(3)
+    queue.post("/systems/support-snooze/pause", {})
+    empty = {"found": 0, "claimed": 0, "enqueued": 0, "errors": 0, "duration_ms": 2, "paused": 1}
+    scan_run.record(furnished.ROOM_SCAN, empty, error=None, now=server_now() + seconds(1))
+    expect(marks).to_have_text([SOME, SOME, ERRORS, PAUSED])
+    expect(room.locator("[data-label='Last run'] p")).to_have_text("paused")
+    expect(room.locator("[data-label='Next run']")).to_have_text("paused")
+
+
 def test_each_scan_is_triggered_once(visit: Visit, clean: Servers) -> None:
     page = visit.open("/schedule")
     buttons = page.get_by_role("button", name="Trigger now")
