@@ -79,7 +79,7 @@ def test_list_marks_the_column_by_which_it_is_sorted_at_first(visit: Visit, queu
     page = visit.open("/messages")
     visit.wait_for(ids[::-1])
     sorted_by = page.locator("#list th[aria-sort]")
-    expect(sorted_by).to_have_text("Created")
+    expect(sorted_by).to_have_text("Created (by arrival)")
     expect(sorted_by).to_have_attribute("aria-sort", "descending")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ TABS = {
     "/messages/acknowledged": "Acknowledged",
     "/messages/archived": "Archived",
 }
+LINES = "cell => { const range = new Range(); range.selectNodeContents(cell); return range.getClientRects().length; }"
 
 
 def message(queue: Queue, place: str, id: str) -> Any:
@@ -272,6 +274,18 @@ def test_a_deletion_is_undone(visit: Visit, queue: Queue) -> None:
     visit.wait_for(ids[::-1])
     expect(toast(page).locator("p")).to_have_text("2 restored")
     assert queue.ids("main") == ids[::-1]
+
+
+def test_long_types_and_the_time_that_remains_are_seen_as_a_whole(visit: Visit, queue: Queue) -> None:
+    payloads = {}, {"text": "an address and a few lines " * 9}
+    ids = [queue.add(type="demo.make_thumbnail", payload=payload) for payload in payloads]
+    for _ in ids:
+        queue.take("consumerId=worker-7f9c4d5b6c-x2x9q")
+    page = visit.open("/messages/processing")
+    for id in ids:
+        expect(visit.row(id).locator(".countdown")).to_have_text(re.compile(r"\d+ s"))
+        assert visit.row(id).locator("[data-label=Type]").evaluate(LINES) == 1
+    assert page.locator(".sheet").first.evaluate("sheet => sheet.scrollWidth <= sheet.clientWidth")
 
 
 def test_an_undo_that_is_not_complete_is_repeated(visit: Visit, queue: Queue) -> None:

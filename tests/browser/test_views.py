@@ -20,7 +20,7 @@ HIDDEN_BY_PAGE = {
     "/reviews": "Due",
     "/thumbnails": "Since",
     "/messages": "Payload",
-    "/messages/processing": "Token",
+    "/messages/processing": "Consumer",
     "/messages/failed": "Reason",
     "/jobs": "Arguments",
     "/audit": "What",
@@ -81,7 +81,7 @@ def test_a_view_has_the_filter_the_order_the_tab_and_the_columns(visit: Visit, q
     link.click()
     visit.wait_for(ids[::-1])
     assert re.match(r"/messages\?filterType=letter&hide=Payload&", visit.path)
-    assert columns(page) == ["Id", "Type", "Priority", "Created", "Attempts", "Ack timeout"]
+    assert columns(page) == ["Id", "Type", "Priority", "Created (by arrival)", "Attempts", "Ack timeout"]
     expect(link).to_have_attribute("aria-current", "page")
     expect(page.get_by_label("Type", exact=True)).to_have_value("letter")
 
@@ -96,7 +96,7 @@ def test_the_link_of_a_view_shows_others_the_same_list(visit: Visit, visiting: V
     other = visiting(queue.web)
     page = other.open(link)
     other.wait_for(ids)
-    assert columns(page) == ["Id", "Type", "Payload", "Created", "Attempts"]
+    assert columns(page) == ["Id", "Type", "Payload", "Created (by arrival)", "Attempts"]
     assert views(page) == []
     other.open("/messages")  # what a link hides is not kept
     expect(page.locator("#list").get_by_role("columnheader", name="Priority")).to_be_visible()
@@ -155,7 +155,7 @@ def test_columns_are_kept_for_the_list_and_not_left_out_of_exports_and_prints(vi
     hide(visit, "Payload", "Attempts")
     visit.open("/messages")
     expect(page.locator("#rows > tr")).to_have_count(3)
-    assert columns(page) == ["Id", "Type", "Priority", "Created", "Ack timeout"]
+    assert columns(page) == ["Id", "Type", "Priority", "Created (by arrival)", "Ack timeout"]
     assert visit.path == "/messages"
     page.set_viewport_size({"width": 390, "height": 800})
     card = page.locator("#rows > tr").first

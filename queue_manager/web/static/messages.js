@@ -115,13 +115,12 @@ const CELLS = {
   attempts: (message) => cell("Attempts", `${message.attempt_count} / ${mostOf(message)}`, "number nowrap"),
   timeout: (message) => cell("Ack timeout", timeoutOf(message) === undefined ? "..." : `${timeoutOf(message)} s`, "number nowrap"),
   consumer: (message) => cell("Consumer", message.consumer_id ?? "—"),
-  token: (message) => cell("Token", element("code", {}, message.lock_token?.slice(0, 8) ?? "—"), "nowrap"),
   left: (message) => cell("Time remaining", countdown(deadlineOf(message)), "number"),
   reason: (message) => element("td", { class: "text" }, element("span", { class: "clip bad" }, message.last_error ?? "—")),
 };
 const COLUMNS = {
   main: ["type", "priority", "payload", "created", "attempts", "timeout"],
-  processing: ["type", "payload", "started", "attempts", "consumer", "token", "left"],
+  processing: ["type", "payload", "started", "left", "attempts", "consumer"],
   dead: ["type", "payload", "failed", "reason", "attempts"],
   acknowledged: ["type", "payload", "acknowledged", "attempts"],
   archived: ["type", "payload", "created", "attempts"],
