@@ -48,7 +48,7 @@ def test_a_card_leads_with_how_many_items_were_on_time(visit: Visit) -> None:
     rooms = page.get_by_role("article", name="Rooms").locator(".speed")
     expect(rooms).to_contain_text("99 %")
     expect(rooms).to_contain_text("Due to done, last hour, 100 measured · on time: due to done within 250 ms")
-    expect(page.get_by_role("article", name="Reviews").locator(".speed")).to_contain_text("nothing was done")
+    expect(page.get_by_role("article", name="Reviews").locator(".speed")).to_have_text("Nothing was done: last hour")
 
 
 @pytest.mark.smoke
@@ -159,7 +159,7 @@ def test_messages_and_jobs_have_charts_like_systems(visit: Visit, queue: Queue) 
     chart(page, "Due to finished")
     expect(page.locator("#past .readout").first).to_have_text("1 done, 0 failed, 0 retried.")
     page = visit.open("/messages#1h")
-    chart(page, "Added to acknowledged")
+    chart(page, "Duration")  # of none: it is not known which of them are measured
     expect(page.locator("#past .readout").first).to_have_text("0 done, 1 failed, 0 retried.")
 
 

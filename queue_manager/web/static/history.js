@@ -45,7 +45,7 @@ function drawn({ begins_at: begins, step_seconds: seconds, outcomes, percentiles
     element("div", { class: "plots" },
       chart({ ...shared, title: "Throughput", unit: `per ${STEPS[seconds]}, ${ZONE}`, summary: `${total(done)} done, ${total(failed)} failed, ${total(retried)} retried.`,
         series: [{ name: "done", kind: "done", values: done }, { name: "retried", kind: "retried", values: retried }, { name: "failed", kind: "failed", values: failed }] }),
-      chart({ ...shared, title: names[measure], unit: `log scale, ${ZONE}`, isLog: true, format: percentile, formatTick: duration, summary: found ? `p50 ${percentile(found.p50_ms)}, p95 ${percentile(found.p95_ms)}, p99 ${percentile(found.p99_ms)}${onTime ? `; ${percent(onTime.share)} on time` : ""}.` : "",
+      chart({ ...shared, title: found ? names[measure] : "Duration", unit: `log scale, ${ZONE}`, isLog: true, format: percentile, formatTick: duration, summary: found ? `p50 ${percentile(found.p50_ms)}, p95 ${percentile(found.p95_ms)}, p99 ${percentile(found.p99_ms)}${onTime ? `; ${percent(onTime.share)} on time` : ""}.` : "",
         series: [{ name: "p50", kind: "p50", values: p50 }, { name: "p95", kind: "p95", values: p95 }, { name: "p99", kind: "p99", values: p99 }] })),
     events(marks),
   ];
