@@ -9,11 +9,12 @@ module of `services` below declares its system (`queue_manager/system.py`), and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
+from queue_manager.core.suggestion import did_you_mean
 from queue_manager.system import System, declared, require_distinct
 from services import job_queues, message_queue, review_requests, stale_thumbnails, support_snooze
 
@@ -44,7 +45,8 @@ def _checked(modules: tuple[str, ...], dry_run: tuple[str, ...]) -> tuple[System
         for name in dry_run:
             named(name, systems)
     except ConfigurationError as error:
-        raise ConfigurationError(f"QM_DRY_RUN: {error}") from None
+        text = str(error)
+        raise ConfigurationError(f"QM_DRY_RUN: {text[0].lower()}{text[1:]}") from None
     return systems
 
 
@@ -52,8 +54,14 @@ def named(name: str, systems: Iterable[System]) -> System:
     """Return the system of this name that dispatches items. Raises ConfigurationError."""
     names = [system.name for system in systems if system.item_task is not None]
     if name not in names:
-        raise ConfigurationError(f"there is no system {name!r}; the systems are: {', '.join(names)}")
+        raise ConfigurationError(unknown_system(name, names))
     return next(system for system in systems if system.name == name)
+
+
+def unknown_system(name: str, names: Sequence[str]) -> str:
+    """Return the error about a name that is not in `names`."""
+    listed = f"the systems are: {', '.join(names)}; QM_SYSTEMS names the modules of your own"
+    return f"There is no system {name!r:.100}{did_you_mean(name, names)}; {listed}"
 
 
 def warnings() -> list[str]:

@@ -17,6 +17,7 @@ from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.messages_render import console, printable, table
 from queue_manager.core.clock import minutes, to_iso
 from queue_manager.core.settings import settings
+from queue_manager.core.suggestion import did_you_mean
 from queue_manager.health_rules import COMPONENTS, Rule
 
 alerts_cli = typer.Typer(
@@ -79,7 +80,8 @@ def silence(
     """
     key, names = _key(system, rule), [*(one.name for one in systems()), *COMPONENTS]
     if system not in names:
-        fail(f"there is no system or component {system!r}; there are: {', '.join(names)}", code=2)
+        near = did_you_mean(system, names)
+        fail(f"There is no system or component {system!r}{near}; there are: {', '.join(names)}", code=2)
     with report_errors():
         until = server_now() + minutes(for_minutes)
         detail = "; ".join(filter(None, [f"until {to_iso(until)}", reason]))
@@ -106,5 +108,5 @@ def unsilence(system: SystemArgument, rule: RuleId) -> None:
 def _key(system: str, rule: str) -> Key:
     known = [one.id for one in Rule]
     if rule not in known:
-        fail(f"there is no rule {rule!r}; the rules are: {', '.join(known)}", code=2)
+        fail(f"There is no rule {rule!r}{did_you_mean(rule, known)}; the rules are: {', '.join(known)}", code=2)
     return Key(system, rule)

@@ -20,6 +20,7 @@ from queue_manager.cli.errors import fail, moment, report_errors
 from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer, print_cursor
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.core.clock import to_iso
+from queue_manager.core.suggestion import did_you_mean
 from queue_manager.web.routes.audit import MAX_AUDIT_PAGE, AuditedChange, audit_page, one_change
 from services.audit import changes_of
 from services.undo import undo
@@ -58,7 +59,8 @@ def list_entries(
     if context.invoked_subcommand is not None:
         return
     if action is not None and action not in AUDITED_ACTIONS:
-        fail(f"there is no action {action!r}; the actions are: {', '.join(AUDITED_ACTIONS)}", code=2)
+        near = did_you_mean(action, AUDITED_ACTIONS)
+        fail(f"There is no action {action!r}{near}; the actions are: {', '.join(AUDITED_ACTIONS)}", code=2)
     times = {"since": moment(since, "--since"), "until": moment(until, "--until")}
     query = AuditQuery(who=who, action=action, system=system, id=id, **times)
     with report_errors():
@@ -85,7 +87,7 @@ def show(
     with report_errors():
         found = audit.get(id)
     if found is None:
-        fail(f"there is no entry {id} in the audit log", code=1)
+        fail(f"There is no entry {id} in the audit log", code=1)
     print_answer(one_change(found))
 
 
@@ -101,7 +103,7 @@ def undo_action(
     """
     with report_errors():
         if (entry := audit.get(id)) is None:
-            fail(f"there is no entry {id} in the audit log", code=1)
+            fail(f"There is no entry {id} in the audit log", code=1)
         with audited("undo", system=entry.system, ids=entry.ids, total=entry.total, detail=f"of {id}") as action:
             result = undo(entry, now=server_now())
             action.count = result.restored

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,9 @@ import redis
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
-from beat_schedule import SYSTEMS, systems
+from beat_schedule import SYSTEMS, systems, unknown_system
 from models import index_builds, mark, schema
 from models.database import OUTAGES, describe, require_replica_set, server_now
 from models.mark import ChartMark
@@ -40,10 +42,30 @@ from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.redis_client import connect, outage
 from queue_manager.core.server_check import until_reachable
 from queue_manager.core.settings import redact_url, settings
+from queue_manager.core.suggestion import did_you_mean
 from queue_manager.health import Health, health
 from queue_manager.telemetry import worker_heartbeats
 
+NOT_ONE_OF = re.compile(r"'([^']*)' is not one of (.*)\.")
+"""The error of a value that is not one of those allowed."""
+
+
+class Commands(TyperGroup):
+    """The commands. A value that is not one of those allowed gets a suggestion, as a misspelt command does."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")  # of the validator
+            if (choice := NOT_ONE_OF.fullmatch(error.message)) is not None:
+                near = did_you_mean(choice[1], re.findall(r"'([^']+)'", choice[2]))
+                error.message = f"{error.message.removesuffix('.')}{near}."
+            raise
+
+
 cli = typer.Typer(
+    cls=Commands,
     help="Run and operate Queue Manager: scans, items, the message queue, job queues, the dashboard.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -161,7 +183,7 @@ def scan(
     """
     scans = {system.name: system.scan_task for system in systems()}
     if name not in scans:
-        fail(f"there is no scan {name!r}; the scans are: {', '.join(scans)}", code=2)
+        fail(unknown_system(name, [*scans]), code=2)
     from tasks import app  # imported here, because it takes a second
     from tasks.registration import require_tasks
 

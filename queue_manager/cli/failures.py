@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from beat_schedule import systems
+from beat_schedule import systems, unknown_system
 from queue_manager.cli.changes import YesOption, audited, confirm
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
@@ -46,7 +46,7 @@ def list_groups(
 
     names = [*(one.name for one in systems()), BROKER]
     if system is not None and system not in names:
-        fail(f"there is no system {system!r}; the systems are: {', '.join(names)}", code=2)
+        fail(unknown_system(system, names), code=2)
     with report_errors():
         found = grouped(read_failures(systems()), system=system, search=search)
     lists = [part for part in found.lists if system in (None, part.system)]

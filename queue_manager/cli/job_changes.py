@@ -39,6 +39,7 @@ from queue_manager.cli.jobs_render import print_document
 from queue_manager.cli.messages_render import printable
 from queue_manager.core.clock import to_iso
 from queue_manager.core.pause import COMMAND_LINE
+from queue_manager.core.suggestion import did_you_mean
 from queue_manager.web.http.requests import validated
 from services import job_queues
 from services.job_queues import as_json
@@ -168,6 +169,7 @@ def clear(
     from queue_manager.web.routes.jobs.schemas import JobsToDelete
 
     with report_errors():
+        _check_states(states)
         body = validated(JobsToDelete, {"states": states, "name": name})
         count = sum(job_queues.jobs.count(name=name, state=checked_state(state)) for state in dict.fromkeys(states))
         of = name or ALL_NAMES
@@ -192,7 +194,9 @@ def pause(names: JobNames, reason: PauseReason = None) -> None:
     known = stored if {*names} <= {*stored} else [*stored, *job_queues.registry.names()]
 
     def outcome(name: str) -> str:
-        return "paused" if name in known else "paused, but there is no job and no function of this name"
+        if name in known:
+            return "paused"
+        return f"paused, but there is no job and no function of this name{did_you_mean(name, known)}"
 
     switch("pause", "names", names, change, outcome, reason=why, system=job_queues.system.name)
 
@@ -227,6 +231,15 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(text)  # so that 1e400, which no float can hold, is a text
     return number
+
+
+def _check_states(states: Sequence[str]) -> None:
+    """Raise `InvalidJob`, which names the argument, for the first text that is not a state."""
+    for state in states:
+        try:
+            checked_state(state)
+        except job_queues.InvalidJob as error:
+            raise job_queues.InvalidJob("STATE", error.problem) from None
 
 
 def _delay(amount: float | None, option: str, *, least: int = 0) -> timedelta | None:

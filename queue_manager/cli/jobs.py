@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from models.database import server_now
+from models.job import names as stored_names
 from queue_manager.cli.completion import complete_job_state
 from queue_manager.cli.errors import report_errors
 from queue_manager.cli.job_changes import (
@@ -35,8 +37,10 @@ from queue_manager.cli.lists import (
     print_cursor,
     print_table,
 )
-from queue_manager.cli.messages_render import console
+from queue_manager.cli.messages_render import console, printable
 from queue_manager.core.clock import to_iso
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.suggestion import did_you_mean
 from services import job_queues
 from services.job_queues import as_json
 from services.job_queues.fields import checked_state
@@ -90,11 +94,15 @@ def list_jobs(
         listed = _job_list(name, state, search, sort, is_descending=not is_ascending)
         page = listed.page(cursor, limit)
         next_cursor, now = listed.next_cursor(page), server_now()
+        about_name = "" if name is None or page.jobs else _about_unknown(name)
     if is_json:
         shown = {"jobs": [as_json(job) for job in page.jobs], "cursor": next_cursor, "is_partial": page.is_partial}
         print_document({**shown, "server_time": to_iso(now)})
         return
-    console().print(table_of_jobs(page.jobs, now) if page.jobs else "no jobs")
+    if page.jobs:
+        console().print(table_of_jobs(page.jobs, now))
+    else:
+        console().print(f"no jobs{printable(about_name)}", soft_wrap=True)
     print_cursor(next_cursor)
 
 
@@ -179,6 +187,14 @@ def _job_list(
 
     wanted = None if state is None else checked_state(state)
     return JobList(name=name, state=wanted, search=search, sort=sort or "created", is_descending=is_descending)
+
+
+def _about_unknown(name: str) -> str:
+    """Return what to print about a name that has no job in any state, and no function; empty for others."""
+    known = set(stored_names())
+    with suppress(ConfigurationError):  # jobs can be listed while an import fails
+        known |= set(job_queues.registry.names())
+    return "" if name in known else f": there is no job of the name {name!r}{did_you_mean(name, known)}"
 
 
 def _exported(listed: JobList) -> Iterator[str]:

@@ -268,15 +268,17 @@ def _change(
             changed += [id for id, outcome in outcomes.items() if outcome in ("MOVED", "DELETED")]
             done.succeeded(changed)
     echo_undo(done.undo)
-    typer.echo(f"{len(changed)} {past}, {len(ids) - len(changed)} not")
+    typer.echo(f"{len(changed)} of {len(ids)} {past}")
     if len(changed) < len(ids):
         raise typer.Exit(1)
 
 
 def _outcome_text(outcome: MessageOutcome, past: str, state: MessageState | None) -> str:
-    place = f"is not in {state}" if state else "is not in the queue"
-    return {
-        "NOT_FOUND": "is not a dead letter" if state == "dead" else place,
-        "UNDECODABLE": f"cannot be decoded, so it is not {past}",
-        "CHANGED": f"changed meanwhile, so it is not {past}",
-    }.get(outcome, past)
+    noun = "dead letter" if state == "dead" else "message"
+    place = f" in {state}" if state and state != "dead" else ""
+    reasons = {
+        "NOT_FOUND": f"there is no such {noun}{place}",
+        "UNDECODABLE": "it cannot be decoded",
+        "CHANGED": "it changed meanwhile",
+    }
+    return f"not {past}: {reasons[outcome]}" if outcome in reasons else past

@@ -198,7 +198,7 @@ def show(
     with report_errors():
         message = message_queue.queue_admin().find(id)
     if message is None:
-        fail(f"there is no message {printable(id)}", code=1)
+        fail(f"There is no message {printable(id)}", code=1)
     if as_json:
         print_json(message.to_json())
     else:

@@ -30,6 +30,7 @@ from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.pause import COMMAND_LINE, PauseState
 from queue_manager.core.settings import settings
+from queue_manager.core.suggestion import did_you_mean
 from queue_manager.explanation import many
 from queue_manager.system import System, declared, require_distinct
 from services.due_documents import DueDocuments, Preview, previews, work_of
@@ -213,7 +214,9 @@ def _selected(target: str) -> list[System]:
     if target in known:
         return [known[target]]
     if not all(part.isidentifier() for part in target.split(".")):
-        raise ConfigurationError(f"{target!r} must be a module, or one of {', '.join(known)}")
+        raise ConfigurationError(
+            f"{target!r} must be a module, or one of {', '.join(known)}{did_you_mean(target, known)}"
+        )
     found = declared([target], setting="MODULE_OR_NAME")
     require_distinct([*known.values(), *found])
     return found

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from beat_schedule import systems
+from beat_schedule import systems, unknown_system
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import AnswerJsonOption, print_answer
@@ -35,7 +35,7 @@ def why(
     """
     names = [one.name for one in systems()]
     if system is not None and system not in names:
-        fail(f"there is no system {system!r}; the systems are: {', '.join(names)}", code=2)
+        fail(unknown_system(system, names), code=2)
     with report_errors():
         diagnosis = diagnose(id, among=None if system is None else [system])
     if as_json:

@@ -20,6 +20,7 @@ from models.job import JOB_SORT_FIELDS, JobId, JobState, jobs
 from queue_manager.core.clock import EPOCH, to_iso, truncate
 from queue_manager.core.errors import InvalidField, PermanentError
 from queue_manager.core.json_types import is_within_depth
+from queue_manager.core.suggestion import did_you_mean
 
 JOB_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 JOB_NAME_RULE = "must be 1 to 128 letters, digits or any of _ . : -"
@@ -69,7 +70,8 @@ def checked_state(state: Any) -> JobState:
         return STATE_ALIASES.get(state) or JobState(state)
     except (ValueError, TypeError):
         states = ", ".join(JobState)
-        raise InvalidJob("state", f"{state!r:.40} is not a state; must be one of {states}") from None
+        near = did_you_mean(state, JobState) if isinstance(state, str) else ""
+        raise InvalidJob("state", f"{state!r:.40} is not a state{near}; must be one of {states}") from None
 
 
 def checked_arguments(arguments: Sequence[Any]) -> list[Any]:

@@ -12,6 +12,7 @@ from queue_manager.core.errors import AppError
 from queue_manager.core.functions import is_plain
 from queue_manager.core.imports import import_named
 from queue_manager.core.settings import settings
+from queue_manager.core.suggestion import did_you_mean
 from services.job_queues.fields import InvalidJob, checked_name
 from services.job_queues.repetition import checked_repetition
 
@@ -88,7 +89,8 @@ class Registry:
             modules = ", ".join(settings().jobs_imports)
             missing = f"none; {modules} registers none" if modules else "none; set JOBS_IMPORTS"
             known = ", ".join(sorted(self._functions)) or missing
-            raise UnknownJob(f"There is no job {name!r:.140}; the jobs are: {known}")
+            near = did_you_mean(name, self._functions)
+            raise UnknownJob(f"There is no job {name!r:.140}{near}; the jobs are: {known}")
         return function
 
     def check_arguments(self, name: str, arguments: Sequence[Any]) -> None:

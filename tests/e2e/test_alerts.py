@@ -155,11 +155,11 @@ def test_a_password_that_smtplib_cannot_send_keeps_the_notification_from_no_othe
     ("arguments", "code", "said"),
     [
         (("test",), 2, "no channel is configured: set QM_ALERT_WEBHOOK_URL or QM_ALERT_MAIL_TO"),
-        (("silence", "beat", "wrong"), 2, "there is no rule 'wrong'; the rules are: lag,"),
+        (("silence", "beat", "wrong"), 2, "There is no rule 'wrong'; the rules are: lag,"),
         (
             ("silence", "suport-snooze", "lag"),
             2,
-            "there is no system or component 'suport-snooze'; there are: support-",
+            "There is no system or component 'suport-snooze' (did you mean support-snooze?); there are: support-",
         ),
         (("unsilence", "beat", "no-leader"), 1, "beat no-leader is not silenced"),
         (("list",), 0, "no active alerts, no silences"),

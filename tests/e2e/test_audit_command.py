@@ -55,7 +55,7 @@ def test_a_deletion_is_undone(clean: Servers) -> None:
     again = said("audit", "undo", entry["id"])
     assert (again.returncode, again.stdout) == (1, "")
     assert again.stderr == "queue-manager: Nothing to restore: no deletion was archived, or it was already undone\n"
-    assert said("audit", "undo", "nothing").stderr == "queue-manager: there is no entry nothing in the audit log\n"
+    assert said("audit", "undo", "nothing").stderr == "queue-manager: There is no entry nothing in the audit log\n"
 
 
 def test_dead_letters_of_the_broker_are_restored(clean: Servers) -> None:

@@ -33,7 +33,7 @@ from queue_manager.core.clock import seconds
 from queue_manager.health_rules import Rule
 from queue_manager.telemetry import worker_heartbeats
 from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
-from tests.e2e.commands import COMMAND
+from tests.e2e.commands import COMMAND, invoke
 from tests.e2e.watching import is_open
 from tests.eventually import eventually
 from tests.pace import promptly
@@ -155,7 +155,27 @@ def test_unknown_scan_names_the_known_ones(tmp_path: Path) -> None:
     result = queue_manager("scan", "nonsense", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     names = ", ".join(system.name for system in SYSTEMS)
-    assert result.stderr.strip() == f"queue-manager: there is no scan 'nonsense'; the scans are: {names}"
+    assert result.stderr.strip() == (
+        f"queue-manager: There is no system 'nonsense'; the systems are: {names}; "
+        "QM_SYSTEMS names the modules of your own"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["queue", "list", "daed"], "Invalid value for 'STATE': 'daed' is not one of 'main', "),
+        (["items", "list", "support-snooze", "faild"], "'failed' (did you mean failed?)."),
+        (["queue", "clear", "daed"], "'archived' (did you mean dead?)."),
+        (["queue", "list", "--limit", "x"], "Invalid value for '--limit': "),
+    ],
+)
+def test_value_that_is_not_allowed_gets_a_suggestion(arguments: list[str], error: str) -> None:
+    result = invoke(*arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    said = " ".join(result.stderr.replace("│", " ").split())
+    assert error in said
+    assert "Value error" not in said
 
 
 def test_health_without_a_beat_says_so(clean: Servers, tmp_path: Path) -> None:

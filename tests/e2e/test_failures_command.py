@@ -73,7 +73,10 @@ def test_a_group_that_does_not_exist_is_one_line() -> None:
 def test_no_system_has_an_unknown_name() -> None:
     unknown = invoke("failures", "--system", "suport-snooze")
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert "there is no system 'suport-snooze'; the systems are: support-snooze" in unknown.stderr
+    assert (
+        "There is no system 'suport-snooze' (did you mean support-snooze?); the systems are: support-snooze"
+        in unknown.stderr
+    )
     assert invoke("failures", "--system", "support-snooze").stdout == "no failures in Rooms\n"
 
 

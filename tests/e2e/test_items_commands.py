@@ -107,6 +107,7 @@ class TestList:
         ("arguments", "error"),
         [
             (["nonsense"], "There is no system 'nonsense'; the systems are: "),
+            (["suport-snooze"], "There is no system 'suport-snooze' (did you mean support-snooze?); the systems are: "),
             (["overdue-messages"], "The system overdue-messages lists no items"),
             ([ROOMS, "--cursor", "x"], "--cursor: must be the cursor of an earlier page of the same list"),
         ],

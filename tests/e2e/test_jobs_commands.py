@@ -82,7 +82,9 @@ class TestRun:
     def test_an_unknown_name_lists_the_known_ones(self, clean: Servers) -> None:
         result = run("run", "send_invoice")
         assert (result.returncode, result.stdout) == (1, "")
-        assert result.stderr.startswith("queue-manager: There is no job 'send_invoice'; the jobs are: test.")
+        assert result.stderr.startswith(
+            "queue-manager: There is no job 'send_invoice' (did you mean test.send_invoice?); the jobs are: test."
+        )
 
     @pytest.mark.parametrize(
         "arguments",
@@ -221,11 +223,23 @@ class TestChanging:
         paused = invoke("jobs", "pause", INVOICE, "send_invoce")
         assert (paused.returncode, paused.stdout) == (
             0,
-            f"{INVOICE}  paused\nsend_invoce  paused, but there is no job and no function of this name\n",
+            f"{INVOICE}  paused\nsend_invoce  paused, but there is no job and no function of this name "
+            f"(did you mean {INVOICE}?)\n",
         )
         assert {*job_queue.pauses()} == {INVOICE, "send_invoce"}
         resumed = invoke("jobs", "resume", REPORT, INVOICE)
         assert (resumed.returncode, resumed.stdout) == (0, f"{REPORT}  was not paused\n{INVOICE}  resumed\n")
+
+    def test_misspelled_names_and_states_get_a_suggestion(self, clean: Servers) -> None:
+        made(INVOICE, 1)
+        listed = invoke("jobs", "list", "--name", "test.send_invoce")
+        assert listed.stdout == (f"no jobs: there is no job of the name 'test.send_invoce' (did you mean {INVOICE}?)\n")
+        assert invoke("jobs", "list", "--name", REPORT).stdout == "no jobs\n"
+        for arguments, field in ((["list", "--state", "sucess"], "--state"), (["clear", "sucess", "--yes"], "STATE")):
+            refused = invoke("jobs", *arguments)
+            assert (refused.returncode, refused.stdout) == (2, "")
+            said = f"queue-manager: {field}: 'sucess' is not a state (did you mean success?); must be one of pending, "
+            assert refused.stderr.startswith(said)
 
     @pytest.mark.parametrize("command", ["cancel", "retry", "remove", "pause", "resume", "show", "run"])
     def test_it_must_be_said_which(self, command: str) -> None:

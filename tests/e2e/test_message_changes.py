@@ -95,7 +95,11 @@ class TestMoveAndDelete:
         one, other = add(queue, 2)
         moved = run("move", one, "gone", "--to", "dead", "--reason", "by mistake", "--yes")
         assert moved.returncode == 1
-        assert moved.stdout.splitlines() == [f"{one}  moved", "gone  is not in the queue", "1 moved, 1 not"]
+        assert moved.stdout.splitlines() == [
+            f"{one}  moved",
+            "gone  not moved: there is no such message",
+            "1 of 2 moved",
+        ]
         assert (state_of(one), state_of(other)) == ("dead", "main")
         assert "by mistake" in run("show", one).stdout
         entry = last_audited()

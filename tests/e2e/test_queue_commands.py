@@ -140,7 +140,7 @@ class TestShow:
     def test_unknown_id_is_one_line(self, clean: Servers) -> None:
         result = run("show", "no-such")
         assert (result.returncode, result.stdout) == (1, "")
-        assert result.stderr == "queue-manager: there is no message no-such\n"
+        assert result.stderr == "queue-manager: There is no message no-such\n"
 
 
 class TestTransfer:
@@ -214,7 +214,7 @@ class TestReplay:
         mails = bury(queue, *(NewMessage(type="send_mail") for _ in range(250)))
         (export,) = bury(queue, NewMessage(type="export"))
         result = run("replay", "--all", "--type", "send_mail", "--yes")
-        assert result.stdout.splitlines()[-1] == "250 replayed, 0 not"
+        assert result.stdout.splitlines()[-1] == "250 of 250 replayed"
         assert [queue.dequeue().id for _ in mails] == mails  # type: ignore[union-attr]
         assert [message.id for message in queue_admin().list("dead").messages] == [export]
 
@@ -224,8 +224,8 @@ class TestReplay:
         assert result.returncode == 1
         assert result.stdout.splitlines() == [
             f"{id}  replayed",
-            "gone  is not a dead letter",
-            "1 replayed, 1 not",
+            "gone  not replayed: there is no such dead letter",
+            "1 of 2 replayed",
         ]
 
     @pytest.mark.parametrize("arguments", [[], ["one", "--all"], ["one", "--type", "send_mail"]])

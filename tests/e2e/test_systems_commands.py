@@ -179,7 +179,7 @@ def test_pause_and_resume_name_the_system(tmp_path: Path) -> None:
     assert systems(tmp_path, "resume", "support-snooze").stdout == "support-snooze  was not paused\n"
     refused = systems(tmp_path, "pause", "overdue-messages")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "there is no system 'overdue-messages'; the systems are: support-snooze, " in refused.stderr
+    assert "There is no system 'overdue-messages'; the systems are: support-snooze, " in refused.stderr
 
 
 def test_a_server_that_is_away_is_one_line(tmp_path: Path) -> None:

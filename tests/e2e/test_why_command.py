@@ -60,7 +60,7 @@ def test_an_id_that_nothing_has_and_a_system_that_does_not_exist(tmp_path: Path)
     assert (said.returncode, said.stdout) == (1, "Nothing has the id nothing.\n")
     said = why(tmp_path, "nothing", "--system", "rooms")
     assert said.returncode == 2
-    assert "there is no system 'rooms'; the systems are: support-snooze, " in said.stderr
+    assert "There is no system 'rooms'; the systems are: support-snooze, " in said.stderr
 
 
 def test_a_job_is_explained_without_redis(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ class TestDryRun:
             beat_schedule.systems()
 
     def test_a_system_that_dispatches_nothing_has_no_dry_run(self) -> None:
-        with pytest.raises(ConfigurationError, match=r"^there is no system 'overdue-messages'; the systems are: "):
+        with pytest.raises(ConfigurationError, match=r"^There is no system 'overdue-messages'; the systems are: "):
             beat_schedule.named("overdue-messages", beat_schedule.SYSTEMS)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
-from beat_schedule import systems
+from beat_schedule import systems, unknown_system
 from models import listing, scan_run
 from models.database import server_now
 from queue_manager.beat.status import leadership, next_runs
@@ -36,8 +36,7 @@ def find_system(name: str, known: Iterable[System]) -> System:
     """Return the system of a name. Raises `ApiError`."""
     by_name = {system.name: system for system in known}
     if name not in by_name:
-        message = f"There is no system {name!r}; the systems are: {', '.join(by_name)}"
-        raise ApiError(HTTPStatus.NOT_FOUND, "not found", message, field="name")
+        raise ApiError(HTTPStatus.NOT_FOUND, "not found", unknown_system(name, [*by_name]), field="name")
     return by_name[name]
 
 
