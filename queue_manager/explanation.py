@@ -15,7 +15,7 @@ from pydantic import Field, with_config
 
 from queue_manager.core.clock import seconds
 from queue_manager.core.json_types import ALWAYS_PRESENT, Moment, Number, optional
-from queue_manager.core.pause import PauseState
+from queue_manager.core.pause import PauseState, person
 
 Tone = Literal["good", "neutral", "warn", "bad"]
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
@@ -133,7 +133,7 @@ def pause_text(pause: PauseState | None, now: datetime) -> str:
     if pause is None:
         return ""
     since = "" if pause.at is None else f" since {when(pause.at, now)}"
-    by = "" if pause.by is None else f" by {pause.by}"
+    by = "" if pause.by is None else f" by {person(pause.by)}"
     return f"{since}{by}{f' ({pause.reason})' if pause.reason else ''}"
 
 

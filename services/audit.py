@@ -28,6 +28,7 @@ from models.database import Document, Error, describe, within
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import Unavailable, reason, server_away
 from queue_manager.core.log import get_logger
+from queue_manager.core.pause import person
 from queue_manager.core.settings import settings
 from queue_manager.explanation import TimelineEvent
 
@@ -272,7 +273,8 @@ def timeline_event(entry: AuditEntry) -> TimelineEvent:
     """Return an entry as an event in the life of what it was done to."""
     is_done = entry.outcome == "done"
     label = ACTION_LABELS.get(entry.action, entry.action.capitalize())
-    event = f"{label} by {entry.who}" if is_done else f"{entry.who} tried to {entry.action} it"
+    who = person(entry.who)
+    event = f"{label} by {who}" if is_done else f"Attempt to {entry.action} it by {who}"
     details = (
         changes_of(entry.before, entry.after),
         entry.detail,

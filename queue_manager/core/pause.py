@@ -12,6 +12,8 @@ from queue_manager.core.json_types import ALWAYS_PRESENT, Moment
 
 MAX_REASON_LENGTH = 500  # characters
 COMMAND_LINE = "command line"
+LOCAL_USER = "loopback"
+"""The stored name of whoever uses a web process without keys, which listens on loopback only."""
 
 
 @with_config(ALWAYS_PRESENT)
@@ -26,5 +28,10 @@ class PauseState:
     def __str__(self) -> str:
         """Return `since … by …: reason`, as far as it is known."""
         since = "" if self.at is None else f" since {to_iso(self.at)}"
-        by = "" if self.by is None else f" by {self.by}"
+        by = "" if self.by is None else f" by {person(self.by)}"
         return f"{since}{by}{f': {self.reason}' if self.reason else ''}".strip()
+
+
+def person(name: str) -> str:
+    """Return what texts for people call the one with this name, who paused or changed something."""
+    return "someone on this machine" if name == LOCAL_USER else name

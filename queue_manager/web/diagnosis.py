@@ -17,7 +17,7 @@ from queue_manager import leases, pauses
 from queue_manager.beat.status import leadership, next_runs
 from queue_manager.core.clock import local_now
 from queue_manager.core.errors import AppError, Unavailable, reason
-from queue_manager.core.pause import PauseState
+from queue_manager.core.pause import PauseState, person
 from queue_manager.core.settings import settings
 from queue_manager.explanation import DispatchState, Explanation, newest_first, sentence, when
 from queue_manager.server_calls import mongodb, redis_server
@@ -109,7 +109,7 @@ def _deleted(id: str, without: list[System], actions: Sequence[AuditEntry], now:
                 kind=system.item_name,
                 id=id,
                 label="deleted",
-                answer=sentence(f"deleted by {last.who} at {when(last.at, now)}"),
+                answer=sentence(f"deleted by {person(last.who)} at {when(last.at, now)}"),
                 page=system.page_of_item(id),
                 document=f"/api/audit/{last.id}",
             )

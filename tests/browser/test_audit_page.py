@@ -24,7 +24,7 @@ def test_an_edit_is_shown_with_both_values_and_leads_to_its_message(queue: Queue
     for text in ("loopback", "API · 127.0.0.1", "edit", "Messages", "payload 42 → 4200", "done"):
         expect(row).to_contain_text(text)
     row.get_by_role("link", name=id).click()
-    expect(page.locator(".timeline")).to_contain_text("Edited by loopback payload 42 → 4200")
+    expect(page.locator(".timeline")).to_contain_text("Edited by someone on this machine payload 42 → 4200")
 
 
 def test_the_list_is_filtered_and_the_address_keeps_it(queue: Queue, visit: Visit) -> None:

@@ -293,7 +293,7 @@ def test_a_name_is_paused_and_resumed(visit: Visit, queue: Queue) -> None:
     visit.dialog.get_by_label("Reason").fill("a refund runs")
     visit.press("Pause", visit.dialog)
     expect(of_name(visit, REPORT).get_by_text("paused", exact=True)).to_be_visible()
-    expect(of_name(visit, REPORT)).to_contain_text("by loopback: a refund runs")
+    expect(of_name(visit, REPORT)).to_contain_text("by someone on this machine: a refund runs")
     assert (about()["is_paused"], about()["pause"]["reason"]) == (True, "a refund runs")
     visit.press("Resume", of_name(visit, REPORT))
     expect(of_name(visit, REPORT).get_by_text("paused", exact=True)).to_have_count(0)

@@ -55,7 +55,7 @@ def test_an_edit_has_the_values_before_and_after(queue: Queue) -> None:
     assert (entry["who"], entry["via"], entry["address"]) == ("loopback", "api", "127.0.0.1")
     assert (entry["before"], entry["after"]) == ({"payload": '{"amount":42}'}, {"payload": '{"amount":4200}'})
     (found,) = queue.get(f"/search?id={id}").body["found"]
-    assert [event["event"] for event in found["timeline"]] == ["Edited by loopback", "Added"]
+    assert [event["event"] for event in found["timeline"]] == ["Edited by someone on this machine", "Added"]
     assert found["timeline"][0]["detail"] == 'payload {"amount":42} → {"amount":4200}'
 
 
@@ -121,8 +121,8 @@ def test_what_was_deleted_is_found_by_its_id(queue: Queue) -> None:
     assert queue.delete(f"/queue/message/{id}").status == 200
     (found,) = queue.get(f"/search?id={id}").body["found"]
     assert (found["kind"], found["label"], found["page"]) == ("message", "deleted", f"/messages/{id}")
-    assert found["answer"].startswith("Deleted by loopback at ")
-    assert [event["event"] for event in found["timeline"]] == ["Deleted by loopback"]
+    assert found["answer"].startswith("Deleted by someone on this machine at ")
+    assert [event["event"] for event in found["timeline"]] == ["Deleted by someone on this machine"]
     assert queue.get(found["document"].removeprefix("/api")).body["ids"] == [id]
 
 
@@ -160,11 +160,11 @@ def test_actions_on_jobs_are_recorded(queue: Queue) -> None:
     assert (canceled["before"], canceled["after"]) == ({"state": "pending"}, {"state": "canceled"})
     (gone,) = queue.get(f"/search?id={id}").body["found"]
     assert [event["event"] for event in gone["timeline"]] == [
-        "loopback tried to cancel it",
-        "Removed by loopback",
-        "Retried by loopback",
-        "Canceled by loopback",
-        "Rescheduled by loopback",
+        "Attempt to cancel it by someone on this machine",
+        "Removed by someone on this machine",
+        "Retried by someone on this machine",
+        "Canceled by someone on this machine",
+        "Rescheduled by someone on this machine",
     ]
 
 
@@ -182,7 +182,7 @@ def test_actions_on_systems_are_recorded(queue: Queue) -> None:
     assert (found[0]["detail"], found[5]["ids"], found[5]["page"]) == ("v1.4", [room], "/rooms")
     assert (found[4]["filter"], found[4]["count"]) == ({"state": "failed", "search": "boom"}, 0)
     (explained,) = queue.get(f"/search?id={room}").body["found"]
-    assert "Retried by loopback" in [event["event"] for event in explained["timeline"]]
+    assert "Retried by someone on this machine" in [event["event"] for event in explained["timeline"]]
 
 
 def test_the_audit_has_the_name_of_the_key_and_whether_a_page_was_used(guarded: Queue) -> None:

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from queue_manager.core.api_keys import ROLES, ApiKey, Role
+from queue_manager.core.pause import LOCAL_USER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,4 +54,4 @@ class Principal:
         return self.has_role("operator")
 
 
-LOOPBACK = Principal(name="loopback", role="operator", by="loopback")
+LOOPBACK = Principal(name=LOCAL_USER, role="operator", by="loopback")

@@ -1,7 +1,7 @@
 // Charts over time: axes, a legend, marks of what happened, and the values by pointer, by arrow keys or as a table.
 
 import { ZONE, at, number, zoned } from "./clock.js";
-import { element, svg } from "./dom.js";
+import { element, person, svg } from "./dom.js";
 
 const HEIGHT = 100; // of the drawing, whose units are percent and steps
 const MIN_BAR = 1.5; // percent, so that one of thousands is seen
@@ -78,7 +78,7 @@ function timeOf(ms, seconds) {
 }
 
 /** @param {Mark} mark */
-export const markText = ({ kind, text, by }) => `${{ deployment: "Mark", leader: "Leader", outage: "Outage" }[kind]}: ${text}${by ? `, by ${by}` : ""}`;
+export const markText = ({ kind, text, by }) => `${{ deployment: "Mark", leader: "Leader", outage: "Outage" }[kind]}: ${text}${by ? `, by ${person(by)}` : ""}`;
 
 /** A chart whose steps show their values when the pointer or the arrow keys select them. @param {Chart} chart */
 export function chart(chart) {

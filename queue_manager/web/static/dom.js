@@ -2,6 +2,8 @@
 
 /** @template {keyof ElementsById} K @param {K} id */
 export const byId = (id) => /** @type {ElementsById[K]} */ (document.getElementById(id));
+/** What texts call the one with a stored name. @param {string} name */
+export const person = (name) => (name === "loopback" ? "someone on this machine" : name);
 export const mayAct = document.body.hasAttribute("data-may-act");
 
 /** @template {keyof HTMLElementTagNameMap} K @param {K} name @param {Attributes} [properties] @param {...Child} children */

@@ -1,7 +1,7 @@
 // What the overview and the page of a system share.
 
 import { at, countdown, moment, number, span, until } from "./clock.js";
-import { PREFIX, element, facts, pill } from "./dom.js";
+import { PREFIX, element, facts, person, pill } from "./dom.js";
 
 /** What needs attention, the worst first. @param {System} system @returns {Need[]} */
 export function needs({ is_on: isOn, problems, errors }) {
@@ -38,7 +38,7 @@ export function statusPill(system) {
 }
 
 /** Since when, by whom and why it is paused. @param {Pause | null} pause @returns {Child} */
-export const pauseNote = (pause) => pause && element("p", { class: "hint" }, "Paused", pause.at && [" since ", moment(pause.at)], pause.by && ` by ${pause.by}`, pause.reason && `: ${pause.reason}`);
+export const pauseNote = (pause) => pause && element("p", { class: "hint" }, "Paused", pause.at && [" since ", moment(pause.at)], pause.by && ` by ${person(pause.by)}`, pause.reason && `: ${pause.reason}`);
 
 export const PAUSED = "Paused: scans dispatch nothing";
 
