@@ -40,7 +40,7 @@ def test_pages_say_what_operators_of_other_products_know(visit: Visit, queue: Qu
     page = visit.open("/messages/failed")
     expect(page.locator("#rows > tr").first).to_be_visible()
     page.locator("#clear").click()
-    expect(visit.dialog).to_contain_text("This ignores the filters above.")
+    expect(visit.dialog).to_contain_text("This ignores the filters above, and includes messages")
     page = visit.open("/jobs?state=failure")
     page.locator("#rows th button").first.click()
     visit.press("Retry now", visit.dialog)
