@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+from io import TextIOWrapper
 
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.imports import require_own_packages
@@ -15,6 +16,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def main() -> None:
     """Run the command. A wrong setting or a full disk is one clear message, and Ctrl-C none."""
+    _repair_streams()
     try:
         require_own_packages()
         from queue_manager.cli.commands import cli
@@ -31,3 +33,12 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left at its end
         print(f"queue-manager: cannot write: {error.strerror}", file=sys.stderr)
         sys.exit(1)
+
+
+def _repair_streams() -> None:
+    """Replace streams that were closed, such as by `<&-`, and escape what the encoding of a terminal does not have."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")

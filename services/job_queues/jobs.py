@@ -240,6 +240,8 @@ class Jobs:
             InvalidJob: names the argument.
             NoPosition: `after` is not a position in this order.
         """
+        if limit < 1:
+            raise InvalidJob("limit", "must be at least 1")
         query = JobQuery(
             name=None if name is None else checked_name(name),
             state=None if state is None else checked_state(state),

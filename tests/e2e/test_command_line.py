@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,11 +28,15 @@ from dev.ports import free_port
 from dev.servers import DATABASE, Mongo, Valkey
 from models import scan_run, schema
 from models.database import server_now
+from models.job import JobState
 from queue_manager import cli as command
 from queue_manager.cli.commands import cli
 from queue_manager.core.clock import seconds
 from queue_manager.health_rules import Rule
 from queue_manager.telemetry import worker_heartbeats
+from services.job_queues import jobs
+from tests import many
+from tests.any_jobs import INVOICE, MODULE
 from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
 from tests.e2e.commands import COMMAND, invoke
 from tests.e2e.watching import is_open
@@ -455,3 +460,29 @@ def test_ctrl_c_at_the_start_prints_nothing(
         command.main()
     assert ended.value.code == 130
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "text"),
+    [
+        ("queue config >&-", 0, ""),
+        ("jobs list >&-", 0, ""),
+        ("jobs clear success <&-", 1, "Aborted."),
+        ("jobs list", 0, "\\xe9"),
+    ],
+)
+def test_closed_streams_and_narrow_encodings_are_no_errors(
+    clean: Servers, tmp_path: Path, command: str, status: int, text: str
+) -> None:
+    many.jobs(1, JobState.SUCCESS)
+    jobs.run(INVOICE, "é")
+    result = subprocess.run(
+        ["/bin/sh", "-c", f"{shlex.join(COMMAND)} {command}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii", "JOBS_IMPORTS": f'["{MODULE}"]'},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (result.returncode, "Traceback" in result.stderr) == (status, False), result.stderr
+    assert text in result.stdout + result.stderr

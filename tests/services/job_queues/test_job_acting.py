@@ -293,6 +293,11 @@ def test_jobs_to_clear_are_counted_up_to_a_limit(lab: Lab) -> None:
 # Pause
 
 
+def test_a_list_has_a_job_at_least(lab: Lab) -> None:
+    with pytest.raises(InvalidJob, match="limit: must be at least 1"):
+        lab.jobs.list(limit=0)
+
+
 def test_names_to_pause_are_a_list(lab: Lab) -> None:
     for change in (lab.jobs.pause, lab.jobs.resume):
         with pytest.raises(InvalidJob, match="names: must be a list of names, not the text 'mail'"):
