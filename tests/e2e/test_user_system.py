@@ -267,4 +267,5 @@ def test_a_dry_run_counts_and_dispatches_nothing(user: User) -> None:
     assert (scan["dry_run"], scan["found"], scan["enqueued"]) == (1, 1, 0)
     refused = user.queue_manager("health", QM_DRY_RUN="trial-ends")
     assert refused.returncode == 2
-    assert "QM_DRY_RUN: there is no system 'trial-ends'; the systems are: support-snooze, " in refused.stderr
+    error = "QM_DRY_RUN: there is no system 'trial-ends' (did you mean trial-end?); the systems are: support-snooze, "
+    assert error in refused.stderr
