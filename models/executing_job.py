@@ -11,7 +11,7 @@ from models.database import Document
 from models.job import COUNTED_ATTEMPTS, IS_JOB, JobId, JobState, as_count, jobs
 from queue_manager.core.clock import EPOCH
 
-MALFORMED_ERROR = "The claim of the executing job was malformed: `claim.claimed_until` must be a date"
+MALFORMED_CLAIM_ERROR = "The claim of the executing job was malformed: `claim.claimed_until` must be a date"
 _IS_CLAIMED: Document = {
     "claim": {"$not": {"$type": "array"}},
     "claim.claimed_until": {"$gte": EPOCH, "$not": {"$type": "array"}},
@@ -72,6 +72,6 @@ def find(where: Document | None = None) -> list[ExecutingJob]:
 def fail_unclaimed(now: datetime) -> int:
     """Make those executing jobs failed ones whose claim nobody can hold, and no lease will end; return their number."""
     unclaimed: Document = {"state": JobState.EXECUTING, **IS_JOB, "$nor": [_IS_CLAIMED]}
-    failed = {"state": JobState.FAILURE, "last_error": MALFORMED_ERROR, "updated": now}
+    failed = {"state": JobState.FAILURE, "last_error": MALFORMED_CLAIM_ERROR, "updated": now}
     change = {"$set": failed, "$unset": {"claim": "", "page": ""}}
     return jobs().update_many(unclaimed, change, hint="executing_by_lease").modified_count

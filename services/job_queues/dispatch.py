@@ -90,7 +90,7 @@ class Dispatch(DueWork):
             return
         declarations.store(self.declared, now)
         if malformed := executing_job.fail_unclaimed(now):
-            log.warning(executing_job.MALFORMED_ERROR, jobs=malformed)
+            log.warning(executing_job.MALFORMED_CLAIM_ERROR, jobs=malformed)
         reaped = [lost.name for lost in self._find_lost(now) if _reap(lost, now)]
         if reaped:
             yield DueBatch(other_counts={"reaped": len(reaped)})

@@ -36,7 +36,7 @@ def test_an_id_is_added_once(client: Client) -> None:
 
 def test_an_empty_type_is_refused_instead_of_meaning_any(client: Client) -> None:
     client.messages.enqueue("mail")
-    with pytest.raises(ValueError, match="^type: must be None or the type of messages"):
+    with pytest.raises(ValueError, match=r"^type: must be None or the type of messages"):
         client.messages.dequeue(type="")
 
 

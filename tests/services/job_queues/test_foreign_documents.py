@@ -87,7 +87,7 @@ def test_an_executing_job_with_a_malformed_claim_fails_and_blocks_no_queue(claim
 
     assert (lab.state(odd), lab.state(behind), lab.state(other)) == ("failure", "success", "success")
     found = lab.jobs.get(odd)
-    assert (found["last_error"], "claim" in found) == (executing_job.MALFORMED_ERROR, False)
+    assert (found["last_error"], "claim" in found) == (executing_job.MALFORMED_CLAIM_ERROR, False)
     lab.jobs.retry(odd)
     lab.serve(epoch=1)
     assert lab.state(odd) == "success"
