@@ -15,6 +15,7 @@ from inspect import (
     isgeneratorfunction,
     signature,
 )
+from os import _exit as exit_at_once
 from typing import Any, TypeVar
 
 from billiard.common import terminate_handler_fired
@@ -66,7 +67,7 @@ def contained() -> Iterator[None]:
 
 def _end_fork(pid: int, status: int) -> None:
     if os.getpid() != pid:
-        os._exit(status)
+        exit_at_once(status)
 
 
 def require_done(result: T, what: str) -> T:
