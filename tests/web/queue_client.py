@@ -93,27 +93,8 @@ def empty_queue(servers: Servers, directories: pytest.TempPathFactory, **env: st
     url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
     queue = Queue(shared_web(directories, **environment(url, **env)), url)
     with queue.redis() as client:
-        empty(client)
+        client.flushdb()
     return queue
-
-
-def empty(client: redis.Redis) -> None:
-    """Delete all data. Web processes that still wait for events notice it at once, and not during a test."""
-    client.flushdb()
-    unblock(client)
-
-
-def unblock(client: redis.Redis) -> None:
-    """Let those that wait for entries of a stream find none."""
-    for id in readers(client):
-        client.client_unblock(id)
-
-
-def readers(client: redis.Redis) -> list[int]:
-    """Return the ids of the connections that wait for entries of a stream in this database."""
-    database = str(client.get_connection_kwargs()["db"])
-    clients: Any = client.client_list()
-    return [int(one["id"]) for one in clients if (one["db"], one["cmd"]) == (database, "xread") and "b" in one["flags"]]
 
 
 class Stream:

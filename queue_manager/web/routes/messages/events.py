@@ -118,8 +118,6 @@ class MessageEvents(EventSource[EntryId]):
             answer: Any = await self._client.xread(
                 {self._stream: _written(position)}, count=EVENTS_PER_READ, block=int(STREAM_READ_TIMEOUT * 1000)
             )
-            if not answer and _resumed(position, await self._kept()).is_gap:
-                raise EventsLost  # somebody deleted all data
             read = [_event(entry) for _, entries in answer or [] for entry in entries]
             position = read[-1].position if read else position
             yield ReadBatch(position, read)
