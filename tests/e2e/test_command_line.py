@@ -478,7 +478,13 @@ def test_closed_streams_and_narrow_encodings_are_no_errors(
     jobs.run(INVOICE, "é")
     result = subprocess.run(
         ["/bin/sh", "-c", f"{shlex.join(COMMAND)} {command}"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii", "JOBS_IMPORTS": f'["{MODULE}"]'},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONIOENCODING": "ascii",
+            "COLUMNS": "200",
+            "JOBS_IMPORTS": f'["{MODULE}"]',
+        },
         cwd=tmp_path,
         capture_output=True,
         text=True,
