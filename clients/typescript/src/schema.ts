@@ -1850,7 +1850,15 @@ export interface components {
             changed: number;
             /** Of */
             of: number;
-            /** Results */
+            /**
+             * Is Complete
+             * @description False if the time was over before all jobs were tried.
+             */
+            is_complete: boolean;
+            /**
+             * Results
+             * @description Of those that were tried, in the order of the ids.
+             */
             results: components["schemas"]["ChangedJob"][];
             /**
              * Undo

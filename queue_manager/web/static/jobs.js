@@ -242,6 +242,8 @@ const pause = (name) => askFor({
   },
 });
 
+const MORE = "; more remain, repeat to continue";
+
 /** @param {number} count */
 const counted = (count) => `${number(count)} job${count === 1 ? "" : "s"}`;
 
@@ -290,9 +292,9 @@ function remove(id, name) {
 
 /** @param {string} path @param {string} past @param {string[]} ids */
 async function change(path, past, ids) {
-  const { changed, of, undo } = await post(`/jobs/${path}`, { ids });
+  const { changed, of, is_complete: isAll, undo } = await post(`/jobs/${path}`, { ids });
   list.selection.clear();
-  return done(withUndo(`${number(changed)} of ${counted(of)} ${past}`, undo));
+  return done(withUndo(`${number(changed)} of ${counted(of)} ${past}${isAll ? "" : MORE}`, undo));
 }
 
 /** @param {string[]} ids */
@@ -361,7 +363,7 @@ function confirm(states, name, found) {
     typed: found > TYPED_FROM && { name: name || ALL_NAMES, of: "queue" },
     async act() {
       const { deleted, is_complete: isAll, undo } = await post("/jobs/clear", { states, name: name || null });
-      return done(withUndo(`${counted(deleted)} deleted${isAll ? "" : "; more remain, repeat to continue"}`, undo));
+      return done(withUndo(`${counted(deleted)} deleted${isAll ? "" : MORE}`, undo));
     },
   });
 }
