@@ -194,7 +194,7 @@ def _about_unknown(name: str) -> str:
     known = set(stored_names())
     with suppress(ConfigurationError):  # jobs can be listed while an import fails
         known |= set(job_queues.registry.names())
-    return "" if name in known else f": there is no job of the name {name!r}{did_you_mean(name, known)}"
+    return "" if name in known else f": no job has the name {name!r}{did_you_mean(name, known)}"
 
 
 def _exported(listed: JobList) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -117,14 +117,19 @@ def reason(error: BaseException) -> ErrorText:
     PyMongo appends timeouts, the topology and the server's reply. The error for a missing index is replaced, because
     MongoDB does not name the cause.
     """
-    try:
-        text = (_message_of(getattr(error, "details", None)) or str(error))[:MAX_ERROR_TEXT_LENGTH]
-    except Exception as its_own:  # of the error's class
-        text = f"its text cannot be rendered ({type(its_own).__name__})"
+    text = rendered(lambda: _message_of(getattr(error, "details", None)) or str(error))[:MAX_ERROR_TEXT_LENGTH]
     if missing := _MISSING_INDEX.search(text):
         text = f"an index of {missing[1]} is missing: run `queue-manager migrate` while its system is switched on"
     text = _SESSION.sub("", _APPENDED.sub("", _CONFIGURED_TIMEOUTS.sub("", text)))
     return ErrorText.of(text or type(error).__name__, error)
+
+
+def rendered(render: Callable[[], str]) -> str:
+    """Return a text, or why there is none: the class of a value that users give may fail to make it."""
+    try:
+        return render()
+    except Exception as error:
+        return f"its text cannot be rendered ({type(error).__name__})"
 
 
 def _message_of(details: Any) -> str | None:

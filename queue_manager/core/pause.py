@@ -13,7 +13,7 @@ from queue_manager.core.json_types import ALWAYS_PRESENT, Moment
 MAX_REASON_LENGTH = 500  # characters
 COMMAND_LINE = "command line"
 LOCAL_USER = "loopback"
-"""The stored name of whoever uses a web process without keys, which listens on loopback only."""
+"""The user name that is stored for changes through a web process without keys, which listens on loopback only."""
 
 
 @with_config(ALWAYS_PRESENT)

@@ -12,7 +12,7 @@ from models.database import Document, Error
 from models.job import JobState, as_count
 from models.job_attempt import JobOutcome
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import AppError, reason
+from queue_manager.core.errors import AppError, reason, rendered
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 
@@ -153,8 +153,5 @@ class JobRun:
 
 def as_text(value: object) -> str:
     """Return a value, or what an error says, as text, truncated and with valid UTF-8 only."""
-    try:
-        text = reason(value) if isinstance(value, BaseException) else str(value)
-        return text[:MAX_STORED_ERROR_LENGTH].encode("utf-8", "replace").decode()
-    except Exception as error:
-        return f"its text cannot be rendered ({type(error).__name__})"
+    text = reason(value) if isinstance(value, BaseException) else rendered(lambda: str(value))
+    return text[:MAX_STORED_ERROR_LENGTH].encode("utf-8", "replace").decode()

@@ -233,7 +233,7 @@ class TestChanging:
     def test_misspelled_names_and_states_get_a_suggestion(self, clean: Servers) -> None:
         made(INVOICE, 1)
         listed = invoke("jobs", "list", "--name", "test.send_invoce")
-        assert listed.stdout == (f"no jobs: there is no job of the name 'test.send_invoce' (did you mean {INVOICE}?)\n")
+        assert listed.stdout == (f"no jobs: no job has the name 'test.send_invoce' (did you mean {INVOICE}?)\n")
         assert invoke("jobs", "list", "--name", REPORT).stdout == "no jobs\n"
         for arguments, field in ((["list", "--state", "sucess"], "--state"), (["clear", "sucess", "--yes"], "STATE")):
             refused = invoke("jobs", *arguments)
