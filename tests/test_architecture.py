@@ -24,6 +24,7 @@ LAYERS = [
         "queue_manager.doctor",
         "queue_manager.web",
     ],
+    ["queue_manager.operations"],
     ["queue_manager.worker"],
     ["tasks", "queue_manager.batching", "queue_manager.server_calls"],
     ["beat_schedule"],

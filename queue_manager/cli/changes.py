@@ -9,7 +9,7 @@ import getpass
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ import typer
 
 from models.archive import UNDO_TIME
 from models.audit import ActionName
-from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.errors import fail
 from queue_manager.cli.messages_render import printable
 from queue_manager.core import log
 from queue_manager.core.pause import MAX_REASON_LENGTH
@@ -86,30 +86,6 @@ def checked_reason(reason: str | None) -> str | None:
     if reason is not None and not _is_text(reason):
         fail("the reason must be valid UTF-8", code=2)
     return reason or None
-
-
-def switch(
-    action: ActionName,
-    kind: str,
-    names: Sequence[str],
-    change: Callable[[Sequence[str]], None],
-    outcome: Callable[[str], str],
-    *,
-    reason: str | None = None,
-    **audit: Any,
-) -> None:
-    """Pause or resume what has these names, with an entry in the audit, and print a line for each.
-
-    Args:
-        kind: what the names are of, in the audit.
-        outcome: what to print after a name.
-        audit: the system, and what else `services.audit.recorded` takes.
-    """
-    selected = {kind: ", ".join(names)} | ({"reason": reason} if reason else {})
-    with report_errors(), audited(action, filter=selected, **audit):
-        change(names)
-    for name in names:
-        typer.echo(f"{printable(name)}  {outcome(name)}")
 
 
 def resumed(was_paused: bool) -> str:

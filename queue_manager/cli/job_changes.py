@@ -16,7 +16,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from models import job_queue
 from models.audit import ActionName
 from models.database import Document
 from models.document_id import id_text
@@ -31,15 +30,14 @@ from queue_manager.cli.changes import (
     current_actor,
     echo_undo,
     resumed,
-    switch,
 )
 from queue_manager.cli.completion import complete_job_name, complete_job_state
 from queue_manager.cli.errors import fail, moment, report_errors
 from queue_manager.cli.jobs_render import print_document
 from queue_manager.cli.messages_render import printable
 from queue_manager.core.clock import to_iso
-from queue_manager.core.pause import COMMAND_LINE
 from queue_manager.core.suggestion import did_you_mean
+from queue_manager.operations import switches
 from queue_manager.web.http.requests import validated
 from services import job_queues
 from services.job_queues import as_json
@@ -187,18 +185,14 @@ def pause(names: JobNames, reason: PauseReason = None) -> None:
     Example: `queue-manager jobs pause send_invoice --reason "the mail provider is down"`
     """
     why = checked_reason(reason)
-    change = partial(job_queues.jobs.pause, reason=why, by=COMMAND_LINE)
     with report_errors():
         stored = stored_names()
-    # The functions are not imported for names that have jobs, so that those can be paused while an import fails.
-    known = stored if {*names} <= {*stored} else [*stored, *job_queues.registry.names()]
-
-    def outcome(name: str) -> str:
-        if name in known:
-            return "paused"
-        return f"paused, but there is no job and no function of this name{did_you_mean(name, known)}"
-
-    switch("pause", "names", names, change, outcome, reason=why, system=job_queues.system.name)
+        # The functions are not imported for names that have jobs, so that those can be paused while an import fails.
+        known = stored if {*names} <= {*stored} else [*stored, *job_queues.registry.names()]
+        switches.pause_jobs(current_actor(), names, why)
+    for name in names:
+        unknown = f", but there is no job and no function of this name{did_you_mean(name, known)}"
+        typer.echo(f"{printable(name)}  paused{unknown if name not in known else ''}")
 
 
 def resume(names: JobNames) -> None:
@@ -207,9 +201,9 @@ def resume(names: JobNames) -> None:
     Example: `queue-manager jobs resume send_invoice`
     """
     with report_errors():
-        paused = job_queue.pauses()
-    system = job_queues.system.name
-    switch("resume", "names", names, job_queues.jobs.resume, lambda name: resumed(name in paused), system=system)
+        paused = switches.resume_jobs(current_actor(), names)
+    for name in names:
+        typer.echo(f"{printable(name)}  {resumed(name in paused)}")
 
 
 # Arguments

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
-from functools import partial
 from typing import Annotated
 
 import typer
 
-from queue_manager.cli.changes import PauseReason, audited, checked_reason, resumed, switch
+from queue_manager.cli.changes import PauseReason, audited, checked_reason, current_actor, resumed
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import (
     AnswerJsonOption,
@@ -37,7 +36,7 @@ from queue_manager.cli.messages_render import (
 )
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import AppError
-from queue_manager.core.pause import COMMAND_LINE
+from queue_manager.operations import switches
 from services import message_queue
 from services.message_queue import Filter, MessageState, SweepResult
 from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, MESSAGE_STATES
@@ -269,17 +268,12 @@ def pause(types: MessageTypes, reason: PauseReason = None) -> None:
     Example: `queue-manager queue pause send_mail --reason "the mail server is down"`
     """
     why = checked_reason(reason)
-    change = partial(message_queue.queue_admin().pause, by=COMMAND_LINE, reason=why)
-    switch(
-        "pause",
-        "types",
-        types,
-        change,
-        lambda type: "paused" if _is_known(type) else "paused, but there is no message of this type now",
-        reason=why,
-        system=message_queue.system.name,
-        is_in_redis=True,
-    )
+    with report_errors():
+        switches.pause_types(current_actor(), types, why)
+    for type in types:
+        typer.echo(
+            f"{printable(type)}  paused{'' if _is_known(type) else ', but there is no message of this type now'}"
+        )
 
 
 @queue.command()
@@ -289,16 +283,9 @@ def resume(types: MessageTypes) -> None:
     Example: `queue-manager queue resume send_mail`
     """
     with report_errors():
-        paused = message_queue.queue_admin().pauses()
-    switch(
-        "resume",
-        "types",
-        types,
-        message_queue.queue_admin().resume,
-        lambda type: resumed(type in paused),
-        system=message_queue.system.name,
-        is_in_redis=True,
-    )
+        paused = switches.resume_types(current_actor(), types)
+    for type in types:
+        typer.echo(f"{printable(type)}  {resumed(type in paused)}")
 
 
 def _is_known(type: str) -> bool:

@@ -21,17 +21,18 @@ from beat_schedule import named, systems
 from models import database
 from models.due_documents import MAX_COUNT, DueCollection
 from queue_manager import pauses
-from queue_manager.cli.changes import PauseReason, audited, checked_reason, resumed
+from queue_manager.cli.changes import PauseReason, checked_reason, current_actor, resumed
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import report_errors
 from queue_manager.cli.messages_render import console, printable, table
 from queue_manager.cli.system_queries import SystemName, history, scans, schedule, status
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.pause import COMMAND_LINE, PauseState
+from queue_manager.core.pause import PauseState
 from queue_manager.core.settings import settings
 from queue_manager.core.suggestion import did_you_mean
 from queue_manager.explanation import many
+from queue_manager.operations import switches
 from queue_manager.system import System, declared, require_distinct
 from services.due_documents import DueDocuments, Preview, previews, work_of
 
@@ -103,9 +104,7 @@ def pause(name: SystemName, reason: PauseReason = None) -> None:
     Example: `queue-manager systems pause support-snooze --reason "the mail provider is down"`
     """
     with report_errors():
-        system, why = named(name, systems()).name, checked_reason(reason)
-        with audited("pause", system=system, filter={"reason": why} if why else None, is_in_redis=True):
-            pauses.pause(system, by=COMMAND_LINE, reason=why)
+        switches.pause_system(current_actor(), named(name, systems()).name, checked_reason(reason))
     typer.echo(f"{name}  paused")
 
 
@@ -116,9 +115,7 @@ def resume(name: SystemName) -> None:
     Example: `queue-manager systems resume support-snooze`
     """
     with report_errors():
-        system = named(name, systems()).name
-        with audited("resume", system=system, is_in_redis=True):
-            was_paused = pauses.resume(system)
+        was_paused = switches.resume_system(current_actor(), named(name, systems()).name)
     typer.echo(f"{name}  {resumed(was_paused)}")
 
 

@@ -57,10 +57,10 @@ class InvalidJob(InvalidField):
 # Validation
 
 
-def checked_name(name: Any) -> str:
+def checked_name(name: Any, *, field: str = "name") -> str:
     """Return `name` if it is a valid job name."""
     if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
-        raise InvalidJob("name", f"{name!r:.80} is not a valid name; {JOB_NAME_RULE}")
+        raise InvalidJob(field, f"{name!r:.80} is not a valid name; {JOB_NAME_RULE}")
     return name
 
 

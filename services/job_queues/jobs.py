@@ -407,7 +407,7 @@ def _foreign_document_error(id: str) -> WrongState:
 def _checked_names(names: Sequence[str]) -> list[str]:
     if isinstance(names, str):  # a sequence of names of one letter
         raise InvalidJob("names", f"must be a list of names, not the text {names!r:.100}")
-    return [checked_name(name) for name in names]
+    return [checked_name(name, field="names") for name in names]
 
 
 def _as_running(executing: ExecutingJob) -> Document:

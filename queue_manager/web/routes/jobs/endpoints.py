@@ -24,6 +24,7 @@ from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import Contended
 from queue_manager.core.log import get_logger
+from queue_manager.operations import switches
 from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http import cursors
@@ -85,8 +86,6 @@ ACTION_TEXTS: dict[ActionName, str] = {
     "retry": "made due now",
     "remove": "removed",
     "reschedule": "rescheduled",
-    "pause": "paused",
-    "resume": "resumed",
 }
 
 NoBody = Annotated[NoMembers, Depends(JsonBody(NoMembers, max_bytes=MAX_JOB_BODY, is_required=False))]
@@ -252,14 +251,15 @@ def pause(
     body: Annotated[NamesToPause, Depends(JsonBody(NamesToPause, max_bytes=MAX_JOB_BODY))], actor: CurrentActor
 ) -> Paused:
     """Start no more jobs of these names, which wait. Running jobs finish."""
-    change = partial(jobs.pause, reason=body.reason, by=actor.who)
-    return Paused(paused=_switch(actor, "pause", body.names, change, reason=body.reason))
+    switches.pause_jobs(actor, body.names, body.reason)
+    return Paused(paused=body.names)
 
 
 @commands.post("/jobs/resume")
 def resume(body: QueueNames, actor: CurrentActor) -> Resumed:
     """Start jobs of these names again."""
-    return Resumed(resumed=_switch(actor, "resume", body.names, jobs.resume))
+    switches.resume_jobs(actor, body.names)
+    return Resumed(resumed=body.names)
 
 
 @commands.post("/jobs/clear")
@@ -395,16 +395,3 @@ def _result(change: Callable[[str], dict[str, Any]], id: str) -> ChangeResult:
         except tuple(REFUSALS) as error:
             return REFUSALS[type(error)]
     return "CHANGED"
-
-
-def _switch(
-    actor: Actor, action: ActionName, names: list[str], change: Callable[[list[str]], None], reason: str | None = None
-) -> list[str]:
-    selected = {"names": ", ".join(names)} | ({"reason": reason} if reason else {})
-    with recorded(actor, action, system=system.name, filter=selected), mongodb():
-        try:
-            change(names)
-        except InvalidJob as error:
-            raise InvalidJob("names", error.problem) from None
-    log.info(f"Queues were {ACTION_TEXTS[action]} by an operator", names=", ".join(names))
-    return names

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from models.audit import ActionName
 from queue_manager.core.clock import to_iso
 from queue_manager.core.log import get_logger
 from queue_manager.explanation import many
+from queue_manager.operations import switches
 from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http.errors import errors, invalid
 from queue_manager.web.http.requests import EmptyIsNone, JsonBody
@@ -226,7 +225,8 @@ def pause(
     body: Annotated[TypesToPause, Depends(JsonBody(TypesToPause, max_bytes=MAX_BATCH_BYTES))], actor: CurrentActor
 ) -> MessagePauses:
     """Deliver no messages of these types, which wait. Those that consumers hold are not affected. At most 100 types."""
-    return _switched(actor, "pause", body, partial(queue_admin().pause, by=actor.who, reason=body.reason))
+    switches.pause_types(actor, body.types, body.reason)
+    return MessagePauses(pauses=queue_admin().pauses())
 
 
 @router.post("/queue/resume")
@@ -234,18 +234,7 @@ def resume(
     body: Annotated[TypesToResume, Depends(JsonBody(TypesToResume, max_bytes=MAX_BATCH_BYTES))], actor: CurrentActor
 ) -> MessagePauses:
     """Deliver messages of these types again, in the order in which they were added."""
-    return _switched(actor, "resume", body, queue_admin().resume)
-
-
-def _switched(
-    actor: Actor, action: ActionName, body: TypesToResume, change: Callable[[Sequence[str]], None]
-) -> MessagePauses:
-    selected = {"types": ", ".join(body.types)}
-    if isinstance(body, TypesToPause) and body.reason:
-        selected["reason"] = body.reason
-    with recorded(actor, action, **AUDITED_QUEUE, filter=selected):
-        change(body.types)
-    log.info("Types of messages switched by an operator", action=action, types=selected["types"])
+    switches.resume_types(actor, body.types)
     return MessagePauses(pauses=queue_admin().pauses())
 
 

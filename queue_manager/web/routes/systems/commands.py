@@ -7,22 +7,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from queue_manager import pauses
-from queue_manager.core.log import get_logger
+from queue_manager.operations import switches
 from queue_manager.system import System
 from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import JsonBody, NoMembers
 from queue_manager.web.routes.systems.queries import Named
 from queue_manager.web.routes.systems.schemas import NewPause, PausedSystem
-from services.audit import recorded
 
 MAX_PAUSE_BODY = 4 * 1024  # bytes
 
 Reason = Annotated[NewPause, Depends(JsonBody(NewPause, max_bytes=MAX_PAUSE_BODY, is_required=False))]
 NothingElse = Annotated[NoMembers, Depends(JsonBody(NoMembers, max_bytes=MAX_PAUSE_BODY, is_required=False))]
 
-log = get_logger("QM/systems")
 router = APIRouter(responses=errors(404, 409, 503))
 
 
@@ -33,10 +30,7 @@ def pause(system: Named, body: Reason, actor: CurrentActor) -> PausedSystem:
     409: the system dispatches no items, because its scan does the work itself.
     """
     _require_items(system)
-    selected = {"reason": body.reason} if body.reason else None
-    with recorded(actor, "pause", system=system.name, filter=selected, is_in_redis=True):
-        made = pauses.pause(system.name, by=actor.who, reason=body.reason)
-    log.info("A system was paused by an operator", system=system.name, who=actor.who, reason=body.reason)
+    made = switches.pause_system(actor, system.name, body.reason)
     return PausedSystem(name=system.name, is_paused=True, pause=made)
 
 
@@ -44,9 +38,7 @@ def pause(system: Named, body: Reason, actor: CurrentActor) -> PausedSystem:
 def resume(system: Named, _: NothingElse, actor: CurrentActor) -> PausedSystem:
     """Dispatch the items of a paused system again, starting with its next scan."""
     _require_items(system)
-    with recorded(actor, "resume", system=system.name, is_in_redis=True):
-        pauses.resume(system.name)
-    log.info("A system was resumed by an operator", system=system.name)
+    switches.resume_system(actor, system.name)
     return PausedSystem(name=system.name, is_paused=False, pause=None)
 
 
