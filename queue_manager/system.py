@@ -16,7 +16,7 @@ from pymongo import IndexModel
 
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.clock import milliseconds
-from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.errors import ConfigurationError, NotFound
 from queue_manager.core.histogram import BOUNDS_MS
 from queue_manager.core.imports import import_named
 from queue_manager.core.settings import Settings
@@ -219,11 +219,22 @@ class System:
             return self.counts()
         return None if self.counted_as is None else counters.source(self.counted_as)
 
+    @property
+    def trigger_path(self) -> str:
+        """The path in the API that starts its scan."""
+        return f"/api/trigger/{self.trigger}"
+
     def page_of(self, state: str) -> str:
         """Return the page that lists its items in a state, or that are `late`; its page if it lists none."""
         if self.items is None and not self.state_pages:
             return self.page
         return self.state_pages.get(state, f"{self.page}?state={'due' if state == 'late' else state}")
+
+    def open_items(self) -> Listed:
+        """Return the list of its items. Raises `NotFound` if it lists none."""
+        if self.items is None:
+            raise NotFound(f"The system {self.name} lists no items", field="name")
+        return self.items()
 
     def page_of_item(self, id: str) -> str:
         """Return the page of one item, message or job."""

@@ -191,8 +191,7 @@ def _messages() -> Iterator[_Found]:
 
 
 def _items(system: System) -> Iterator[_Found]:
-    assert system.items is not None
-    for one in system.items().items("failed"):
+    for one in system.open_items().items("failed"):
         at = one.since or one.due_at
         if at is not None:
             yield _Found(name=system.name, id=one.id, at=truncate(at), reason=one.reason or NO_REASON)

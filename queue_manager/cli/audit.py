@@ -13,17 +13,16 @@ from rich.text import Text
 
 from models import audit
 from models.audit import AUDITED_ACTIONS, AuditQuery
-from models.database import server_now
-from queue_manager.cli.changes import audited
+from queue_manager.cli.changes import current_actor
 from queue_manager.cli.completion import complete_action, complete_system
 from queue_manager.cli.errors import fail, moment, report_errors
 from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer, print_cursor
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.core.suggestion import did_you_mean
-from queue_manager.web.routes.audit import MAX_AUDIT_PAGE, AuditedChange, audit_page, one_change
+from queue_manager.operations import audit as operations
+from queue_manager.operations.audit import MAX_AUDIT_PAGE, AuditedChange, audit_page, one_change
 from services.audit import changes_of
-from services.undo import undo
 
 MAX_SHOWN_IDS = 3
 
@@ -104,9 +103,7 @@ def undo_action(
     with report_errors():
         if (entry := audit.get(id)) is None:
             fail(f"There is no entry {id} in the audit log", code=1)
-        with audited("undo", system=entry.system, ids=entry.ids, total=entry.total, detail=f"of {id}") as action:
-            result = undo(entry, now=server_now())
-            action.count = result.restored
+        result = operations.undo_action(entry, current_actor())
     typer.echo(result.message)
 
 

@@ -18,12 +18,11 @@ from typer.core import TyperGroup
 
 from beat_schedule import SYSTEMS, systems, unknown_system
 from models import index_builds, mark, schema
-from models.database import OUTAGES, describe, require_replica_set, server_now
-from models.mark import ChartMark
+from models.database import OUTAGES, describe, require_replica_set
 from queue_manager.cli.adopt import adopt_cli
 from queue_manager.cli.alerts import alerts_cli
 from queue_manager.cli.audit import audit_cli
-from queue_manager.cli.changes import audited, user_name
+from queue_manager.cli.changes import audited, current_actor
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.dead_letters import dead_letters_cli
 from queue_manager.cli.doctor import doctor
@@ -44,6 +43,7 @@ from queue_manager.core.server_check import until_reachable
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.core.suggestion import did_you_mean
 from queue_manager.health import Health, health
+from queue_manager.operations import systems as operations
 from queue_manager.telemetry import worker_heartbeats
 
 NOT_ONE_OF = re.compile(r"'([^']*)' is not one of (.*)\.")
@@ -229,8 +229,8 @@ def add_mark(text: Annotated[str, typer.Argument(help='What happened, such as "v
     """
     if not 1 <= len(text) <= mark.MAX_TEXT_LENGTH:
         fail(f"the text must have 1 to {mark.MAX_TEXT_LENGTH} characters", code=2)
-    with report_errors(), audited("mark", detail=text):
-        mark.add(ChartMark(kind="deployment", at=server_now(), text=text, by=user_name()))
+    with report_errors():
+        operations.add_mark(text, current_actor())
     typer.echo(f"marked  {text}")
 
 

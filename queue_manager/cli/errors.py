@@ -14,12 +14,8 @@ import typer
 from models import database
 from queue_manager.cli.messages_render import printable
 from queue_manager.core.clock import parse_utc
-from queue_manager.core.errors import AppError, ConfigurationError, PermanentError, reason
-from queue_manager.web.http.errors import ApiError
-from services.job_queues import InvalidJob
-from services.message_queue import InvalidMessage
+from queue_manager.core.errors import AppError, ConfigurationError, InvalidField, NotFound, PermanentError, reason
 
-INVALID_INPUT_STATUSES = (400, 413, 422)
 OPTIONS = {
     **{name: f"--{name}" for name in ("at", "cron", "cursor", "delay", "every", "priority", "search", "sort", "state")},
     "ackTimeout": "--ack-timeout",
@@ -37,11 +33,10 @@ def report_errors() -> Iterator[None]:
         yield
     except ConfigurationError:
         raise
-    except ApiError as error:
-        names_unknown_system = error.field == "name"
-        fail(_with_option(str(error)), code=2 if error.status in INVALID_INPUT_STATUSES or names_unknown_system else 1)
-    except (InvalidJob, InvalidMessage) as error:
+    except InvalidField as error:
         fail(_with_option(str(error)), code=2)
+    except NotFound as error:
+        fail(str(error), code=2 if error.field == "name" else 1)
     except (AppError, redis.RedisError) as error:
         fail(with_outcome(reason(error), error), code=1)
     except database.Error as error:

@@ -6,23 +6,22 @@ Guarantee: text of applications reaches a terminal without control characters or
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from beat_schedule import systems, unknown_system
-from queue_manager.cli.changes import YesOption, audited, confirm
+from queue_manager.cli.changes import YesOption, confirm, current_actor
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import AnswerJsonOption, print_answer
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.core.clock import to_iso
+from queue_manager.operations import failures as operations
+from queue_manager.operations.failures import FailureCounts, ReadFailures
 from services.failures import BROKER, read_failures
 from services.message_queue.explanation import reason_text
-
-if TYPE_CHECKING:
-    from queue_manager.web.routes.failures import FailureCounts, ReadFailures
 
 failures_cli = typer.Typer(
     help="Show failures of messages, items, jobs and the broker, grouped by what failed and why; replay a group.",
@@ -42,13 +41,11 @@ def list_groups(
     """Show the groups, those with the most failures first. Exit code 1 if a list could not be read. Times are UTC."""
     if context.invoked_subcommand is not None:
         return
-    from queue_manager.web.routes.failures import grouped  # imported here, because it takes a second
-
     names = [*(one.name for one in systems()), BROKER]
     if system is not None and system not in names:
         fail(unknown_system(system, names), code=2)
     with report_errors():
-        found = grouped(read_failures(systems()), system=system, search=search)
+        found = operations.grouped(read_failures(systems()), system=system, search=search)
     lists = [part for part in found.lists if system in (None, part.system)]
     if as_json:
         print_answer(found)
@@ -86,18 +83,16 @@ def replay(
 
     Example: `queue-manager failures replay 3f2a9c01d4e5`
     """
-    from queue_manager.web.routes.failures import action_on, audited_as, find_group, replay
-    from tasks.registration import require_tasks
+    from tasks.registration import require_tasks  # imported here, because it takes a second
 
     require_tasks()  # they send the items
     with report_errors():
-        found, is_complete = find_group(group)
+        found, is_complete = operations.find_group(group)
         ids = found.until(None)
         confirm("replay", len(ids), "failure", f" of {found.name}: {found.reason}", yes=yes)
-        with audited(action_on(found), **audited_as(found, ids)) as action:
-            action.count, is_in_time = replay(found, ids)
-    typer.echo(f"{action.count} of {len(ids)} replayed")
+        replayed, is_in_time = operations.replay(found, ids, current_actor())
+    typer.echo(f"{replayed} of {len(ids)} replayed")
     if not (is_complete and is_in_time):
         typer.echo("there may be more: run the command again", err=True)
-    if not is_in_time or action.count != len(ids):
+    if not is_in_time or replayed != len(ids):
         raise typer.Exit(1)

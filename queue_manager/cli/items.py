@@ -1,11 +1,11 @@
 """`queue-manager items`: list, explain, export and retry the items of every system, also of users' own.
 
-Guarantee: the commands call the functions of the HTTP API, so that they find, audit and send the same.
+Guarantee: the commands call the functions that the HTTP API calls, so that they find, audit and send the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import typer
@@ -23,11 +23,14 @@ from queue_manager.cli.lists import (
 )
 from queue_manager.cli.messages_render import print_json, printable
 from queue_manager.cli.why import print_diagnosis
-from queue_manager.items import STATES, Listed, State
+from queue_manager.items import STATES, State
+from queue_manager.operations import items as operations
+from queue_manager.operations.diagnosis import diagnose
+from queue_manager.operations.schemas import validated
+from queue_manager.operations.system_schemas import ListedItem, RetriedItems
+from queue_manager.operations.systems import find_system
 from queue_manager.server_calls import mongodb
 from queue_manager.system import System
-from queue_manager.web.diagnosis import diagnose
-from queue_manager.web.http.requests import validated
 
 ITEM_COLUMNS = ("id", "title", "state", "due_at", "since", "attempts", "next_at", "reason")
 RENAMED_COLUMNS = {"attempts": "times failed"}
@@ -69,11 +72,10 @@ def list_items(
 
     Example: `queue-manager items list support-snooze failed --search timeout`
     """
-    from queue_manager.web.routes.systems.items import items  # imported here, because it takes a second
-
     with report_errors():
-        found = _found(system)
-        page = items(found, state, search, cursor, limit, _order(is_oldest_first))
+        found = find_system(system)
+        order = _order(is_oldest_first)
+        page = operations.item_page(found, state, search=search, cursor=cursor, limit=limit, order=order)
         is_empty = not (page.items or search or cursor or as_json)
         nothing = _describe_others(found, state) if is_empty else "no items"
     if as_json:
@@ -88,10 +90,8 @@ def count(system: ItemSystem, state: StateOfItems = "due", search: ItemSearch = 
 
     Example: `queue-manager items count support-snooze failed`
     """
-    from queue_manager.web.routes.systems.items import count_items
-
     with report_errors():
-        found = count_items(_found(system), state, search)
+        found = operations.count_items(find_system(system), state, search)
     typer.echo(f"{found.count}" if found.is_complete else f"{found.count} or more")
 
 
@@ -108,13 +108,12 @@ def show(
 
     Example: `queue-manager items show support-snooze 65a1b2c3d4e5f60718293a4b`
     """
-    from queue_manager.web.routes.systems.items import item_document
-
     with report_errors():
-        found = _found(system)
+        found = find_system(system)
         if is_document:
-            print_json(bytes(item_document(found, id).body).decode())
+            print_json(operations.item_document(found, id))
             return
+        found.open_items()  # a system without items is refused
         diagnosis = diagnose(id, among=[system])
     if as_json:
         print_answer(diagnosis)
@@ -136,10 +135,8 @@ def export_items(
 
     Example: `queue-manager items export support-snooze failed --format csv > failed.csv`
     """
-    from queue_manager.web.routes.systems.schemas import ListedItem
-
     with report_errors():
-        rows = _exported(_found(system), state, search, _order(is_oldest_first))
+        rows = _exported(find_system(system), state, search, _order(is_oldest_first))
         export_rows(rows, form, columns=[*ListedItem.model_fields])
 
 
@@ -161,27 +158,25 @@ def retry(
     Examples: `queue-manager items retry support-snooze 65a1b2c3d4e5f60718293a4b`, `queue-manager items retry
     support-snooze --state failed --search timeout --yes`
     """
-    from queue_manager.web.routes.systems.items import count_items, retry_items
-    from queue_manager.web.routes.systems.schemas import RetriedItems
-    from tasks.registration import require_tasks
+    from tasks.registration import require_tasks  # imported here, because it takes a second
 
     if bool(ids) == bool(state) or (search is not None and state is None):
         fail("give ids of items, or --state, optionally with --search", code=2)
     require_tasks()  # they send the items
     with report_errors():
-        found = _found(system)
+        found = find_system(system)
         given: dict[str, Any] = {"ids": ids} if ids else {"state": state, "search": search}
         body = validated(RetriedItems, given)
         if state is not None:
-            counted = count_items(found, state, search)
+            counted = operations.count_items(found, state, search)
             more = "" if counted.is_complete else " or more"
             confirm("send", counted.count, "item", f"{more} of {system}", yes=yes)
-        answer = retry_items(found, body, current_actor())
+        answer = operations.retry_items(found, body, current_actor())
     typer.echo(f"{answer.sent} of {answer.of} sent")
     if answer.sent == answer.of:
         return
     with report_errors(), mongodb():
-        listed = found[1]()
+        listed = found.open_items()
         unknown = [id for id in dict.fromkeys(body.ids or ()) if not listed.has(id)]
     for id in unknown:
         typer.echo(f"{printable(id)}: there is no such item", err=True)
@@ -190,41 +185,28 @@ def retry(
     raise typer.Exit(1)
 
 
-def _found(name: str) -> tuple[System, Callable[[], Listed]]:
-    """Return a system, and its list of items. Raises `ApiError` if it has none."""
-    from queue_manager.web.routes.systems.items import system_with_items
-
-    return system_with_items(name)
-
-
-def _describe_others(found: tuple[System, Callable[[], Listed]], state: State) -> str:
+def _describe_others(system: System, state: State) -> str:
     """Return that no items are in a state, how many are in the others, and how to list them."""
-    from queue_manager.web.routes.systems.items import count_items
-
-    counts = {other: count_items(found, other) for other in reversed(STATES) if other != state}
+    counts = {other: operations.count_items(system, other) for other in reversed(STATES) if other != state}
     others = {other: counted for other, counted in counts.items() if counted.count}
     nothing = f"no items are {_words(state)}"
     if not others:
         return nothing
     numbers = [f"{one.count}{'' if one.is_complete else ' or more'} {_words(other)}" for other, one in others.items()]
-    return f"{nothing}; {', '.join(numbers)}: queue-manager items list {found[0].name} {next(iter(others))}"
+    return f"{nothing}; {', '.join(numbers)}: queue-manager items list {system.name} {next(iter(others))}"
 
 
 def _words(state: State) -> str:
     return state.replace("-", " ")
 
 
-def _exported(
-    found: tuple[System, Callable[[], Listed]], state: State, search: str | None, order: Literal["newest", "oldest"]
-) -> Iterator[str]:
-    from queue_manager.web.routes.systems.items import items
-
-    page = items(found, state, search, None, PAGE_SIZE, order)
+def _exported(system: System, state: State, search: str | None, order: Literal["newest", "oldest"]) -> Iterator[str]:
+    cursor: str | None = None
     while True:
+        page = operations.item_page(system, state, search=search, cursor=cursor, limit=PAGE_SIZE, order=order)
         yield from (item.model_dump_json() for item in page.items)
-        if page.cursor is None:
+        if (cursor := page.cursor) is None:
             return
-        page = items(found, state, search, page.cursor, PAGE_SIZE, order)
 
 
 def _order(is_oldest_first: bool) -> Literal["newest", "oldest"]:

@@ -38,7 +38,9 @@ from queue_manager.cli.messages_render import printable
 from queue_manager.core.clock import to_iso
 from queue_manager.core.suggestion import did_you_mean
 from queue_manager.operations import switches
-from queue_manager.web.http.requests import validated
+from queue_manager.operations.job_schemas import JobsToDelete
+from queue_manager.operations.jobs import clear_jobs
+from queue_manager.operations.schemas import validated
 from services import job_queues
 from services.job_queues import as_json
 from services.job_queues.fields import MAX_DELAY, checked_state
@@ -163,16 +165,13 @@ def clear(
 
     Example: `queue-manager jobs clear success canceled --name send_invoice`
     """
-    from queue_manager.web.routes.jobs.endpoints import cleared
-    from queue_manager.web.routes.jobs.schemas import JobsToDelete
-
     with report_errors():
         _check_states(states)
         body = validated(JobsToDelete, {"states": states, "name": name})
         count = sum(job_queues.jobs.count(name=name, state=checked_state(state)) for state in dict.fromkeys(states))
         of = name or ALL_NAMES
         confirm("delete", count, "job", f" of {of} in the state {' or '.join(states)}", yes=yes, typed=of)
-        answer = cleared(body, current_actor(), is_over=lambda: False)
+        answer = clear_jobs(body, current_actor(), is_over=lambda: False)
     typer.echo(f"{answer.deleted} deleted")
     echo_undo(answer.undo)
 

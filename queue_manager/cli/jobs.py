@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -41,12 +41,10 @@ from queue_manager.cli.messages_render import console, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.suggestion import did_you_mean
+from queue_manager.operations.jobs import JobList, read_latency
 from services import job_queues
 from services.job_queues import as_json
 from services.job_queues.fields import checked_state
-
-if TYPE_CHECKING:
-    from queue_manager.web.routes.jobs.endpoints import JobList
 
 MAX_JOBS_LISTED = 1_000
 EXPORT_PAGE_SIZE = 200
@@ -162,8 +160,6 @@ def latency(is_json: AnswerJsonOption = False) -> None:
 
     Example: `queue-manager jobs latency --json`
     """
-    from queue_manager.web.routes.jobs.endpoints import latency as read_latency
-
     with report_errors():
         found = read_latency()
     if is_json:
@@ -183,8 +179,6 @@ def latency(is_json: AnswerJsonOption = False) -> None:
 def _job_list(
     name: str | None, state: str | None, search: str | None, sort: str | None, *, is_descending: bool
 ) -> JobList:
-    from queue_manager.web.routes.jobs.endpoints import JobList  # imported here, because it takes a second
-
     wanted = None if state is None else checked_state(state)
     return JobList(name=name, state=wanted, search=search, sort=sort or "created", is_descending=is_descending)
 

@@ -10,6 +10,7 @@ import typer
 from queue_manager.cli.lists import print_table
 from queue_manager.core.clock import local_now, to_iso
 from queue_manager.core.settings import settings
+from queue_manager.operations.api_keys import configured_keys
 
 
 def keys(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False) -> None:
@@ -19,9 +20,7 @@ def keys(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list
 
     Example: `queue-manager keys --json`
     """
-    from queue_manager.web.auth.keys import KeyRing  # imported here, because it takes a second
-
-    found = KeyRing(settings()).all()
+    found = configured_keys(settings())
     if as_json:
         listed = [
             {

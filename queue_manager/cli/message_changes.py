@@ -18,6 +18,8 @@ from queue_manager.cli.changes import YesOption, audited, confirm, current_actor
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.message_filters import filtered
 from queue_manager.cli.messages_render import print_json, printable
+from queue_manager.operations.message_fields import decode_message, parse_object
+from queue_manager.operations.messages import clear_messages, edit_message
 from services import message_queue
 from services.audit import AuditedAction
 from services.message_queue import Filter, InvalidMessage, MessageState, NewMessage
@@ -52,11 +54,9 @@ def add(
 
     Example: `queue-manager queue add send_mail '{"to": "ada@example.org"}' --priority 5`
     """
-    from queue_manager.web.routes.messages.requests import decode_message, parse_object
-
     with report_errors():
         members = {"type": type, **_options(priority, ack_timeout, max_attempts), **({} if id is None else {"id": id})}
-        message = NewMessage.from_members(decode_message(parse_object(_body(members, payload))))
+        message = NewMessage.from_members(_decoded(members, payload))
         (added,) = message_queue.message_queue().enqueue_batch([message])
     typer.echo(added.id)
 
@@ -76,13 +76,11 @@ def edit(
 
     Example: `queue-manager queue edit 3f2a… --payload '{"to": "ada@example.org"}' --max-attempts default`
     """
-    from queue_manager.web.routes.messages.operator_actions import update
-
     with report_errors():
         members = {**({"type": type} if type is not None else {}), **_options(priority, ack_timeout, max_attempts)}
         if not members and payload is None:
             fail("give --type, --payload, --priority, --ack-timeout or --max-attempts", code=2)
-        update(id, _body(members, payload), current_actor(), state)
+        edit_message(id, _decoded(members, payload), current_actor(), source=state)
         changed = message_queue.queue_admin().find(id)
     if changed is not None:
         print_json(changed.to_json())
@@ -177,8 +175,6 @@ def clear(
 
     Example: `queue-manager queue clear archived`
     """
-    from queue_manager.web.routes.messages.operator_actions import cleared
-
     if (state is None) != is_all:
         fail("give a state, or --all", code=2)
     with report_errors():
@@ -186,7 +182,7 @@ def clear(
         count = sum(map(counts.of, MESSAGE_STATES if state is None else [state]))
         name = state or "all"
         confirm("delete", count, "message", f" in {name}", yes=yes, typed=name)
-        answer = cleared(state, current_actor(), is_over=lambda: False)
+        answer = clear_messages(state, current_actor(), is_over=lambda: False)
     typer.echo(f"{answer.cleared} deleted")
     echo_undo(answer.undo)
 
@@ -212,16 +208,16 @@ def _number(text: str, name: str) -> float:
     return number
 
 
-def _body(members: Mapping[str, Any], payload: str | None) -> bytes:
-    """Return the body of a request, put together as text, so that the payload stays as it was given."""
+def _decoded(members: Mapping[str, Any], payload: str | None) -> dict[str, Any]:
+    """Return the members of a message as from a request, so that the payload stays as it was given."""
     if payload is None:
-        return json.dumps(members).encode()
+        return {**members}
     try:
         json.loads(payload)
     except (ValueError, RecursionError) as error:
         raise InvalidMessage("payload", f"JSON ({error})") from None
-    inner = "".join(f"{json.dumps(name)}:{json.dumps(value)}," for name, value in members.items())
-    return f'{{{inner}"payload":{payload}}}'.encode("utf-8", "surrogatepass")
+    body = f'{{"payload":{payload}}}'.encode("utf-8", "surrogatepass")
+    return {**members, **decode_message(parse_object(body))}
 
 
 def _chosen(ids: list[str] | None, is_all: bool, state: MessageState | None, where: Filter) -> list[str]:

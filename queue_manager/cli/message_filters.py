@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from queue_manager.cli.errors import report_errors
+from queue_manager.operations.message_fields import parse_time
 from services.message_queue import Filter
 from services.message_queue.messages import MAX_TYPE_BYTES, checked_text
 
@@ -47,8 +48,6 @@ def _filter(
         typer.Option(help="Only messages with this text in payload, id, type or last error; case-insensitive."),
     ] = None,
 ) -> Filter:
-    from queue_manager.web.routes.messages.requests import parse_time  # imported here, because it takes a second
-
     for name, text in (("--type", type), ("--search", search)):
         if text is not None:
             checked_text(text, name, max_bytes=MAX_TYPE_BYTES)

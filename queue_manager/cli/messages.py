@@ -37,6 +37,9 @@ from queue_manager.cli.messages_render import (
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import AppError
 from queue_manager.operations import switches
+from queue_manager.operations.message_activity import activity_page, checked_actions, entries_of
+from queue_manager.operations.message_fields import parse_time
+from queue_manager.operations.messages import queue_config, queue_status
 from services import message_queue
 from services.message_queue import Filter, MessageState, SweepResult
 from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, MESSAGE_STATES
@@ -125,11 +128,9 @@ def status(as_json: AnswerJsonOption = False) -> None:
 
     Example: `queue-manager queue status --json`
     """
-    from queue_manager.web.routes.messages.stats import status as read_status  # imported here: it takes a second
-
     with report_errors():
         if as_json:
-            print_json(bytes(read_status(has_messages=False).body).decode())
+            print_answer(queue_status())
             return
         counts = message_queue.queue_admin().counts()
     typer.echo(counts_line(counts))
@@ -140,9 +141,7 @@ def status(as_json: AnswerJsonOption = False) -> None:
 @queue.command("config")
 def show_config() -> None:
     """Print the settings of the queue as JSON."""
-    from queue_manager.web.routes.messages.stats import config
-
-    print_answer(config())
+    print_answer(queue_config())
 
 
 @queue.command("activity")
@@ -164,9 +163,6 @@ def list_activity(
 
     Example: `queue-manager queue activity --action dlq --since 2026-01-31T09:00Z`
     """
-    from queue_manager.web.routes.messages.activity import activity, checked_actions, entries_of
-    from queue_manager.web.routes.messages.requests import parse_time
-
     with report_errors():
         if action is not None:
             try:
@@ -174,7 +170,14 @@ def list_activity(
             except ValueError as error:
                 fail(f"--action: {error}", code=2)
         entries = entries_of(action, parse_time(since, "--since"), parse_time(until, "--until"))
-        page = activity(entries, message_id, consumer_id, is_anomaly or None, limit=limit, offset=offset)
+        page = activity_page(
+            entries,
+            message_id=message_id,
+            consumer_id=consumer_id,
+            has_anomaly=is_anomaly or None,
+            limit=limit,
+            offset=offset,
+        )
     if as_json:
         print_answer(page)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,10 +16,10 @@ from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer
 from queue_manager.cli.messages_render import printable
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.health_rules import Problem
+from queue_manager.operations.overview import read_overview
+from queue_manager.operations.system_schemas import History
+from queue_manager.operations.systems import find_system, last_day, one_of, read_schedule, scan_page, system_history
 from services.history import Range
-
-if TYPE_CHECKING:
-    from queue_manager.web.routes.systems.schemas import History
 
 STATUS_COLUMNS = (
     *("name", "is_on", "due", "in_progress", "stuck", "failed", "lag_seconds", "done_per_minute"),
@@ -44,11 +44,8 @@ def status(name: OneOrAll = None, as_json: AnswerJsonOption = False) -> None:
 
     Example: `queue-manager systems status support-snooze --json`
     """
-    from queue_manager.web.routes.systems.overview import read_overview  # imported here, because it takes a second
-    from queue_manager.web.routes.systems.queries import find_system, one_of
-
     with report_errors():
-        system = None if name is None else find_system(name, systems())
+        system = None if name is None else find_system(name)
         state = asyncio.run(read_overview())
     unread = [text for text in (state.servers.mongodb, state.servers.redis) if text]
     if as_json:
@@ -72,11 +69,8 @@ def scans(
 
     Example: `queue-manager systems scans support-snooze --slowest`
     """
-    from queue_manager.web.routes.systems.queries import find_system
-    from queue_manager.web.routes.systems.queries import scans as read_scans
-
     with report_errors():
-        page = read_scans(find_system(name, systems()), cursor, limit, "duration" if slowest else "at")
+        page = scan_page(find_system(name), cursor, limit, "duration" if slowest else "at")
     if as_json:
         print_answer(page)
     else:
@@ -94,17 +88,13 @@ def history(
 
     Example: `queue-manager systems history support-snooze --range 7d`
     """
-    from queue_manager.web.routes.systems.events import history_of
-    from queue_manager.web.routes.systems.history import system_history
-    from queue_manager.web.routes.systems.queries import find_system
-
     if name is None and chosen is not None:
         fail("--range requires NAME; without it the history covers 24 hours", code=2)
     with report_errors():
         if name is None:
-            _print_day(history_of(systems()), as_json=as_json)
+            _print_day(last_day(systems()), as_json=as_json)
             return
-        found = system_history(find_system(name, systems()), chosen or "24h")
+        found = system_history(find_system(name), chosen or "24h")
     if as_json:
         print_answer(found)
         return
@@ -122,8 +112,6 @@ def schedule(as_json: AnswerJsonOption = False) -> None:
 
     Example: `queue-manager systems schedule`
     """
-    from queue_manager.web.routes.systems.queries import schedule as read_schedule
-
     with report_errors():
         found = read_schedule()
     if as_json:

@@ -15,7 +15,7 @@ from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import AnswerJsonOption, print_answer
 from queue_manager.cli.messages_render import console, printable
 from queue_manager.explanation import Explanation, TimelineEvent
-from queue_manager.web.diagnosis import Diagnosis, diagnose
+from queue_manager.operations.diagnosis import Diagnosis, diagnose
 
 TONE_STYLES = {"good": "green", "neutral": "dim", "warn": "yellow", "bad": "red"}
 

@@ -33,6 +33,21 @@ class InvalidField(AppError):
         self.field, self.problem = field, problem
 
 
+class MalformedBody(InvalidField):
+    """A body is not JSON."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("body", f"must be JSON in UTF-8 ({why})")
+
+
+class NotFound(AppError):
+    """What a parameter, the `field`, names does not exist."""
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 @contextmanager
 def prefix_fields(prefix: str) -> Iterator[None]:
     """Let an `InvalidField` name where the field is, such as `[3].`."""

@@ -14,8 +14,8 @@ from queue_manager.core.imports import packages_hidden_in
 from queue_manager.core.settings import settings
 from queue_manager.doctor.findings import Finding, Findings
 from queue_manager.health_rules import Rule
+from queue_manager.operations.api_keys import configured_keys
 from queue_manager.telemetry import error_reports, tracing
-from queue_manager.web.auth.keys import KeyRing
 from services import job_queues
 
 DISTRIBUTION = "queue-manager"
@@ -84,4 +84,4 @@ def _jobs() -> None:
 
 
 def _keys() -> None:
-    KeyRing(settings())
+    configured_keys(settings())

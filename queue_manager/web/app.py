@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from models import database
 from queue_manager.alerts import alerting
 from queue_manager.core.settings import Settings
-from queue_manager.web import auth, workers
+from queue_manager.web import auth
 from queue_manager.web.http import exception_handlers
 from queue_manager.web.http.direct import DirectRoutes
 from queue_manager.web.http.middleware import HeadMiddleware, PrefixMiddleware, SecurityMiddleware, ShutdownMiddleware
@@ -32,6 +32,7 @@ from queue_manager.web.routes import (
     search,
     systems,
     triggers,
+    workers,
 )
 from tasks.registration import require_tasks
 

@@ -13,8 +13,8 @@ from bson import ObjectId
 
 from models.database import server_now
 from queue_manager.core.clock import seconds
+from queue_manager.operations.workers import OneWorker, WorkerTask, read_workers
 from queue_manager.telemetry import worker_heartbeats
-from queue_manager.web.workers import OneWorker, WorkerTask, read_workers
 from tasks import app
 from tests.e2e.celery_processes import CeleryProcess, worker
 from tests.e2e.job_processes import ENV, job_lab

@@ -17,7 +17,7 @@ from models.job import JobState
 from queue_manager.client import Client
 from queue_manager.core.clock import seconds
 from queue_manager.explanation import DispatchState
-from queue_manager.web.routes.jobs.schemas import job_as_json
+from queue_manager.operations.job_schemas import job_as_json
 from services import job_queues
 from services.job_queues import JobRun, as_json
 from services.job_queues.dispatch import system

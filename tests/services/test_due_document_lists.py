@@ -19,7 +19,7 @@ from queue_manager.core.clock import milliseconds, minutes, seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem, Item, State
-from queue_manager.web.routes.systems import items as routes
+from queue_manager.operations import items as operations
 from services.due_documents import listing
 from services.due_documents.listing import DocumentList
 from services.due_documents.work import DocumentWork
@@ -71,9 +71,9 @@ def test_documents_read_are_those_in_the_state_however_many_others_are_due(clock
     with profile("accounts") as page:
         found = [item.id for item in listed.items(state, newest_first=False)]
     with profile("accounts") as count:
-        counted = routes.counted(listed, state, None)
+        counted = operations.counted(listed, state, None)
     with profile("accounts") as retry:
-        matching = routes._matching(listed, state, None)
+        matching = operations._matching(listed, state, None)
 
     assert (found, counted, matching) == (ids, (len(ids), True), ids[::-1])
     assert [examined(one) for one in (page, count, retry)] == [len(ids)] * 3
@@ -191,7 +191,7 @@ def test_lists_read_what_they_show_at_scale(
         )
         return len(items), read
 
-    counted, read = measure(lambda: routes.counted(listed, "stuck", None), "count of stuck")
+    counted, read = measure(lambda: operations.counted(listed, "stuck", None), "count of stuck")
     assert counted == (STUCK, True)
     assert read <= STUCK + OTHERS
     for newest_first in (True, False):
@@ -204,6 +204,6 @@ def test_lists_read_what_they_show_at_scale(
         length, read = page("due", newest_first)
         assert length == PAGE
         assert read <= IN_FLIGHT + 2 * listing.LIST_PAGE_SIZE + OTHERS
-    counted, read = measure(lambda: routes.counted(listed, "in-progress", None), "count of in-progress")
+    counted, read = measure(lambda: operations.counted(listed, "in-progress", None), "count of in-progress")
     assert counted == (IN_FLIGHT - STUCK, True)
     assert read <= IN_FLIGHT + OTHERS

@@ -16,7 +16,7 @@ from queue_manager import leases
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.explanation import DispatchState, Explanation, clock, ordinal, rounded, span, when
 from queue_manager.items import DueItem
-from queue_manager.web.diagnosis import diagnose
+from queue_manager.operations.diagnosis import diagnose
 from services import review_requests, stale_thumbnails
 from services.due_documents import DueDocuments
 from services.due_documents.explanation import explain

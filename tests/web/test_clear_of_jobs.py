@@ -21,10 +21,12 @@ from models.audit import page as audit_page
 from models.job import JobState
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Contended, Unavailable
+from queue_manager.operations import jobs as operations
+from queue_manager.operations.job_schemas import DeletedJobs, JobsToDelete
+from queue_manager.operations.schemas import INCOMPLETE_DETAIL
 from queue_manager.web.routes import time_limit
 from queue_manager.web.routes.jobs import endpoints
-from queue_manager.web.routes.jobs.schemas import DeletedJobs, JobsToDelete
-from queue_manager.web.routes.time_limit import INCOMPLETE_DETAIL, MAX_DURATION, time_check
+from queue_manager.web.routes.time_limit import MAX_DURATION, time_check
 from services import audit
 from services.audit import Actor
 from services.job_queues import jobs
@@ -51,7 +53,7 @@ def large_jobs(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
 def cleared(*, steps: float = float("inf")) -> DeletedJobs:
     """Delete the pending jobs; the time is over after so many transactions."""
     asked = count(1)
-    return endpoints.cleared(PENDING, ADA, is_over=lambda: next(asked) >= steps)
+    return operations.clear_jobs(PENDING, ADA, is_over=lambda: next(asked) >= steps)
 
 
 def audited() -> AuditEntry:
@@ -74,7 +76,7 @@ class TestTransactions:
             return stored_transact(act)
 
         stored_transact = job_operations.transact
-        monkeypatch.setattr(endpoints, "mongodb", counting)
+        monkeypatch.setattr(operations, "mongodb", counting)
         monkeypatch.setattr(job_operations, "transact", transact)
         assert (cleared().deleted, sum(counts), max(counts)) == (9, 4, 1)
 

@@ -24,7 +24,7 @@ from models import job as model
 from models.database import server_now
 from models.job import JobState
 from queue_manager.core.clock import parse_utc, seconds, to_iso
-from queue_manager.web.http.cursors import encode
+from queue_manager.operations.cursors import encode
 from services import job_queues
 from services.job_queues import Jobs, registry
 from tests.any_jobs import IMPORT, INVOICE, MODULE, PARCEL, REPORT

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from queue_manager.core.clock import seconds
-from queue_manager.web.http import cursors
+from queue_manager.operations import cursors
 from queue_manager.web.routes.messages import listing
 from services.message_queue import NewMessage
 from tests.real_servers import Servers

@@ -15,9 +15,9 @@ from models import job_attempt
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
+from queue_manager.operations.workers import MAX_WORKERS_SHOWN
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.telemetry.worker_activity import Activity, PoolProcess, RunningTask
-from queue_manager.web.workers import MAX_WORKERS_SHOWN
 from services import job_queues
 from tests.any_jobs import MODULE, REPORT
 from tests.real_servers import Servers

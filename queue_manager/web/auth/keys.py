@@ -7,22 +7,19 @@ the keys as they are: a partial write must not lock users out.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
 
-from beat_schedule import systems
-from queue_manager.core import api_keys
 from queue_manager.core.api_keys import ApiKey
 from queue_manager.core.clock import local_now
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings
+from queue_manager.operations.api_keys import configured_keys, read_keys
 from queue_manager.web.auth.principal import Principal
 
 FILE_CHECK_INTERVAL = 1.0  # seconds
-FILE_SETTING = "QM_API_KEYS_FILE"
 
 log = get_logger("QM/access")
 
@@ -36,33 +33,25 @@ class KeyRing:
     """All keys. Raises `ConfigurationError` if both settings are given, or the file is unreadable or invalid."""
 
     def __init__(self, chosen: Settings) -> None:
-        if chosen.qm_api_keys and chosen.qm_api_keys_file is not None:
-            raise ConfigurationError(f"{FILE_SETTING}: must not be set together with QM_API_KEYS")
         self._file = chosen.qm_api_keys_file
         self._checked_at = time.monotonic()
         self._stamp = _stamp(self._file) if self._file is not None else None
-        if self._file is None:
-            _require_systems(chosen.qm_api_keys, "QM_API_KEYS")
-        self._keys = _with_holders(_read(self._file) if self._file is not None else chosen.qm_api_keys)
+        self._keys = _holders(configured_keys(chosen))
 
     def find(self, key: str) -> Principal | None:
         """Return the holder of the key with this secret, unless it has expired."""
         digest, found = digest_of(key), None
-        for _, holder in self._current():  # all of them, so that the duration reveals nothing
+        for holder in self._current():  # all of them, so that the duration reveals nothing
             if compare_digest(holder.key_digest, digest):
                 found = holder
         return found if found is not None and not found.is_expired(local_now()) else None
 
     def named(self, name: str) -> Principal | None:
         """Return the holder of the key with this name, unless it has expired."""
-        found = next((holder for _, holder in self._current() if holder.name == name), None)
+        found = next((holder for holder in self._current() if holder.name == name), None)
         return found if found is not None and not found.is_expired(local_now()) else None
 
-    def all(self) -> list[ApiKey]:
-        """Return all keys, also those that have expired."""
-        return [key for key, _ in self._current()]
-
-    def _current(self) -> list[tuple[ApiKey, Principal]]:
+    def _current(self) -> list[Principal]:
         if self._file is not None and time.monotonic() - self._checked_at >= FILE_CHECK_INTERVAL:
             self._checked_at = time.monotonic()
             self._reload(self._file)
@@ -74,36 +63,11 @@ class KeyRing:
             return
         self._stamp = stamp
         try:
-            self._keys = _with_holders(_read(file))
+            self._keys = _holders(read_keys(file))
         except ConfigurationError as error:
             log.error(f"The keys stay as they were: {error}")
         else:
             log.info("Keys read again", keys=len(self._keys))
-
-
-def _read(file: Path) -> list[ApiKey]:
-    try:
-        keys = api_keys.parse(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(
-            f"{FILE_SETTING}={str(file)!r}: must be a readable file; it cannot be read ({error.strerror})"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{FILE_SETTING}={str(file)!r}: must be a file of JSON in UTF-8") from None
-    except ValueError as error:
-        raise ConfigurationError(f"{FILE_SETTING}={str(file)!r}: must be a file of {error}") from None
-    _require_systems(keys, FILE_SETTING)
-    return keys
-
-
-def _require_systems(keys: Sequence[ApiKey], setting: str) -> None:
-    """Raise `ConfigurationError` if a key is for a system that does not exist."""
-    known = [system.name for system in systems()]
-    for key in keys:
-        for name in key.systems or ():
-            if name not in known:
-                accepted = ", ".join(known)
-                raise ConfigurationError(f"{setting}: the key {key.name} names the system {name!r}; known: {accepted}")
 
 
 def _stamp(file: Path) -> tuple[int, ...] | None:
@@ -114,5 +78,5 @@ def _stamp(file: Path) -> tuple[int, ...] | None:
     return about.st_mtime_ns, about.st_size, about.st_ino
 
 
-def _with_holders(keys: list[ApiKey]) -> list[tuple[ApiKey, Principal]]:
-    return [(key, Principal.of(key, digest=digest_of(key.key.get_secret_value()))) for key in keys]
+def _holders(keys: list[ApiKey]) -> list[Principal]:
+    return [Principal.of(key, digest=digest_of(key.key.get_secret_value())) for key in keys]

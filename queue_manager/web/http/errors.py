@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from http import HTTPStatus
-from itertools import takewhile
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -24,7 +22,6 @@ STATUS_DESCRIPTIONS = {
     HTTPStatus.TOO_MANY_REQUESTS: "Too many wrong keys from this address; see `Retry-After`",
     HTTPStatus.SERVICE_UNAVAILABLE: "A server does not answer",
 }
-MAX_FIELD_LENGTH = 64  # characters of a name that is quoted
 
 
 class Error(BaseModel):
@@ -58,24 +55,6 @@ class ApiError(Exception):
         # JSON can name an unpaired surrogate, which UTF-8 cannot encode.
         encodable = {name: text.encode("utf-8", "replace").decode() for name, text in members.items()}
         return JSONResponse(encodable, status_code=self.status, headers=dict(self.headers or {}))
-
-
-def invalid(field: str, problem: str) -> ApiError:
-    """Return the 422 error of an invalid field."""
-    field = field[:MAX_FIELD_LENGTH]
-    return ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", f"{field}: {problem}", field=field)
-
-
-def invalid_because(error: Mapping[str, Any]) -> ApiError:
-    """Return the 422 error for a validation error of pydantic."""
-    field = ".".join(takewhile(lambda part: isinstance(part, str), error["loc"]))
-    match error["type"]:
-        case "missing":
-            return invalid(field, "is missing")
-        case "value_error":
-            return invalid(field, str(error["ctx"]["error"]))
-    sentence = re.sub(r"^\w+ should ", "must ", error["msg"])
-    return invalid(field, re.sub(r" after validation.*|, unable to .*", "", sentence))
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -12,19 +12,25 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
-from queue_manager.core.errors import InvalidField, reason, server_away
+from queue_manager.core.errors import InvalidField, MalformedBody, NotFound, reason, server_away
 from queue_manager.core.log import get_logger
+from queue_manager.operations.items import DocumentTooLarge
+from queue_manager.operations.schemas import invalid_because
 from queue_manager.server_calls import Unavailable
 from queue_manager.telemetry import error_reports
 from queue_manager.web.html_pages import render_page
-from queue_manager.web.http.errors import ApiError, invalid_because
+from queue_manager.web.http.errors import ApiError
 from queue_manager.web.http.requests import SAFE_METHODS, is_page_view
 from services.job_queues import DuplicateJob, UnknownJob, WrongState
 from services.message_queue import LockLost, MessageInProgress, MessageTooLarge, QueueFull, UnknownMessage
+from services.undo import CannotUndo
 
 ERRORS: dict[type[Exception], tuple[HTTPStatus, str]] = {
+    MalformedBody: (HTTPStatus.BAD_REQUEST, "bad request"),
+    NotFound: (HTTPStatus.NOT_FOUND, "not found"),
     InvalidField: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid"),
     MessageTooLarge: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too large"),
+    DocumentTooLarge: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too large"),
     LockLost: (HTTPStatus.CONFLICT, "LOCK_LOST"),
     MessageInProgress: (HTTPStatus.CONFLICT, "message held"),
     UnknownMessage: (HTTPStatus.NOT_FOUND, "not found"),
@@ -32,6 +38,7 @@ ERRORS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     UnknownJob: (HTTPStatus.NOT_FOUND, "not found"),
     WrongState: (HTTPStatus.CONFLICT, "wrong state"),
     DuplicateJob: (HTTPStatus.CONFLICT, "blocked"),
+    CannotUndo: (HTTPStatus.CONFLICT, "cannot be undone"),
 }
 """The errors of services as HTTP statuses, and in a word or two for programs."""
 RETRY_AFTER = 5  # seconds, for producers while the server of the queue is full
@@ -43,8 +50,9 @@ log = get_logger("QM/queue")
 
 def install(api: FastAPI) -> None:
     """Add the handlers."""
-    for kind, (status, word) in ERRORS.items():
-        api.add_exception_handler(kind, _handler(status, word))
+    handlers = {kind: _handler(status, word) for kind, (status, word) in ERRORS.items()}
+    for kind, handler in handlers.items():
+        api.add_exception_handler(kind, handler)
 
     @api.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
@@ -57,9 +65,11 @@ def install(api: FastAPI) -> None:
         return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", message).response()
 
     @api.exception_handler(RequestValidationError)
-    async def invalid_request(_: Request, error: RequestValidationError) -> Response:
+    async def invalid_request(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return invalid_because({**first, "loc": first["loc"][1:]}).response()  # without "query" or "path"
+        return await handlers[InvalidField](
+            request, invalid_because({**first, "loc": first["loc"][1:]})
+        )  # no "query" or "path"
 
     @api.exception_handler(HTTPException)
     async def framework_error(request: Request, error: HTTPException) -> Response:
@@ -79,7 +89,7 @@ def install(api: FastAPI) -> None:
 
 def _handler(status: HTTPStatus, word: str) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def service_error(_: Request, error: Exception) -> Response:
-        field = error.field if isinstance(error, InvalidField) else None
+        field = error.field if isinstance(error, InvalidField | NotFound) else None
         headers = {"retry-after": str(RETRY_AFTER)} if isinstance(error, QueueFull) else None
         return ApiError(status, word, str(error), field=field, headers=headers).response()
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, NoReturn
 
-from fastapi import Request
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from fastapi import Query, Request
+from pydantic import TypeAdapter
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
-from queue_manager.core.clock import parse_utc
-from queue_manager.core.errors import PermanentError
-from queue_manager.core.pause import MAX_REASON_LENGTH
-from queue_manager.web.http.errors import ApiError, invalid, invalid_because
+from queue_manager.core.errors import InvalidField, MalformedBody
+from queue_manager.operations.cursors import MAX_CURSOR_LENGTH
+from queue_manager.operations.schemas import MAX_FIELD_LENGTH, M, validated
+from queue_manager.web.http.errors import ApiError
 
 SAFE_METHODS = {"GET", "HEAD"}
 MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 """Bytes over the limit of a body that are still read: a client that is cut off while it sends never reads the error."""
 
-EmptyIsNone = BeforeValidator(lambda value: None if value == "" else value)
-"""For a query parameter that may be empty: forms also send the fields that were not filled in."""
+Cursor = Annotated[
+    str | None, Query(max_length=MAX_CURSOR_LENGTH, description="The `cursor` of an earlier page of the same list.")
+]
 
 
 def prefers_page(headers: Headers) -> bool:
@@ -36,22 +36,11 @@ def is_page_view(request: Request) -> bool:
     return request.method in SAFE_METHODS and prefers_page(request.headers)
 
 
-def _moment(value: Any) -> datetime | None:
-    try:
-        return parse_utc(value, field="")
-    except PermanentError:
-        raise ValueError("must be an ISO 8601 time with a zone, such as 2026-01-31T09:30:00Z") from None
-
-
-At = Annotated[datetime | None, BeforeValidator(_moment)]
-"""A time in a body."""
-
-
 # Query parameters
 
 
 def refuse_unknown_parameters(request: Request) -> None:
-    """Raise `ApiError` for a parameter that the route does not declare, so that a misspelt filter never means "all".
+    """Raise `InvalidField` for a parameter that the route does not declare: a misspelt filter must not mean "all".
 
     Routes outside the API description are pages: their scripts read the parameters in the browser.
     """
@@ -62,7 +51,7 @@ def refuse_unknown_parameters(request: Request) -> None:
     for name in request.query_params:
         if name not in known:
             accepted = f"the known ones are {', '.join(known)}" if known else "this route has none"
-            raise invalid(name, f"unknown query parameter; {accepted}")
+            raise InvalidField(name[:MAX_FIELD_LENGTH], f"unknown query parameter; {accepted}")
 
 
 def _declared(dependant: Any) -> Iterator[str]:
@@ -72,29 +61,6 @@ def _declared(dependant: Any) -> Iterator[str]:
 
 
 # Bodies
-
-
-class Members(BaseModel):
-    """The members of a JSON object. Unknown ones are refused; null counts as not given."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
-
-
-class NoMembers(Members):
-    """An empty object."""
-
-
-PAUSE_REASON: Any = Field(
-    default=None, min_length=1, max_length=MAX_REASON_LENGTH, description="Why, for the people who see it."
-)
-
-
-M = TypeVar("M", bound=Members)
 
 
 class Body:
@@ -118,7 +84,7 @@ class Body:
 
 
 class JsonBody(Body, Generic[M]):
-    """A dependency that returns the body, of at most `max_bytes`, as a `model`. Raises `ApiError`."""
+    """A dependency that returns the body as a `model`. Raises `InvalidField`, and `ApiError` above `max_bytes`."""
 
     def __init__(self, model: type[M], *, max_bytes: int, is_required: bool = True) -> None:
         super().__init__(model, is_required=is_required)
@@ -127,18 +93,6 @@ class JsonBody(Body, Generic[M]):
     async def __call__(self, request: Request) -> M:
         body = await read_body(request, self._max_bytes, field="body")
         return validated(self._type, _object(body) if self.is_required or body.strip() else {})
-
-
-def validated(model: type[M], given: dict[str, Any]) -> M:
-    """Return the members of a body as a `model`. Raises `ApiError` about the first invalid one."""
-    for name in given:
-        if name not in model.model_fields:
-            known = f"the fields are {', '.join(model.model_fields)}" if model.model_fields else "there are none"
-            raise invalid(name, f"unknown field; {known}")
-    try:
-        return model.model_validate(given)
-    except ValidationError as error:
-        raise invalid_because(error.errors()[0]) from None
 
 
 async def read_body(request: Request, max_bytes: int, *, field: str) -> bytes:
@@ -152,28 +106,24 @@ async def read_body(request: Request, max_bytes: int, *, field: str) -> bytes:
             elif size > max_bytes + MAX_DISCARDED_BYTES:
                 break
     except ClientDisconnect:
-        raise malformed("it ended early") from None
+        raise MalformedBody("it ended early") from None
     if size > max_bytes:
         status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
         raise ApiError(status, "too large", f"{field}: must have at most {max_bytes} bytes", field=field)
     return bytes(body)
 
 
-def malformed(why: str) -> ApiError:
-    return ApiError(HTTPStatus.BAD_REQUEST, "bad request", f"body: must be JSON in UTF-8 ({why})", field="body")
-
-
 def _object(body: bytes) -> dict[str, Any]:
     try:
         given = json.loads(body.decode(), parse_constant=_refuse_constant)
     except RecursionError:
-        raise malformed("it is nested too deeply") from None
+        raise MalformedBody("it is nested too deeply") from None
     except (json.JSONDecodeError, UnicodeDecodeError, _NotANumber) as error:
-        raise malformed(f"{error!s:.200}") from None
+        raise MalformedBody(f"{error!s:.200}") from None
     except ValueError:  # Python refuses to read an integer of thousands of digits
-        raise malformed("a number has too many digits") from None
+        raise MalformedBody("a number has too many digits") from None
     if not isinstance(given, dict):
-        raise malformed("it is not an object")
+        raise MalformedBody("it is not an object")
     return given
 
 

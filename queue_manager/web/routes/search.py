@@ -6,11 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from beat_schedule import systems
+from queue_manager.operations.diagnosis import MAX_SEARCH_ID_LENGTH, Diagnosis, diagnose
+from queue_manager.operations.systems import find_system
 from queue_manager.web.auth import CurrentPrincipal, require_system
-from queue_manager.web.diagnosis import MAX_SEARCH_ID_LENGTH, Diagnosis, diagnose
 from queue_manager.web.http.errors import errors
-from queue_manager.web.routes.systems.queries import find_system
 
 router = APIRouter(responses=errors(404, 503))
 
@@ -30,5 +29,5 @@ def search(
     """
     if system is not None:
         require_system(principal, system)
-        find_system(system, systems())
+        find_system(system)
     return diagnose(id.strip(), among=principal.systems if system is None else [system])

@@ -10,8 +10,6 @@ from fastapi import Request
 
 MAX_DURATION = 50.0
 """Seconds of one request: proxies time out after 60."""
-INCOMPLETE_DETAIL = "stopped after its time; the rest is left"
-"""What the audit has of an action that stopped at its time limit."""
 
 
 def time_check(request: Request) -> Callable[[], bool]:

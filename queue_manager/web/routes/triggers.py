@@ -37,11 +37,6 @@ def spellings(trigger: str) -> tuple[str, str]:
     return trigger, f"{group}/{first}{''.join(map(str.capitalize, others))}"
 
 
-def path_of(system: System) -> str:
-    """Return the path that starts the system's scan."""
-    return f"/api/trigger/{system.trigger}"
-
-
 class TriggeredScan(BaseModel):
     """The task of the scan."""
 

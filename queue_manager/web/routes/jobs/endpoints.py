@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from functools import partial
 from http import HTTPStatus
 from itertools import takewhile
@@ -15,25 +14,15 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
-from models.archive import MAX_ARCHIVED
 from models.audit import ActionName
 from models.database import server_now
 from models.document_id import id_text
 from models.job import JobState, is_job
-from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
 from queue_manager.core.clock import to_iso
-from queue_manager.core.errors import Contended
+from queue_manager.core.errors import Contended, InvalidField
 from queue_manager.core.log import get_logger
 from queue_manager.operations import switches
-from queue_manager.server_calls import mongodb, redis_server
-from queue_manager.web.auth import CurrentActor
-from queue_manager.web.http import cursors
-from queue_manager.web.http.cursors import Cursor
-from queue_manager.web.http.errors import ApiError, errors, invalid
-from queue_manager.web.http.requests import EmptyIsNone, JsonBody, NoMembers
-from queue_manager.web.live.event_feed import EventStream
-from queue_manager.web.live.search import MAX_SLICE_BYTES, SEARCH_EVENTS, SearchSlice, search
-from queue_manager.web.routes.jobs.schemas import (
+from queue_manager.operations.job_schemas import (
     MAX_JOB_BODY,
     ChangedJob,
     ChangedJobs,
@@ -57,8 +46,15 @@ from queue_manager.web.routes.jobs.schemas import (
     SortField,
     job_as_json,
 )
-from queue_manager.web.routes.latency import latency_of
-from queue_manager.web.routes.time_limit import INCOMPLETE_DETAIL, time_check
+from queue_manager.operations.jobs import JobList, clear_jobs, read_latency
+from queue_manager.operations.schemas import INCOMPLETE_DETAIL, EmptyIsNone, NoMembers
+from queue_manager.server_calls import mongodb
+from queue_manager.web.auth import CurrentActor
+from queue_manager.web.http.errors import ApiError, errors
+from queue_manager.web.http.requests import Cursor, JsonBody
+from queue_manager.web.live.event_feed import EventStream
+from queue_manager.web.live.search import MAX_SLICE_BYTES, SEARCH_EVENTS, SearchSlice, search
+from queue_manager.web.routes.time_limit import time_check
 from services.audit import Actor, recorded
 from services.job_queues import (
     DuplicateJob,
@@ -67,7 +63,6 @@ from services.job_queues import (
     WrongState,
     as_json,
     changeable,
-    counts_by_name,
     jobs,
     system,
 )
@@ -102,30 +97,6 @@ commands = APIRouter(responses=errors(503))
 
 def _canonical_state(state: Any) -> Any:
     return STATE_ALIASES.get(state, state)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobList:
-    """The list of jobs that a request selects."""
-
-    name: str | None
-    state: JobState | None
-    search: str | None
-    sort: str
-    is_descending: bool
-
-    @property
-    def id(self) -> str:
-        """The name of the list in its cursors."""
-        return f"jobs {self.sort} {'desc' if self.is_descending else 'asc'}"
-
-    def page(self, cursor: str | None, limit: int, *, max_bytes: int = MAX_JOB_PAGE_BYTES) -> JobPage:
-        after = cursors.decode(cursor, of=self.id)
-        with mongodb(), cursors.checked():
-            return jobs.page(**asdict(self), after=after, limit=limit, max_bytes=max_bytes)
-
-    def next_cursor(self, page: JobPage) -> str | None:
-        return None if page.end is None else cursors.encode(page.end, of=self.id)
 
 
 def _list(
@@ -209,9 +180,7 @@ def queues() -> JSONResponse:
 @queries.get("/jobs/latency")
 def latency() -> JobLatencies:
     """Return how long the jobs of each name took in the last 24 hours."""
-    with mongodb(), redis_server():
-        names = {name: latency_of(system, counts) for name, counts in counts_by_name().items()}
-        return JobLatencies(names=names, server_time=server_now())
+    return read_latency()
 
 
 @queries.get("/jobs/{id}", response_model=JobAnswer, responses=errors(404))
@@ -272,30 +241,7 @@ def clear(
 
     It stops after 50 s, and `is_complete` is false: repeat it then. More than 100,000 jobs cannot be restored.
     """
-    return cleared(body, actor, is_over=time_check(request))
-
-
-def cleared(body: JobsToDelete, actor: Actor, *, is_over: Callable[[], bool]) -> DeletedJobs:
-    """Delete in transactions until `is_over`; the rest is left for the next request."""
-    count, is_complete = 0, True
-    selected = {"name": body.name or "all", "states": ", ".join(body.states)}
-    with recorded(actor, "clear", system=system.name, filter=selected) as action:
-        with mongodb():
-            expected = jobs.count_up_to(MAX_ARCHIVED + 1, body.states, body.name)
-        batches = jobs.clear_in_batches(body.states, body.name, keep=action.job_keeper(expected=expected))
-        while (deleted := _next(batches)) is not None:
-            action.count = count = count + deleted
-            if is_over():
-                is_complete, action.detail = False, INCOMPLETE_DETAIL
-                break
-    log.info("Jobs deleted by an operator", states=selected["states"], name=body.name, jobs=count, complete=is_complete)
-    return DeletedJobs(deleted=count, is_complete=is_complete, undo=action.undo)
-
-
-def _next(batches: Iterator[int]) -> int | None:
-    """Delete the next batch in the time of one call; `None` after the last."""
-    with mongodb():
-        return next(batches, None)
+    return clear_jobs(body, actor, is_over=time_check(request))
 
 
 @commands.post("/jobs/cancel")
@@ -351,7 +297,7 @@ def reschedule(
     """Change the time or the priority of a job that is pending, failed or canceled."""
     due = body.due()
     if not body.model_fields_set:
-        raise invalid("at", "must be given unless delay_seconds or priority is")
+        raise InvalidField("at", "must be given unless delay_seconds or priority is")
     return _changed(actor, "reschedule", jobs.reschedule, id, **due, priority=body.priority)
 
 

@@ -22,6 +22,7 @@ from models.database import server_now
 from models.job_changes import Changes, JobChange, Lost
 from queue_manager.core.clock import to_iso
 from queue_manager.core.settings import redact_url, settings
+from queue_manager.operations.job_schemas import job_as_json
 from queue_manager.web.http.errors import errors
 from queue_manager.web.live.event_feed import (
     Event,
@@ -35,7 +36,6 @@ from queue_manager.web.live.event_feed import (
     StartPosition,
     reset,
 )
-from queue_manager.web.routes.jobs.schemas import job_as_json
 
 JOB_EVENT = "job-update"
 TOKEN_INTERVAL = 10.0  # seconds; a client without events must still reconnect with a token that the oplog reaches

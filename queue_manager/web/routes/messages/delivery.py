@@ -9,30 +9,29 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
 
-from queue_manager.core.errors import prefix_fields
+from queue_manager.core.errors import InvalidField, prefix_fields
 from queue_manager.core.settings import settings
-from queue_manager.web.http.direct import DirectRoute
-from queue_manager.web.http.errors import ApiError, errors, invalid
-from queue_manager.web.http.requests import EmptyIsNone
-from queue_manager.web.routes.messages.long_poll import ReceiveOptions, receive_message
-from queue_manager.web.routes.messages.requests import (
+from queue_manager.operations.message_fields import (
     MAX_BATCH_MESSAGES,
-    BatchBody,
     FilterType,
-    MessageBody,
     decode_member,
     decode_message,
     parse_list,
     parse_object,
     whole,
 )
-from queue_manager.web.routes.messages.response_schemas import (
+from queue_manager.operations.message_schemas import (
     AddedBatch,
     ChangedMessage,
     DeliveredMessage,
     Nacked,
     Touched,
 )
+from queue_manager.operations.schemas import EmptyIsNone
+from queue_manager.web.http.direct import DirectRoute
+from queue_manager.web.http.errors import ApiError, errors
+from queue_manager.web.routes.messages.long_poll import ReceiveOptions, receive_message
+from queue_manager.web.routes.messages.requests import BatchBody, MessageBody
 from queue_manager.web.routes.messages.schemas import (
     MIN_TIMEOUT,
     AckBody,
@@ -135,7 +134,7 @@ async def nack(id: str, body: Annotated[bytes, Depends(MessageBody(NackBody, is_
     given = parse_object(body)
     reason = decode_member(given, "errorReason")
     if reason is not None and not isinstance(reason, str):
-        raise invalid("errorReason", "must be a string")
+        raise InvalidField("errorReason", "must be a string")
     is_requeued = await async_message_queue().nack(id, _token(given), reason)
     return Nacked(message="Message requeued" if is_requeued else "Message dead-lettered", id=id, requeued=is_requeued)
 

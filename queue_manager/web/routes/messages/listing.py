@@ -16,27 +16,27 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import AfterValidator, Field
 
-from queue_manager.web.http import cursors
-from queue_manager.web.http.cursors import Cursor
-from queue_manager.web.http.errors import errors
-from queue_manager.web.http.requests import EmptyIsNone
-from queue_manager.web.live.event_feed import EventStream
-from queue_manager.web.live.search import MAX_SLICE_BYTES, SEARCH_EVENTS, SearchSlice, search
-from queue_manager.web.routes.messages.requests import (
+from queue_manager.operations import cursors
+from queue_manager.operations.message_fields import (
     MAX_WHOLE,
     FilterText,
     FilterType,
     MomentOf,
-    NamedQueue,
     RequiredMoment,
     WholeFilter,
 )
-from queue_manager.web.routes.messages.response_schemas import (
+from queue_manager.operations.message_schemas import (
     DeliveredMessage,
     MessageCount,
     MessageList,
     MessageWithHistory,
 )
+from queue_manager.operations.schemas import EmptyIsNone
+from queue_manager.web.http.errors import errors
+from queue_manager.web.http.requests import Cursor
+from queue_manager.web.live.event_feed import EventStream
+from queue_manager.web.live.search import MAX_SLICE_BYTES, SEARCH_EVENTS, SearchSlice, search
+from queue_manager.web.routes.messages.requests import NamedQueue
 from services.message_queue import Filter, Message, MessageListing, MessageState, UnknownMessage, queue_admin
 from services.message_queue.browser import (
     COUNT_BUDGET,

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from queue_manager.core.clock import to_iso
+from queue_manager.core.errors import InvalidField
 from queue_manager.core.log import get_logger
 from queue_manager.explanation import many
 from queue_manager.operations import switches
-from queue_manager.web.auth import CurrentActor
-from queue_manager.web.http.errors import errors, invalid
-from queue_manager.web.http.requests import EmptyIsNone, JsonBody
-from queue_manager.web.routes.messages.requests import (
-    MAX_BATCH_BYTES,
-    LinesBody,
-    MessageBody,
-    NamedQueue,
-    RequiredMoment,
-    decode_message,
-    parse_object,
-)
-from queue_manager.web.routes.messages.response_schemas import (
+from queue_manager.operations.message_fields import RequiredMoment, decode_message, parse_object
+from queue_manager.operations.message_schemas import (
     Cleared,
     DeletedMessage,
     DeletedMessages,
@@ -37,6 +26,12 @@ from queue_manager.web.routes.messages.response_schemas import (
     Replayed,
     UpdatedMessage,
 )
+from queue_manager.operations.messages import AUDITED_QUEUE, clear_messages, edit_message
+from queue_manager.operations.schemas import INCOMPLETE_DETAIL, EmptyIsNone
+from queue_manager.web.auth import CurrentActor
+from queue_manager.web.http.errors import errors
+from queue_manager.web.http.requests import JsonBody
+from queue_manager.web.routes.messages.requests import MAX_BATCH_BYTES, LinesBody, MessageBody, NamedQueue
 from queue_manager.web.routes.messages.schemas import (
     MessageChange,
     MessagesToDelete,
@@ -45,27 +40,20 @@ from queue_manager.web.routes.messages.schemas import (
     TypesToPause,
     TypesToResume,
 )
-from queue_manager.web.routes.time_limit import INCOMPLETE_DETAIL, time_check
-from services.audit import Actor, recorded
+from queue_manager.web.routes.time_limit import time_check
+from services.audit import recorded
 from services.message_queue import (
     Filter,
     InvalidMessage,
-    Message,
     MessageState,
     UnknownMessage,
     message_queue,
     queue_admin,
-    system,
 )
 from services.message_queue.admin import checked_ids
-from services.message_queue.browser import KEPT_STATES, MESSAGE_STATES, KeptState
+from services.message_queue.browser import KEPT_STATES, KeptState
 from services.message_queue.messages import checked_id
 from services.message_queue.transfer import import_messages, parse_lines
-
-AUDITED_QUEUE: dict[str, Any] = {"system": system.name, "is_in_redis": True}
-"""What the audit has of all actions on messages."""
-CLEAR_LOG_INTERVAL = 5.0
-"""Seconds between two log lines about a long clear."""
 
 log = get_logger("QM/queue")
 router = APIRouter(responses=errors(503))
@@ -83,19 +71,9 @@ def update(
     source: InQueue = None,
 ) -> Response:
     """Change a message. 409: a consumer holds it."""
-    changes = decode_message(parse_object(body))
-    with recorded(actor, "edit", **AUDITED_QUEUE, ids=[checked_id(id)]) as action:
-        before, changed = queue_admin().update(id, changes, source=source)
-        action.changed(_editable(before), _editable(changed))
-    log.info("Message changed by an operator", message_id=id)
+    changed = edit_message(id, decode_message(parse_object(body)), actor, source=source)
     about = EditedMessage(message="Message updated", id=id, messageId=id, queueType=source).model_dump_json()
     return Response(f'{about[:-1]},"data":{changed.to_json()}}}', media_type="application/json")
-
-
-def _editable(message: Message) -> dict[str, Any]:
-    """Return the values of a message that people can change."""
-    names = ("type", "priority", "custom_ack_timeout", "custom_max_attempts")
-    return {**{name: message.fields.get(name) for name in names}, "payload": message.payload_json}
 
 
 @router.delete("/queue/message/{id:path}", responses=errors(404, 409))
@@ -186,7 +164,7 @@ def import_lines(body: Annotated[bytes, Depends(LinesBody())], actor: CurrentAct
 def move(body: Annotated[Move, Depends(JsonBody(Move, max_bytes=MAX_BATCH_BYTES))], actor: CurrentActor) -> Moved:
     """Move up to 1,000 messages."""
     if body.toQueue == body.fromQueue:
-        raise invalid("toQueue", "must be another queue than fromQueue")
+        raise InvalidField("toQueue", "must be another queue than fromQueue")
     detail = " ".join(filter(None, [f"to {body.toQueue}", body.errorReason and f"({body.errorReason})"]))
     with recorded(actor, "move", **AUDITED_QUEUE, ids=checked_ids(body.messages), detail=detail) as action:
         outcomes = queue_admin().move(body.messages, to=body.toQueue, source=body.fromQueue, reason=body.errorReason)
@@ -203,7 +181,7 @@ def replay(
     With a filter it stops after about 10 s, and `is_complete` is false: repeat it then.
     """
     if (body.messageIds is None) == (body.filter is None):
-        raise invalid("messageIds", "exactly one of messageIds and filter is required")
+        raise InvalidField("messageIds", "exactly one of messageIds and filter is required")
     if body.messageIds is not None:
         with recorded(actor, "replay", **AUDITED_QUEUE, ids=checked_ids(body.messageIds)) as action:
             outcomes = queue_admin().replay(body.messageIds)
@@ -241,36 +219,13 @@ def resume(
 @router.delete("/queue/clear")
 def clear(request: Request, actor: CurrentActor) -> Cleared:
     """Delete all messages of all queues. It stops after 50 s, and `is_complete` is false: repeat it then."""
-    return cleared(None, actor, is_over=time_check(request))
+    return clear_messages(None, actor, is_over=time_check(request))
 
 
 @router.delete("/queue/{queueType}/clear", responses=errors(404))
 def clear_one(queue: NamedQueue, request: Request, actor: CurrentActor) -> Cleared:
     """Delete all messages of one queue. It stops after 50 s, and `is_complete` is false: repeat it then."""
-    return cleared(queue, actor, is_over=time_check(request))
-
-
-def cleared(queue: MessageState | None, actor: Actor, *, is_over: Callable[[], bool]) -> Cleared:
-    """Delete in batches, each of which is an event, until `is_over`; the rest is left for the next request."""
-    logged_at = time.monotonic()
-    count, is_complete = 0, True
-    with recorded(actor, "clear", **AUDITED_QUEUE, filter={"state": queue or "all"}) as action:
-        admin = queue_admin()
-        counts = admin.counts()
-        expected = sum(map(counts.of, MESSAGE_STATES if queue is None else [queue]))
-        for deleted in admin.clear_in_batches(queue, keep=action.keeper("message", expected=expected)):
-            action.count = count = count + deleted
-            now = time.monotonic()
-            if now - logged_at >= CLEAR_LOG_INTERVAL:
-                log.info("Messages are being cleared by an operator", queue=queue or "all", messages=count)
-                logged_at = now
-            if is_over():
-                is_complete, action.detail = False, INCOMPLETE_DETAIL
-                break
-    log.info("Messages cleared by an operator", queue=queue or "all", messages=count, complete=is_complete)
-    left = "" if is_complete else "; more remain, repeat to continue"
-    message = f"{many(count, 'message')} deleted{left}"
-    return Cleared(message=message, queueType=queue, cleared=count, is_complete=is_complete, undo=action.undo)
+    return clear_messages(queue, actor, is_over=time_check(request))
 
 
 def _shown(timestamp: float) -> str:

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from queue_manager.core.settings import settings
-from queue_manager.web.http.requests import PAUSE_REASON, Members
-from queue_manager.web.routes.messages.requests import FilterText, FilterType, MomentOf, WholeFilter
+from queue_manager.operations.message_fields import FilterText, FilterType, MomentOf, WholeFilter
+from queue_manager.operations.message_schemas import Payload
+from queue_manager.operations.schemas import PAUSE_REASON, Members
 from services.message_queue import Filter, InvalidMessage, MessageState
 from services.message_queue.admin import MAX_PAUSED_TYPES
 from services.message_queue.browser import MAX_BULK_IDS
@@ -43,7 +44,6 @@ def _require_token(schema: JsonSchema) -> None:
 MessageType = Annotated[
     str, Field(min_length=1, max_length=MAX_TYPE_BYTES, description="It has no control characters.")
 ]
-Payload = Annotated[Any, Field(description="Any JSON value. Consumers get it byte for byte.")]
 MessagePriority = Annotated[
     int, Field(ge=0, json_schema_extra=_largest_priority, description="A higher one is delivered first.")
 ]

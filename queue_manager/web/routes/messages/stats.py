@@ -8,20 +8,16 @@ import msgspec
 from fastapi import APIRouter, Query, Response
 
 from queue_manager.core.settings import settings
-from queue_manager.web.http.errors import errors
-from queue_manager.web.http.requests import EmptyIsNone
-from queue_manager.web.routes.messages.requests import whole
-from queue_manager.web.routes.messages.response_schemas import (
-    AcknowledgedLength,
-    LengthsByOlderNames,
+from queue_manager.operations.message_schemas import (
     MessageQueueStatus,
     QueueConfig,
     QueueHealth,
-    QueueLength,
     QueueMetrics,
-    QueueTotals,
 )
-from services.message_queue import MessageState, QueueCounts, queue_admin
+from queue_manager.operations.messages import queue_config, queue_status
+from queue_manager.operations.schemas import EmptyIsNone
+from queue_manager.web.http.errors import errors
+from services.message_queue import MessageState, queue_admin
 
 MAX_STATUS_MESSAGES = 100
 MAX_STATE_BYTES = 2 * 1024 * 1024  # of the messages in one state
@@ -47,7 +43,7 @@ def status(
     """Return the number of messages in each state; with `include_messages` also the newest 100 in each, or 2 MiB."""
     if has_messages is None:
         has_messages = not settings().queue_require_lock_token  # clients of the older service expect them
-    body = _status().model_dump(mode="json")
+    body = queue_status().model_dump(mode="json")
     if has_messages:
         types: set[str] = set()
         for state, name in OLDER_NAMES.items():
@@ -56,36 +52,6 @@ def status(
             types |= {message.type for message in messages}
         body["availableTypes"] = sorted(types)
     return Response(msgspec.json.encode(body), media_type="application/json")
-
-
-def _status() -> MessageQueueStatus:
-    counts = queue_admin().counts()
-    return MessageQueueStatus(
-        pauses=queue_admin().pauses(),
-        main=counts.main,
-        processing=counts.processing,
-        dead=counts.dead,
-        acknowledged=counts.acknowledged,
-        archived=counts.archived,
-        priorities={str(priority): waiting for priority, waiting in enumerate(counts.waiting)},
-        total_acknowledged=counts.total_acknowledged,
-        overdue=counts.overdue,
-        first_deadline_at=counts.first_deadline_at,
-        server_time=counts.now,
-        **dict(_by_older_names(counts)),
-    )
-
-
-def _by_older_names(counts: QueueCounts) -> LengthsByOlderNames:
-    name, total = settings().queue_name, counts.total_acknowledged
-    return LengthsByOlderNames(
-        mainQueue=QueueLength(name=name, length=counts.main),
-        processingQueue=QueueLength(name="processing_pending", length=counts.processing),
-        deadLetterQueue=QueueLength(name=f"{name}_dlq", length=counts.dead),
-        acknowledgedQueue=AcknowledgedLength(name=f"{name}_acknowledged", length=counts.acknowledged, total=total),
-        archivedQueue=QueueLength(name=f"{name}_archived", length=counts.archived),
-        metadata=QueueTotals(totalProcessed=total, totalFailed=counts.total_dead_lettered, totalAcknowledged=total),
-    )
 
 
 @router.get("/queue/metrics", responses=errors(503))
@@ -109,16 +75,7 @@ def metrics() -> QueueMetrics:
 @router.get("/queue/config")
 def config() -> QueueConfig:
     """Return the settings of the queue."""
-    chosen = settings()
-    return QueueConfig(
-        ack_timeout_seconds=whole(chosen.ack_timeout_seconds),
-        max_attempts=chosen.max_attempts,
-        max_priority_levels=chosen.max_priority_levels,
-        max_payload_bytes=chosen.queue_max_payload_bytes,
-        require_lock_token=chosen.queue_require_lock_token,
-        overdue_check_interval_ms=chosen.overdue_check_interval_ms,
-        requeue_batch_size=chosen.requeue_batch_size,
-    )
+    return queue_config()
 
 
 @router.get("/health", responses=errors(503))

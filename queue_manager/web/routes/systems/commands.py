@@ -8,12 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from queue_manager.operations import switches
+from queue_manager.operations.schemas import NoMembers
+from queue_manager.operations.system_schemas import NewPause, PausedSystem
 from queue_manager.system import System
 from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http.errors import ApiError, errors
-from queue_manager.web.http.requests import JsonBody, NoMembers
+from queue_manager.web.http.requests import JsonBody
 from queue_manager.web.routes.systems.queries import Named
-from queue_manager.web.routes.systems.schemas import NewPause, PausedSystem
 
 MAX_PAUSE_BODY = 4 * 1024  # bytes
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -16,11 +16,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from beat_schedule import systems
-from queue_manager.core.clock import local_now
-from queue_manager.health.readings import sources
-from queue_manager.server_calls import redis_server
-from queue_manager.system import System
-from queue_manager.telemetry import count_history, counters
+from queue_manager.operations.overview import read_overview
+from queue_manager.operations.system_schemas import History, Overview
+from queue_manager.operations.systems import last_day
 from queue_manager.web.auth import CurrentPrincipal
 from queue_manager.web.http.errors import errors
 from queue_manager.web.live.event_feed import (
@@ -32,8 +30,6 @@ from queue_manager.web.live.event_feed import (
     ReaderPosition,
     StartPosition,
 )
-from queue_manager.web.routes.systems.overview import read_overview
-from queue_manager.web.routes.systems.schemas import History, Overview
 
 READ_INTERVAL = 1.0  # seconds
 MAX_SILENCE = 5.0  # seconds after which a state that did not change is sent again
@@ -63,19 +59,7 @@ async def overview(request: Request, principal: CurrentPrincipal) -> Overview:
 @router.get("/overview/history", responses=errors(503))
 def overview_history(principal: CurrentPrincipal) -> History:
     """Return how many items ended in the last 24 hours, by outcome, in buckets of ten minutes."""
-    return history_of([system for system in systems() if principal.has_system(system.name)])
-
-
-def history_of(listed: Iterable[System]) -> History:
-    """Return how many items of these systems ended in the last 24 hours."""
-    with redis_server() as client:
-        day = count_history.last_day(client, sources())
-    return History(
-        server_time=local_now(),
-        bucket_seconds=counters.BUCKET_SECONDS,
-        begins_at=day.begins_at,
-        systems={system.name: day.counts.get(system.name) for system in listed},
-    )
+    return last_day([system for system in systems() if principal.has_system(system.name)])
 
 
 @router.get("/overview/events", status_code=HTTPStatus.OK, response_class=EventStream)

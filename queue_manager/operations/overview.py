@@ -17,15 +17,15 @@ from queue_manager.core.settings import settings
 from queue_manager.health import Readings, problems_of_components, problems_of_system, read
 from queue_manager.health.readings import InRedis
 from queue_manager.health_rules import Problem
-from queue_manager.system import System, SystemStats
-from queue_manager.web.routes.latency import Latency, latency_of
-from queue_manager.web.routes.systems.schemas import (
+from queue_manager.operations.latency import Latency, latency_of
+from queue_manager.operations.system_schemas import (
     Leader,
     Overview,
     ScanRun,
     Servers,
     SystemState,
 )
+from queue_manager.system import System, SystemStats
 
 STATS_FIELDS = {
     "due": ("due", "pending"),

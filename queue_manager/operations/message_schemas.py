@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from queue_manager.core.json_types import Number, optional
 from queue_manager.core.pause import PauseState
-from queue_manager.web.http.responses import IsComplete, NextCursor, UndoId
-from queue_manager.web.routes.messages.schemas import Payload
+from queue_manager.operations.schemas import IsComplete, NextCursor, UndoId
 from services.message_queue import MessageState
 from services.message_queue.admin import MessageOutcome
 from services.message_queue.browser import KeptState
 from services.message_queue.history import HistoryEvent
 
 Sentence = Annotated[str, Field(description="A human-readable message.")]
+Payload = Annotated[Any, Field(description="Any JSON value. Consumers get it byte for byte.")]
 QueueServerTime = Annotated[Number, Field(description="The time of the queue's server.")]
 
 

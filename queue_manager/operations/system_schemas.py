@@ -14,12 +14,11 @@ from queue_manager.core.pause import PauseState
 from queue_manager.explanation import Idle
 from queue_manager.health_rules import Problem
 from queue_manager.items import State
+from queue_manager.operations.latency import Latency
+from queue_manager.operations.schemas import PAUSE_REASON, Members, NextCursor, ServerTime
+from queue_manager.operations.workers import queues_of
 from queue_manager.telemetry.latency import Measure
 from queue_manager.telemetry.worker_heartbeats import OnlineWorker
-from queue_manager.web.http.requests import PAUSE_REASON, Members
-from queue_manager.web.http.responses import NextCursor, ServerTime
-from queue_manager.web.routes.latency import Latency
-from queue_manager.web.workers import queues_of
 
 MAX_ITEM_SEARCH_LENGTH = 256
 MAX_RETRIED = 1_000  # items that one request sends

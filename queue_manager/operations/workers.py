@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from beat_schedule import systems
@@ -19,13 +18,9 @@ from queue_manager.system import SCANS_QUEUE, SCHEDULE_PAGE, System, item_queues
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.telemetry.worker_activity import PoolProcess, RunningTask
 from queue_manager.telemetry.worker_heartbeats import ActiveWorker
-from queue_manager.web.auth import CurrentPrincipal
-from queue_manager.web.http.errors import errors
 from services import job_queues
 
 MAX_WORKERS_SHOWN = 200
-
-router = APIRouter(responses=errors(503))
 
 
 def queues_of(names: Collection[str]) -> set[str]:
@@ -115,18 +110,6 @@ class Workers(BaseModel):
         ]
         unconsumed = [one for one in self.queues_without_worker if one.queue in queues]
         return self.model_copy(update={"workers": workers, "count": len(workers), "queues_without_worker": unconsumed})
-
-
-@router.get("/workers")
-def workers(principal: CurrentPrincipal) -> Workers:
-    """List the workers that are online: queues, pool, what each process executes and since when, rate, memory, release.
-
-    A key that is limited to systems sees only the workers of their queues; work for other systems is not named.
-
-    A worker reports what it does every two seconds if that has changed, and at least once a minute.
-    """
-    found = read_workers()
-    return found if principal.systems is None else found.of_systems(principal.systems)
 
 
 def read_workers() -> Workers:

@@ -6,22 +6,18 @@ import base64
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 
 import bson
 from bson import DBRef, Decimal128, MaxKey, MinKey, ObjectId, Timestamp, json_util
 from bson.json_util import CANONICAL_JSON_OPTIONS
-from fastapi import Query
 
 from models.listing import NoPosition
-from queue_manager.web.http.errors import ApiError, invalid
+from queue_manager.core.errors import InvalidField
 
 MAX_CURSOR_LENGTH = 4_096
 MAX_INTEGER = 2**63 - 1
 PLAIN_TYPES = (datetime, ObjectId, str, float, bytes, Decimal128, Timestamp, DBRef, MinKey, MaxKey)
-Cursor = Annotated[
-    str | None, Query(max_length=MAX_CURSOR_LENGTH, description="The `cursor` of an earlier page of the same list.")
-]
 CURSOR_JSON_OPTIONS = CANONICAL_JSON_OPTIONS.with_options(tz_aware=True)
 
 
@@ -33,7 +29,7 @@ def encode(position: Sequence[Any], *, of: str) -> str:
 
 
 def decode(text: str | None, *, of: str) -> tuple[Any, ...] | None:
-    """Return the position of a cursor of the list named `of`; `None` without a cursor. Raises `ApiError`."""
+    """Return the position of a cursor of the list named `of`; `None` without a cursor. Raises `InvalidField`."""
     if not text:
         return None
     try:
@@ -48,15 +44,15 @@ def decode(text: str | None, *, of: str) -> tuple[Any, ...] | None:
 
 @contextmanager
 def checked() -> Iterator[None]:
-    """Raise `ApiError` if the position does not belong to the list."""
+    """Raise `InvalidField` if the position does not belong to the list."""
     try:
         yield
     except NoPosition:
         raise _invalid_cursor() from None
 
 
-def _invalid_cursor() -> ApiError:
-    return invalid("cursor", "must be the cursor of an earlier page of the same list")
+def _invalid_cursor() -> InvalidField:
+    return InvalidField("cursor", "must be the cursor of an earlier page of the same list")
 
 
 def _is_plain(value: Any) -> bool:

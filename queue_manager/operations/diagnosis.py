@@ -20,11 +20,11 @@ from queue_manager.core.errors import AppError, Unavailable, reason
 from queue_manager.core.pause import PauseState, person
 from queue_manager.core.settings import settings
 from queue_manager.explanation import DispatchState, Explanation, newest_first, sentence, when
+from queue_manager.operations.schemas import ServerTime
 from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.system import System
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.telemetry.worker_heartbeats import OnlineWorker
-from queue_manager.web.http.responses import ServerTime
 from services.audit import DELETING_ACTIONS, timeline_event
 
 MAX_SEARCH_ID_LENGTH = 1_024  # characters

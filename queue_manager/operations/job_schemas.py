@@ -9,12 +9,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from models.database import Document
 from models.job import JobState
+from queue_manager.core.errors import InvalidField
 from queue_manager.core.json_types import Moment, optional
 from queue_manager.core.pause import PauseState
-from queue_manager.web.http.errors import invalid
-from queue_manager.web.http.requests import PAUSE_REASON, At, Members
-from queue_manager.web.http.responses import IsComplete, NextCursor, ServerTime, UndoId
-from queue_manager.web.routes.latency import Latency
+from queue_manager.operations.latency import Latency
+from queue_manager.operations.schemas import PAUSE_REASON, At, IsComplete, Members, NextCursor, ServerTime, UndoId
 from services.job_queues import as_json
 from services.job_queues.fields import JOB_NAME, MAX_ARGUMENTS_BYTES, MAX_DELAY, MAX_PRIORITY
 
@@ -53,9 +52,9 @@ class When(Members):
     )
 
     def due(self) -> dict[str, Any]:
-        """Return `{at, delay}`. Raises `ApiError`: both are given."""
+        """Return `{at, delay}`. Raises `InvalidField`: both are given."""
         if self.at is not None and self.delay_seconds is not None:
-            raise invalid("at", "must not be given together with delay_seconds")
+            raise InvalidField("at", "must not be given together with delay_seconds")
         return {"at": self.at, "delay": None if self.delay_seconds is None else timedelta(seconds=self.delay_seconds)}
 
 
@@ -73,9 +72,9 @@ class NewJob(When):
     cron: str | None = Field(default=None, description="Repeats the job at the times of a cron line in UTC.")
 
     def repetition(self) -> dict[str, Any]:
-        """Return `{every, cron}`. Raises `ApiError`: both are given."""
+        """Return `{every, cron}`. Raises `InvalidField`: both are given."""
         if self.every_seconds is not None and self.cron is not None:
-            raise invalid("cron", "must not be given together with every_seconds")
+            raise InvalidField("cron", "must not be given together with every_seconds")
         every = None if self.every_seconds is None else timedelta(seconds=self.every_seconds)
         return {"every": every, "cron": self.cron}
 

@@ -1,0 +1,204 @@
+"""Failures of all kinds, grouped by what failed and why, and replayed by the group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from urllib.parse import urlencode
+
+from pydantic import BaseModel, Field
+
+from beat_schedule import systems
+from models.database import server_now
+from queue_manager.core.errors import Contended, NotFound, Unavailable
+from queue_manager.core.json_types import Moment
+from queue_manager.core.log import get_logger
+from queue_manager.operations.schemas import INCOMPLETE_DETAIL, ServerTime
+from queue_manager.operations.systems import find_system
+from queue_manager.server_calls import mongodb
+from services.audit import Actor, recorded
+from services.failures import (
+    MAX_FAILURES,
+    FailureGroup,
+    FailureKind,
+    Failures,
+    read_failures,
+    replay_letters,
+)
+from services.job_queues import DuplicateJob, UnknownJob, WrongState, jobs
+from services.message_queue import queue_admin
+from services.message_queue.messages import is_id
+
+MAX_GROUPS = 200
+REPLAY_SLICE_SIZE = 500
+MAX_REPLAY_DURATION = 20.0  # seconds after which no further slice is begun
+DETAILS_PAGES: dict[FailureKind, str] = {"message": "/messages/failed", "job": "/jobs"}
+
+log = get_logger("QM/failures")
+
+
+class FailureCounts(BaseModel):
+    """Failures of one kind with the same reason, apart from numbers, ids, paths and so on."""
+
+    id: str = Field(description="The same for the same failures, in every process.")
+    kind: FailureKind
+    system: str = Field(description="The system; `broker` for Celery messages that no worker could decode or execute.")
+    name: str = Field(description="The message type, the system, the job name, or the Celery queue.")
+    reason: str = Field(description="With `<number>`, `<id>` and so on for what is different every time.")
+    sample: str = Field(description="The newest reason as it is.")
+    count: int
+    first_at: Moment = Field(description="Of the failures that were read.")
+    last_at: Moment
+    by_hour: list[int] = Field(description="How many failed in each of the last 24 hours, oldest first.")
+    page: str | None = Field(description="The path of the page that lists them; null if there is none.")
+
+
+class ReadFailures(BaseModel):
+    """A list of failures, as far as it was read."""
+
+    kind: FailureKind
+    system: str
+    title: str
+    read: int
+    is_complete: bool = Field(description=f"False if there are more than the newest {MAX_FAILURES:,}.")
+    problem: str | None = Field(description="Why it could not be read.")
+
+
+class GroupedFailures(BaseModel):
+    """The groups with the most failures first."""
+
+    groups: list[FailureCounts]
+    of: int = Field(description=f"How many groups match; at most {MAX_GROUPS} are listed.")
+    lists: list[ReadFailures]
+    server_time: ServerTime
+
+
+def grouped(found: Failures, *, system: str | None, search: str | None) -> GroupedFailures:
+    """Return the groups that match. Raises `Unavailable`."""
+    wanted = (search or "").lower()
+    matching = [
+        one
+        for one in found.groups
+        if system in (None, one.system)
+        and (not wanted or any(wanted in text.lower() for text in (one.name, one.reason, one.sample)))
+    ]
+    matching.sort(key=lambda one: len(one.members), reverse=True)
+    with mongodb():
+        now = server_now()
+    return GroupedFailures(
+        groups=[_counts(one, now) for one in matching[:MAX_GROUPS]],
+        of=len(matching),
+        lists=[ReadFailures(**vars(one)) for one in found.sources],
+        server_time=now,
+    )
+
+
+def _counts(group: FailureGroup, now: datetime) -> FailureCounts:
+    return FailureCounts(
+        id=group.id,
+        kind=group.kind,
+        system=group.system,
+        name=group.name,
+        reason=group.reason,
+        sample=group.sample,
+        count=len(group.members),
+        first_at=group.first_at,
+        last_at=group.last_at,
+        by_hour=group.by_hour(now),
+        page=_page(group),
+    )
+
+
+def _page(group: FailureGroup) -> str | None:
+    """Return the path of the list that has the failures of a group."""
+    if group.kind == "broker":
+        return None
+    filters = {
+        "message": {"filterType": group.name},
+        "item": {"state": "failed"},
+        "job": {"name": group.name, "state": "failure"},
+    }[group.kind]
+    path = DETAILS_PAGES.get(group.kind) or find_system(group.system).page
+    return f"{path}?{urlencode({name: text for name, text in {**filters, 'search': group.search}.items() if text})}"
+
+
+def find_group(id: str) -> tuple[FailureGroup, bool]:
+    """Read a group anew; return it, and whether its list was read to the end. Raises `NotFound` and `Unavailable`."""
+    found = read_failures(systems())
+    group = next((one for one in found.groups if one.id == id), None)
+    if group is None:
+        if unread := [f"{one.title}: {one.problem}" for one in found.sources if one.problem]:
+            raise Unavailable(
+                f"The group {id!r:.100} was not found in the lists that could be read; {'; '.join(unread)}"
+            )
+        message = f"There is no group {id!r:.100}: nothing fails with this reason any more"
+        raise NotFound(message, field="id")
+    return group, all(one.is_complete for one in found.sources if one.system == group.system)
+
+
+def replay(group: FailureGroup, ids: Sequence[str], actor: Actor) -> tuple[int, bool]:
+    """Replay members in slices; return how many were replayed, and False if the time was over before the last."""
+    is_in_redis = group.kind in ("message", "broker")
+    selected = {"name": group.name, "reason": group.reason}
+    with recorded(
+        actor,
+        "replay" if is_in_redis else "retry",
+        system=group.system,
+        filter=selected,
+        ids=ids,
+        is_in_redis=is_in_redis,
+    ) as action:
+        action.count, is_in_time = _replayed(group, ids)
+        action.detail = "" if is_in_time else INCOMPLETE_DETAIL
+    log.info(
+        "Failures were replayed by an operator",
+        system=group.system,
+        name=group.name,
+        replayed=action.count,
+        of=len(ids),
+    )
+    return action.count, is_in_time
+
+
+def _replayed(group: FailureGroup, ids: Sequence[str]) -> tuple[int, bool]:
+    ends, replayed = time.monotonic() + MAX_REPLAY_DURATION, 0
+    for begin in range(0, len(ids), REPLAY_SLICE_SIZE):
+        if time.monotonic() >= ends:
+            return replayed, False
+        replayed += _REPLAYS[group.kind](group, ids[begin : begin + REPLAY_SLICE_SIZE])
+    return replayed, True
+
+
+def _replay_messages(_: FailureGroup, ids: Sequence[str]) -> int:
+    outcomes = queue_admin().replay([id for id in ids if is_id(id)])
+    return sum(outcome == "MOVED" for outcome in outcomes.values())
+
+
+def _retry_items(group: FailureGroup, ids: Sequence[str]) -> int:
+    from tasks.retry import retry_many  # imported here, because it takes a second
+
+    system = find_system(group.system)
+    return retry_many(system, system.open_items(), ids)
+
+
+def _retry_jobs(_: FailureGroup, ids: Sequence[str]) -> int:
+    retried = 0
+    for id in ids:
+        with mongodb(), suppress(WrongState, UnknownJob, DuplicateJob, Contended):
+            jobs.retry_failed(id)  # others have retried it, or canceled it, since the list was read
+            retried += 1
+    return retried
+
+
+def _replay_letters(_: FailureGroup, ids: Sequence[str]) -> int:
+    return replay_letters(ids)
+
+
+_REPLAYS: dict[FailureKind, Callable[[FailureGroup, Sequence[str]], int]] = {
+    "message": _replay_messages,
+    "item": _retry_items,
+    "job": _retry_jobs,
+    "broker": _replay_letters,
+}

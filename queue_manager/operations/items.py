@@ -1,0 +1,150 @@
+"""The items of a system: a page of those in one state, their number, and retries by an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from typing import Literal
+
+from bson import json_util
+
+from models.database import server_now
+from queue_manager.core.errors import AppError, InvalidField, NotFound
+from queue_manager.core.log import get_logger
+from queue_manager.items import Item, Listed, State
+from queue_manager.operations import cursors
+from queue_manager.operations.system_schemas import (
+    MAX_RETRIED,
+    ItemCount,
+    Items,
+    ListedItem,
+    RetriedItems,
+    Sent,
+)
+from queue_manager.server_calls import mongodb
+from queue_manager.system import System
+from services.audit import Actor, recorded
+
+MAX_SEARCHED = 5_000  # items that one page of a search reads; the next page starts after them
+MAX_COUNTED = 20_000  # items
+MAX_DOCUMENT_LENGTH = 1024 * 1024  # characters
+log = get_logger("QM/items")
+
+
+class DocumentTooLarge(AppError):
+    """A document is too large to be shown."""
+
+
+def item_page(
+    system: System,
+    state: State,
+    *,
+    search: str | None = None,
+    cursor: str | None = None,
+    limit: int,
+    order: Literal["newest", "oldest"] = "newest",
+) -> Items:
+    """Return a page of the items in a state. A search reads 5,000 items; the page may be short or empty.
+
+    Raises:
+        NotFound: the system lists no items.
+        InvalidField: the cursor is invalid.
+        Unavailable: a server does not answer.
+    """
+    listed = system.open_items()
+    of = f"{system.name} {state} {order}"
+    after = cursors.decode(cursor, of=of)
+    with mongodb(), cursors.checked():
+        walk = listed.items(state, after=after, newest_first=order == "newest")
+        shown, last = _page(walk, search, limit)
+        now = server_now()
+    return Items(
+        items=[ListedItem.model_validate(asdict(item)) for item in shown],
+        cursor=None if last is None else cursors.encode(last.position, of=of),
+        server_time=now,
+    )
+
+
+def _page(walk: Iterator[Item], search: str | None, limit: int) -> tuple[list[Item], Item | None]:
+    """Return a page, and the item behind which the next one begins, `None` at the end."""
+    shown: list[Item] = []
+    last: Item | None = None
+    for number, item in enumerate(walk):
+        if len(shown) == limit or number == MAX_SEARCHED:
+            return shown, last
+        if matches(item, search):
+            shown.append(item)
+        last = item
+    return shown, None
+
+
+def count_items(system: System, state: State, search: str | None = None) -> ItemCount:
+    """Count the items in a state, up to 20,000. Raises like `item_page`."""
+    listed = system.open_items()
+    with mongodb():
+        matching, is_complete = counted(listed, state, search)
+    return ItemCount(count=matching, is_complete=is_complete)
+
+
+def item_document(system: System, id: str) -> str:
+    """Return an `ItemDocument` as JSON: the document as it is stored, in relaxed extended JSON.
+
+    Raises:
+        NotFound: there is no such item, or the system lists none.
+        DocumentTooLarge: it has more than 1 MiB as JSON.
+        Unavailable: a server does not answer.
+    """
+    listed = system.open_items()
+    with mongodb():
+        document = listed.document(id)
+    if document is None:
+        raise no_item(id)
+    text = json_util.dumps({"document": document}, json_options=json_util.RELAXED_JSON_OPTIONS)
+    if len(text) > MAX_DOCUMENT_LENGTH:
+        raise DocumentTooLarge(f"The document has more than {MAX_DOCUMENT_LENGTH} characters as JSON")
+    return text
+
+
+def counted(listed: Listed, state: State, search: str | None) -> tuple[int, bool]:
+    """Return how many items match, and whether all were read."""
+    read = matching = 0
+    for item in islice(listed.items(state), MAX_COUNTED):
+        read += 1
+        matching += matches(item, search)
+    return matching, read < MAX_COUNTED
+
+
+def matches(item: Item, search: str | None) -> bool:
+    """Return True if a text is in the id, the title or the reason, ignoring case."""
+    if not search:
+        return True
+    wanted = search.lower()
+    return any(wanted in text.lower() for text in (item.id, item.title, item.reason or ""))
+
+
+def retry_items(system: System, body: RetriedItems, actor: Actor) -> Sent:
+    """Send the tasks of the items of `ids`, or of all that match, at most 1,000. Raises like `item_page`."""
+    from tasks.retry import retry_many  # imported here, because it takes a second
+
+    if (body.ids is None) == (body.state is None):
+        raise InvalidField("state", "exactly one of state and ids is required")
+    listed = system.open_items()
+    matching = _matching(listed, body.state, body.search) if body.state else list(dict.fromkeys(body.ids or []))
+    ids, selected = matching[:MAX_RETRIED], {"state": body.state, "search": body.search} if body.state else None
+    with recorded(actor, "retry", system=system.name, filter=selected, ids=ids, total=len(matching)) as action:
+        action.count = sent = retry_many(system, listed, ids)
+    log.info(
+        "Items are retried by an operator", system=system.name, state=body.state or "any", sent=sent, of=len(matching)
+    )
+    return Sent(sent=sent, of=len(matching))
+
+
+def _matching(listed: Listed, state: State, search: str | None) -> list[str]:
+    with mongodb():
+        read = islice(listed.items(state), MAX_COUNTED)
+        return list(dict.fromkeys(item.id for item in read if matches(item, search)))
+
+
+def no_item(id: str) -> NotFound:
+    return NotFound(f"There is no item {id!r:.100}", field="id")

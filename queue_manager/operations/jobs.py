@@ -1,0 +1,83 @@
+"""Lists, latency and deletion of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+from models.archive import MAX_ARCHIVED
+from models.database import server_now
+from models.job import JobState
+from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
+from queue_manager.core.log import get_logger
+from queue_manager.operations import cursors
+from queue_manager.operations.job_schemas import (
+    DeletedJobs,
+    JobLatencies,
+    JobsToDelete,
+)
+from queue_manager.operations.latency import latency_of
+from queue_manager.operations.schemas import INCOMPLETE_DETAIL
+from queue_manager.server_calls import mongodb, redis_server
+from services.audit import Actor, recorded
+from services.job_queues import (
+    counts_by_name,
+    jobs,
+    system,
+)
+
+log = get_logger("QM/jobs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobList:
+    """The list of jobs that a request selects."""
+
+    name: str | None
+    state: JobState | None
+    search: str | None
+    sort: str
+    is_descending: bool
+
+    @property
+    def id(self) -> str:
+        """The name of the list in its cursors."""
+        return f"jobs {self.sort} {'desc' if self.is_descending else 'asc'}"
+
+    def page(self, cursor: str | None, limit: int, *, max_bytes: int = MAX_JOB_PAGE_BYTES) -> JobPage:
+        after = cursors.decode(cursor, of=self.id)
+        with mongodb(), cursors.checked():
+            return jobs.page(**asdict(self), after=after, limit=limit, max_bytes=max_bytes)
+
+    def next_cursor(self, page: JobPage) -> str | None:
+        return None if page.end is None else cursors.encode(page.end, of=self.id)
+
+
+def read_latency() -> JobLatencies:
+    """Return how long the jobs of each name took in the last 24 hours. Raises `Unavailable`."""
+    with mongodb(), redis_server():
+        names = {name: latency_of(system, counts) for name, counts in counts_by_name().items()}
+        return JobLatencies(names=names, server_time=server_now())
+
+
+def clear_jobs(body: JobsToDelete, actor: Actor, *, is_over: Callable[[], bool]) -> DeletedJobs:
+    """Delete in transactions until `is_over`; the rest is left for the next call."""
+    count, is_complete = 0, True
+    selected = {"name": body.name or "all", "states": ", ".join(body.states)}
+    with recorded(actor, "clear", system=system.name, filter=selected) as action:
+        with mongodb():
+            expected = jobs.count_up_to(MAX_ARCHIVED + 1, body.states, body.name)
+        batches = jobs.clear_in_batches(body.states, body.name, keep=action.job_keeper(expected=expected))
+        while (deleted := _next(batches)) is not None:
+            action.count = count = count + deleted
+            if is_over():
+                is_complete, action.detail = False, INCOMPLETE_DETAIL
+                break
+    log.info("Jobs deleted by an operator", states=selected["states"], name=body.name, jobs=count, complete=is_complete)
+    return DeletedJobs(deleted=count, is_complete=is_complete, undo=action.undo)
+
+
+def _next(batches: Iterator[int]) -> int | None:
+    """Delete the next batch in the time of one call; `None` after the last."""
+    with mongodb():
+        return next(batches, None)

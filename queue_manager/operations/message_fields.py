@@ -1,0 +1,132 @@
+"""Parsing of the filters and messages that clients and operators send."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from queue_manager.core.clock import MIN_MILLISECONDS
+from queue_manager.core.errors import MalformedBody
+from services.message_queue import InvalidMessage, Json
+from services.message_queue.messages import MAX_PAYLOAD_DEPTH, MAX_TYPE_BYTES, checked_text, elements, members
+from services.message_queue.operations import MAX_ENQUEUED_MESSAGES
+
+MAX_FILTER_BYTES = 1_024
+MAX_WHOLE = 10**9  # a page number, a priority, a number of attempts
+MAX_TIMESTAMP = 1e15
+MAX_BATCH_MESSAGES = MAX_ENQUEUED_MESSAGES
+Parsed = TypeVar("Parsed")
+
+
+def parse_time(value: Any, field: str) -> float | None:
+    """Return a time in seconds: ISO 8601, in UTC without a zone, or seconds or milliseconds since 1970.
+
+    Raises: InvalidMessage.
+    """
+    if value is None or value == "":
+        return None
+    number = _number(value)
+    if number is None and isinstance(value, str):
+        number = _iso_timestamp(value)
+    if number is None or not abs(number) <= MAX_TIMESTAMP:
+        raise InvalidMessage(field, "ISO 8601, or seconds or milliseconds since 1970")
+    return number / 1000 if abs(number) >= MIN_MILLISECONDS else number
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _iso_timestamp(text: str) -> float | None:
+    try:
+        # In a query, an unescaped + is read as a space.
+        parsed = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
+        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _checked_by(check: Callable[[Any, str], Any]) -> Callable[[Any], Any]:
+    """Turn a check of the queue into a pydantic validator."""
+
+    def validate(value: Any) -> Any:
+        try:
+            return check(value, "")
+        except InvalidMessage as error:
+            raise ValueError(error.problem) from None
+
+    return validate
+
+
+WholeFilter = Annotated[int, Field(ge=0, le=MAX_WHOLE)]
+FilterType = Annotated[
+    str,
+    Field(max_length=MAX_TYPE_BYTES),
+    AfterValidator(_checked_by(partial(checked_text, max_bytes=MAX_TYPE_BYTES))),
+]
+FilterText = Annotated[
+    str,
+    Field(max_length=MAX_FILTER_BYTES, description="A text in the payload, the id, the type or the last error."),
+    AfterValidator(_checked_by(partial(checked_text, max_bytes=MAX_FILTER_BYTES))),
+]
+_TIMESTAMP = {"type": "number", "minimum": -MAX_TIMESTAMP, "maximum": MAX_TIMESTAMP}
+MomentOf = Annotated[
+    float | None,
+    BeforeValidator(_checked_by(parse_time)),
+    WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, _TIMESTAMP, {"type": "null"}]}),
+]
+"""A time, in a form that `parse_time` reads."""
+RequiredMoment = Annotated[
+    float,
+    BeforeValidator(_checked_by(parse_time)),
+    WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}]}),
+]
+
+
+def parse_object(body: bytes) -> dict[str, Json]:
+    """Return the members of a JSON object without decoding them. Raises `MalformedBody`, `InvalidMessage`."""
+    return _parsed(members, body)
+
+
+def parse_list(body: bytes) -> list[Json]:
+    """Return the elements of a JSON list without decoding them. Raises `MalformedBody`, `InvalidMessage`."""
+    return _parsed(partial(elements, maximum=MAX_BATCH_MESSAGES), body)
+
+
+def _parsed(parse: Callable[[str], Parsed], body: bytes) -> Parsed:
+    try:
+        return parse(body.decode())
+    except RecursionError:
+        raise InvalidMessage("payload", f"JSON of at most {MAX_PAYLOAD_DEPTH} levels") from None
+    except ValueError as error:
+        raise MalformedBody(str(error)) from None
+
+
+def decode_message(members: Mapping[str, Json]) -> dict[str, Any]:
+    """Decode the members of a message except the payload. Raises `InvalidMessage`."""
+    return {name: text if name == "payload" else decode_member(members, name) for name, text in members.items()}
+
+
+def decode_member(members: Mapping[str, Json], name: str) -> Any:
+    """Return the value of a member, `None` if it is missing. Raises `InvalidMessage`."""
+    try:
+        return json.loads(members.get(name, "null"))
+    except (ValueError, RecursionError):  # Python refuses to read an integer of thousands of digits
+        raise InvalidMessage(name[:64], "a shorter value") from None
+
+
+def whole(number: float) -> float:
+    """Return a whole number as an `int`: not every language reads 30.0 as one."""
+    return int(number) if number == int(number) else number

@@ -1,0 +1,128 @@
+"""Status, settings, changes and deletion of messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import settings
+from queue_manager.explanation import many
+from queue_manager.operations.message_fields import whole
+from queue_manager.operations.message_schemas import (
+    AcknowledgedLength,
+    Cleared,
+    LengthsByOlderNames,
+    MessageQueueStatus,
+    QueueConfig,
+    QueueLength,
+    QueueTotals,
+)
+from queue_manager.operations.schemas import INCOMPLETE_DETAIL
+from services.audit import Actor, recorded
+from services.message_queue import (
+    Message,
+    MessageState,
+    QueueCounts,
+    queue_admin,
+    system,
+)
+from services.message_queue.browser import MESSAGE_STATES
+from services.message_queue.messages import checked_id
+
+AUDITED_QUEUE: dict[str, Any] = {"system": system.name, "is_in_redis": True}
+"""What the audit has of all actions on messages."""
+CLEAR_LOG_INTERVAL = 5.0
+"""Seconds between two log lines about a long clear."""
+
+log = get_logger("QM/queue")
+
+
+def queue_status() -> MessageQueueStatus:
+    """Return the number of messages in each state. Raises `QueueUnavailable`."""
+    counts = queue_admin().counts()
+    return MessageQueueStatus(
+        pauses=queue_admin().pauses(),
+        main=counts.main,
+        processing=counts.processing,
+        dead=counts.dead,
+        acknowledged=counts.acknowledged,
+        archived=counts.archived,
+        priorities={str(priority): waiting for priority, waiting in enumerate(counts.waiting)},
+        total_acknowledged=counts.total_acknowledged,
+        overdue=counts.overdue,
+        first_deadline_at=counts.first_deadline_at,
+        server_time=counts.now,
+        **dict(_by_older_names(counts)),
+    )
+
+
+def _by_older_names(counts: QueueCounts) -> LengthsByOlderNames:
+    name, total = settings().queue_name, counts.total_acknowledged
+    return LengthsByOlderNames(
+        mainQueue=QueueLength(name=name, length=counts.main),
+        processingQueue=QueueLength(name="processing_pending", length=counts.processing),
+        deadLetterQueue=QueueLength(name=f"{name}_dlq", length=counts.dead),
+        acknowledgedQueue=AcknowledgedLength(name=f"{name}_acknowledged", length=counts.acknowledged, total=total),
+        archivedQueue=QueueLength(name=f"{name}_archived", length=counts.archived),
+        metadata=QueueTotals(totalProcessed=total, totalFailed=counts.total_dead_lettered, totalAcknowledged=total),
+    )
+
+
+def queue_config() -> QueueConfig:
+    """Return the settings of the queue."""
+    chosen = settings()
+    return QueueConfig(
+        ack_timeout_seconds=whole(chosen.ack_timeout_seconds),
+        max_attempts=chosen.max_attempts,
+        max_priority_levels=chosen.max_priority_levels,
+        max_payload_bytes=chosen.queue_max_payload_bytes,
+        require_lock_token=chosen.queue_require_lock_token,
+        overdue_check_interval_ms=chosen.overdue_check_interval_ms,
+        requeue_batch_size=chosen.requeue_batch_size,
+    )
+
+
+def edit_message(id: str, changes: Mapping[str, Any], actor: Actor, *, source: MessageState | None = None) -> Message:
+    """Change a message, and return it as it is now.
+
+    Raises:
+        InvalidMessage: the id or a change is invalid.
+        UnknownMessage: there is no such message, or not in `source`.
+        MessageInProgress: a consumer holds it.
+    """
+    with recorded(actor, "edit", **AUDITED_QUEUE, ids=[checked_id(id)]) as action:
+        before, changed = queue_admin().update(id, changes, source=source)
+        action.changed(_editable(before), _editable(changed))
+    log.info("Message changed by an operator", message_id=id)
+    return changed
+
+
+def _editable(message: Message) -> dict[str, Any]:
+    """Return the values of a message that people can change."""
+    names = ("type", "priority", "custom_ack_timeout", "custom_max_attempts")
+    return {**{name: message.fields.get(name) for name in names}, "payload": message.payload_json}
+
+
+def clear_messages(queue: MessageState | None, actor: Actor, *, is_over: Callable[[], bool]) -> Cleared:
+    """Delete in batches, each of which is an event, until `is_over`; the rest is left for the next call."""
+    logged_at = time.monotonic()
+    count, is_complete = 0, True
+    with recorded(actor, "clear", **AUDITED_QUEUE, filter={"state": queue or "all"}) as action:
+        admin = queue_admin()
+        counts = admin.counts()
+        expected = sum(map(counts.of, MESSAGE_STATES if queue is None else [queue]))
+        for deleted in admin.clear_in_batches(queue, keep=action.keeper("message", expected=expected)):
+            action.count = count = count + deleted
+            now = time.monotonic()
+            if now - logged_at >= CLEAR_LOG_INTERVAL:
+                log.info("Messages are being cleared by an operator", queue=queue or "all", messages=count)
+                logged_at = now
+            if is_over():
+                is_complete, action.detail = False, INCOMPLETE_DETAIL
+                break
+    log.info("Messages cleared by an operator", queue=queue or "all", messages=count, complete=is_complete)
+    left = "" if is_complete else "; more remain, repeat to continue"
+    message = f"{many(count, 'message')} deleted{left}"
+    return Cleared(message=message, queueType=queue, cleared=count, is_complete=is_complete, undo=action.undo)

@@ -1,0 +1,162 @@
+"""The systems: the state of one, its scans, the schedule, their history, and marks in their charts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from beat_schedule import systems, unknown_system
+from models import listing, mark, scan_run
+from models.database import server_now
+from models.mark import ChartMark
+from queue_manager.beat.status import leadership, next_runs
+from queue_manager.core.clock import local_now
+from queue_manager.core.errors import NotFound
+from queue_manager.core.log import get_logger
+from queue_manager.core.settings import settings
+from queue_manager.health.readings import sources
+from queue_manager.operations import cursors
+from queue_manager.operations.latency import latency_of, percentiles_of
+from queue_manager.operations.overview import leader_of, numbers_of, scan_of
+from queue_manager.operations.system_schemas import (
+    History,
+    OneSystem,
+    Overview,
+    PercentileSeries,
+    Scan,
+    Scans,
+    Schedule,
+    ScheduleEntry,
+    SystemHistory,
+)
+from queue_manager.server_calls import mongodb, redis_server
+from queue_manager.system import System
+from queue_manager.telemetry import count_history, counters
+from queue_manager.telemetry.latency import MEASURES, Measure
+from services import history
+from services.audit import Actor, recorded
+from services.history import Range
+
+MAX_LAST_RUNS = 10
+RUN_FIELDS = {"_id", "scan", "at", "found", "claimed", "enqueued", "errors", "duration_ms", "error"}
+
+log = get_logger("QM/systems")
+
+
+def find_system(name: str) -> System:
+    """Return the system of a name. Raises `NotFound`."""
+    by_name = {system.name: system for system in systems()}
+    if name not in by_name:
+        raise NotFound(unknown_system(name, [*by_name]), field="name")
+    return by_name[name]
+
+
+def one_of(state: Overview, system: System) -> OneSystem:
+    """Return the state of one system."""
+    (found,) = [one for one in state.systems if one.name == system.name]
+    hooks = settings().qm_hooks
+    trigger = system.trigger_path if hooks else None
+    return OneSystem(**dict(found), hooks=hooks, trigger=trigger, servers=state.servers, server_time=state.server_time)
+
+
+def scan_page(system: System, cursor: str | None, limit: int, sort: Literal["at", "duration"]) -> Scans:
+    """Return the newest scans of the last 24 hours, or the slowest. Raises `InvalidField` and `Unavailable`."""
+    after = cursors.decode(cursor, of=system.name)
+    if sort == "duration":
+        with mongodb():
+            runs = scan_run.slowest(system.scan_task, limit=limit)
+            return Scans(scans=list(map(_scan, runs)), cursor=None, server_time=server_now())
+    with mongodb(), cursors.checked():
+        found = scan_run.page(system.scan_task, after=after, limit=limit + 1)
+        now = server_now()
+    shown, has_more = found[:limit], len(found) > limit
+    return Scans(
+        scans=[_scan(run) for run in shown],
+        cursor=cursors.encode(listing.position(shown[-1], scan_run.RUN_ORDER), of=system.name) if has_more else None,
+        server_time=now,
+    )
+
+
+def read_schedule() -> Schedule:
+    """Return when each scan runs next, and what its last runs did. Raises `Unavailable`."""
+    with redis_server() as client:
+        leader = leadership(client)
+        next_at_of = next_runs(client, [system.name for system in systems()]) if leader is not None else {}
+    with mongodb():
+        now = server_now()
+        running = scan_run.running(now=now)
+        entries = []
+        for system in systems():
+            is_on = system.is_on(settings())
+            runs = map(scan_of, scan_run.latest(system.scan_task, limit=MAX_LAST_RUNS))
+            last_runs = [run for run in runs if run is not None]
+            entries.append(
+                ScheduleEntry(
+                    name=system.name,
+                    title=system.title,
+                    description=system.description,
+                    flag=system.flag,
+                    task=system.scan_task,
+                    is_on=is_on,
+                    trigger=system.trigger_path if settings().qm_hooks else None,
+                    period_seconds=system.period(settings()).total_seconds(),
+                    cron=system.at,
+                    next_run_at=next_at_of.get(system.name) if is_on else None,
+                    is_running=system.scan_task in running,
+                    last_run=last_runs[0] if last_runs else None,
+                    last_runs=last_runs,
+                )
+            )
+    return Schedule(server_time=now, leader=leader_of(leader), hooks=settings().qm_hooks, entries=entries)
+
+
+def _scan(run: dict[str, Any]) -> Scan:
+    noted = {name: value for name, value in run.items() if name not in RUN_FIELDS}
+    return Scan(id=str(run["_id"]), noted=noted, **numbers_of(run))
+
+
+def last_day(listed: Iterable[System]) -> History:
+    """Return how many items of these systems ended in the last 24 hours. Raises `Unavailable`."""
+    with redis_server() as client:
+        day = count_history.last_day(client, sources())
+    return History(
+        server_time=local_now(),
+        bucket_seconds=counters.BUCKET_SECONDS,
+        begins_at=day.begins_at,
+        systems={system.name: day.counts.get(system.name) for system in listed},
+    )
+
+
+def system_history(system: System, chosen: Range) -> SystemHistory:
+    """Return what a system did: outcomes and latency, in steps. Raises `Unavailable`."""
+    with mongodb(), redis_server():
+        now = server_now()
+        found = history.read(system, chosen, systems=systems(), now=now)
+    return SystemHistory(
+        server_time=now,
+        begins_at=found.begins_at,
+        step_seconds=int(found.step.total_seconds()),
+        outcomes={outcome: found.numbers(outcome) for outcome in counters.OUTCOMES},
+        percentiles={measure: _series(found, measure) for measure in MEASURES},
+        latency=latency_of(system, found.total),
+        duration_names={**system.duration_names},
+        marks=found.marks,
+    )
+
+
+def add_mark(text: str, actor: Actor) -> ChartMark:
+    """Annotate the charts at the current time, for example for a deployment. Raises `Unavailable`."""
+    with recorded(actor, "mark", detail=text), mongodb():
+        made = ChartMark(kind="deployment", at=server_now(), text=text, by=actor.who)
+        mark.add(made)
+    log.info("A mark was made", text=text)
+    return made
+
+
+def _series(found: history.RangeHistory, measure: Measure) -> PercentileSeries:
+    steps = [percentiles_of(durations) for durations in found.histograms(measure)]
+    return PercentileSeries(
+        p50_ms=[None if one is None else one.p50_ms for one in steps],
+        p95_ms=[None if one is None else one.p95_ms for one in steps],
+        p99_ms=[None if one is None else one.p99_ms for one in steps],
+    )
