@@ -20,7 +20,7 @@ from models import index_builds, schema
 from models.database import require_replica_set
 from queue_manager.cli.changes import audited
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.messages_render import console, printable, table
+from queue_manager.cli.terminal import console, printable, table
 from queue_manager.core.redis_client import RedisError, outage
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.system import System

@@ -14,7 +14,7 @@ from queue_manager.alerts.notification import Alert, Notification, has_channels,
 from queue_manager.cli.changes import audited, user_name
 from queue_manager.cli.completion import complete_alert_system, complete_rule
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.messages_render import console, printable, table
+from queue_manager.cli.terminal import console, printable, table
 from queue_manager.core.clock import minutes, to_iso
 from queue_manager.core.settings import settings
 from queue_manager.core.suggestion import did_you_mean

@@ -18,7 +18,7 @@ import typer
 from models.archive import UNDO_TIME
 from models.audit import ActionName
 from queue_manager.cli.errors import fail
-from queue_manager.cli.messages_render import printable
+from queue_manager.cli.terminal import printable
 from queue_manager.core import log
 from queue_manager.core.pause import MAX_REASON_LENGTH
 from queue_manager.core.settings import settings

@@ -21,7 +21,7 @@ from queue_manager.broker import dead_letters
 from queue_manager.broker.dead_letters import DeadLetter
 from queue_manager.cli.changes import YesOption, audited, confirm, echo_undo
 from queue_manager.cli.errors import fail, with_outcome
-from queue_manager.cli.messages_render import add_row, console, print_json, printable, table
+from queue_manager.cli.terminal import add_row, console, print_json, printable, table
 from queue_manager.core.clock import to_iso
 from queue_manager.core.redis_client import connect, outage
 from queue_manager.core.settings import redact_url, settings

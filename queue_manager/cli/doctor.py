@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from queue_manager.cli.lists import print_answer
-from queue_manager.cli.messages_render import console, printable
+from queue_manager.cli.terminal import console, printable
 from queue_manager.doctor import Report, examine
 from queue_manager.doctor.report import CheckResult, Status
 from queue_manager.explanation import many

@@ -12,7 +12,7 @@ import redis
 import typer
 
 from models import database
-from queue_manager.cli.messages_render import printable
+from queue_manager.cli.terminal import printable
 from queue_manager.core.clock import parse_utc
 from queue_manager.core.errors import AppError, ConfigurationError, InvalidField, NotFound, PermanentError, reason
 

@@ -21,7 +21,7 @@ from queue_manager.cli.lists import (
     print_answer,
     print_table,
 )
-from queue_manager.cli.messages_render import print_json, printable
+from queue_manager.cli.terminal import print_json, printable
 from queue_manager.cli.why import print_diagnosis
 from queue_manager.items import STATES, State
 from queue_manager.operations import items as operations

@@ -34,7 +34,7 @@ from queue_manager.cli.changes import (
 from queue_manager.cli.completion import complete_job_name, complete_job_state
 from queue_manager.cli.errors import fail, moment, report_errors
 from queue_manager.cli.jobs_render import print_document
-from queue_manager.cli.messages_render import printable
+from queue_manager.cli.terminal import printable
 from queue_manager.core.clock import to_iso
 from queue_manager.core.suggestion import did_you_mean
 from queue_manager.operations import switches

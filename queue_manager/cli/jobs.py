@@ -37,7 +37,7 @@ from queue_manager.cli.lists import (
     print_cursor,
     print_table,
 )
-from queue_manager.cli.messages_render import console, printable
+from queue_manager.cli.terminal import console, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.suggestion import did_you_mean

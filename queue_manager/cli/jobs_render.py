@@ -17,14 +17,7 @@ from rich.text import Text
 
 from models.database import Document
 from models.job import WAITING_STATES, JobState
-from queue_manager.cli.messages_render import (
-    MAX_ERROR_LENGTH,
-    MAX_PAYLOAD_LENGTH,
-    add_row,
-    print_json,
-    printable,
-    table,
-)
+from queue_manager.cli.terminal import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, add_row, print_json, printable, table
 from queue_manager.core.pause import PauseState
 from queue_manager.explanation import rounded
 from services.job_queues import as_json

@@ -19,7 +19,7 @@ import typer
 from pydantic import TypeAdapter
 from rich.text import Text
 
-from queue_manager.cli.messages_render import add_row, console, print_json, printable, table
+from queue_manager.cli.terminal import add_row, console, print_json, printable, table
 from queue_manager.core.clock import to_iso
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")

@@ -17,7 +17,7 @@ from models.audit import ActionName
 from queue_manager.cli.changes import YesOption, audited, confirm, current_actor, echo_undo
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.message_filters import filtered
-from queue_manager.cli.messages_render import print_json, printable
+from queue_manager.cli.terminal import print_json, printable
 from queue_manager.operations.message_fields import decode_message, parse_object
 from queue_manager.operations.messages import clear_messages, edit_message
 from services import message_queue

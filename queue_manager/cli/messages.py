@@ -24,16 +24,8 @@ from queue_manager.cli.lists import (
 )
 from queue_manager.cli.message_changes import add, clear, delete, edit, move, replay
 from queue_manager.cli.message_filters import filtered
-from queue_manager.cli.messages_render import (
-    console,
-    counts_line,
-    field_text,
-    page_json,
-    print_json,
-    print_message,
-    printable,
-    table_of,
-)
+from queue_manager.cli.messages_render import counts_line, field_text, page_json, print_message, table_of
+from queue_manager.cli.terminal import console, print_json, printable
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import AppError
 from queue_manager.operations import switches

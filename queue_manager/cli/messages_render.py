@@ -1,24 +1,18 @@
-"""Rendering of messages on a terminal and as JSON.
-
-Guarantee: text of producers reaches a terminal without control characters or markup. JSON that is not printed to a
-terminal is unchanged byte for byte.
-"""
+"""How `queue-manager queue` shows messages: tables, one message, counts, pages as JSON."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from queue_manager.cli.terminal import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, add_row, printable, table
 from queue_manager.core.clock import truncate
 from queue_manager.explanation import rounded
 from services.message_queue import Message, MessageListing, MessageState, QueueCounts
@@ -26,45 +20,10 @@ from services.message_queue.browser import MESSAGE_STATES
 from services.message_queue.explanation import reason_text
 from services.message_queue.history import parse_events
 
-MAX_ERROR_LENGTH = 60  # characters of an error in a table
-MAX_PAYLOAD_LENGTH = 200  # characters of a payload in a table
-DEFAULT_WIDTH = 160  # columns if there is no terminal
 TIMESTAMP_FIELDS = (
     *("created_at", "dequeued_at", "processing_started_at", "deadline_at"),
     *("failed_at", "acknowledged_at", "archived_at", "at"),
 )
-
-
-def printable(text: str) -> str:
-    """Return `text` with control characters escaped."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
-
-
-def console() -> Console:
-    """Return a console without markup; colours only on a terminal, and a fixed width if there is none."""
-    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if has_width else DEFAULT_WIDTH, markup=False, emoji=False, highlight=False)
-
-
-def table(
-    titles: Sequence[str], *, numbers: Sequence[str] = (), whole: Sequence[str] = (), rest: str | None = None
-) -> Table:
-    """Return an empty table. `numbers` and `whole` are not wrapped; the last column, `rest`, fills the width."""
-    made = Table(box=None, pad_edge=False, header_style="bold", expand=rest is not None)
-    for title in titles:
-        if title in whole:
-            made.add_column(title, no_wrap=True)
-        else:
-            is_number = title in numbers
-            made.add_column(title, overflow="fold", justify="right" if is_number else "left", no_wrap=is_number)
-    if rest is not None:
-        made.add_column(rest, overflow="ellipsis", no_wrap=True, ratio=1, style="dim")
-    return made
-
-
-def add_row(table: Table, cells: Iterable[object]) -> None:
-    """Add a row of texts, with control characters escaped."""
-    table.add_row(*(Text(printable(str(cell))) for cell in cells))
 
 
 def table_of(state: MessageState, messages: Sequence[Message], now: float) -> Table:
@@ -149,14 +108,3 @@ def page_json(page: MessageListing) -> str:
     messages = ",".join(message.to_json() for message in page.messages)
     about = {"cursor": page.cursor, "matched": page.matched, "is_partial": page.is_partial}
     return f'{{"messages":[{messages}],{json.dumps(about, separators=(",", ":"))[1:]}'
-
-
-def print_json(text: str) -> None:
-    """Print JSON unchanged; on a terminal, control characters are escaped as in JSON."""
-    if sys.stdout.isatty():
-        text = "".join(character if character.isprintable() else _escaped(character) for character in text)
-    typer.echo(text.encode(errors="backslashreplace"))
-
-
-def _escaped(character: str) -> str:
-    return " " if character in "\t\r\n" else json.dumps(character)[1:-1].replace("\x7f", "\\u007f")

@@ -13,7 +13,7 @@ from beat_schedule import systems
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer, print_table
-from queue_manager.cli.messages_render import printable
+from queue_manager.cli.terminal import printable
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.health_rules import Problem
 from queue_manager.operations.overview import read_overview

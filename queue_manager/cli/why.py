@@ -13,7 +13,7 @@ from beat_schedule import systems, unknown_system
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import AnswerJsonOption, print_answer
-from queue_manager.cli.messages_render import console, printable
+from queue_manager.cli.terminal import console, printable
 from queue_manager.explanation import Explanation, TimelineEvent
 from queue_manager.operations.diagnosis import Diagnosis, diagnose
 

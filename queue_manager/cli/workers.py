@@ -9,7 +9,7 @@ from rich.text import Text
 
 from queue_manager.cli.errors import report_errors
 from queue_manager.cli.lists import AnswerJsonOption, print_answer
-from queue_manager.cli.messages_render import console, printable
+from queue_manager.cli.terminal import console, printable
 from queue_manager.operations.workers import OneWorker, Workers, WorkerTask, read_workers
 
 MEGABYTE = 1_000_000

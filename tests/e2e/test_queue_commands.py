@@ -11,7 +11,8 @@ import pytest
 from redis import Redis
 
 from dev.ports import free_port
-from queue_manager.cli.messages_render import indent_json, printable
+from queue_manager.cli.messages_render import indent_json
+from queue_manager.cli.terminal import printable
 from queue_manager.core.clock import seconds
 from services.message_queue import Json, MessageQueue, NewMessage, queue_admin
 from services.message_queue.browser import MESSAGE_STATES
