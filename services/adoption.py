@@ -17,7 +17,7 @@ from bson import json_util
 from models import schema
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
-from queue_manager.explanation import many
+from queue_manager.core.wording import many
 from queue_manager.system import System
 
 _BULL_LISTS = ("wait", "active", "paused")

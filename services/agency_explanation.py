@@ -7,7 +7,8 @@ from datetime import datetime
 from models import account, item_events, pulse, subscription
 from models.database import Document
 from models.subscription import Agency
-from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first, sentence, when
+from queue_manager.core.wording import sentence, when
+from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
 from queue_manager.leases.detail import detail
 from services.item_explanation import describe_state, timeline
 from services.review_requests import ReviewRequests, due_of, system

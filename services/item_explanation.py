@@ -6,7 +6,8 @@ from datetime import datetime
 
 from models.item_events import ItemEvent, ItemHistory
 from queue_manager.core.clock import milliseconds, seconds
-from queue_manager.explanation import DispatchState, TimelineEvent, Tone, many, when
+from queue_manager.core.wording import many, when
+from queue_manager.explanation import DispatchState, TimelineEvent, Tone
 from queue_manager.leases.detail import LeaseDetail
 
 MAX_ESTIMATE_ERROR = seconds(1)  # of the time of an event, which is an estimate of the time of the database

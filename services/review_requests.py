@@ -28,7 +28,8 @@ from queue_manager.core.clock import hours, minutes, parse_utc, to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.explanation import DispatchState, Explanation, many
+from queue_manager.core.wording import many
+from queue_manager.explanation import DispatchState, Explanation
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem, Item, Listed, State
 from queue_manager.system import System, SystemStats

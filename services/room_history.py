@@ -7,7 +7,8 @@ from datetime import datetime
 
 from models.database import Document, value_at
 from models.document_id import shown_id
-from queue_manager.explanation import TimelineEvent, sentence, when
+from queue_manager.core.wording import sentence, when
+from queue_manager.explanation import TimelineEvent
 
 
 def without_time(room: Document) -> str | None:

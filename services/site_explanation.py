@@ -11,17 +11,8 @@ from models.document_id import id_candidates, id_text
 from models.site import Sites
 from queue_manager import leases
 from queue_manager.core.clock import EPOCH
-from queue_manager.explanation import (
-    DispatchState,
-    Explanation,
-    TimelineEvent,
-    Tone,
-    many,
-    newest_first,
-    sentence,
-    span,
-    when,
-)
+from queue_manager.core.wording import many, sentence, span, when
+from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
 from queue_manager.leases import Leases
 from queue_manager.leases.detail import detail
 from queue_manager.system import System

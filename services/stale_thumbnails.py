@@ -26,14 +26,13 @@ from queue_manager.core.clock import hours, milliseconds, minutes, parse_utc, se
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.explanation import many
+from queue_manager.core.wording import MAX_IDS, first_ids, many
 from queue_manager.health_rules import MANY_RESETS, Rule
 from queue_manager.items import DueItem, Item, Listed, State
 from queue_manager.system import System, SystemStats
 from services import site_explanation
 from services.due_work import Due, DueBatch, DueWork, leases_of
 from services.item_work import ItemResult, ItemWork
-from services.problems import MAX_IDS, ids
 
 INITIATOR = "ThumbnailHealthCheck"
 DEVELOPMENT = {"development", "test", "local"}
@@ -288,12 +287,12 @@ def _add_problems(stats: SystemStats, before: datetime) -> None:
         ]
         stats.problems[Rule.REPEATED_RESETS] = (
             f"{many(stuck, 'stuck site')}: reset {MANY_RESETS} times in a row or more and hanging again each time "
-            f"({ids(shown, stuck)})"
+            f"({first_ids(shown, stuck)})"
         )
     if failed := _failed_and_hanging(before):
         stats.problems[Rule.FAILED_ITEMS] = (
             f"{many(len(failed), 'failed site')}: the reset failed in the last day and the build still hangs "
-            f"({ids(failed, len(failed))})"
+            f"({first_ids(failed, len(failed))})"
         )
 
 

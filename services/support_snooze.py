@@ -24,7 +24,8 @@ from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
-from queue_manager.explanation import TimelineEvent, many
+from queue_manager.core.wording import many
+from queue_manager.explanation import TimelineEvent
 from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
 from services import room_history

@@ -24,7 +24,7 @@ from queue_manager.core.errors import ConfigurationError, ErrorText, ScanFailed,
 from queue_manager.core.functions import contained
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.explanation import many
+from queue_manager.core.wording import many
 from queue_manager.items import DueItem
 from queue_manager.system import SCANS_QUEUE
 from queue_manager.telemetry import counters, error_reports, tracing

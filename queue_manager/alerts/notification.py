@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 from queue_manager.core.errors import reason
 from queue_manager.core.loopback import is_loopback
 from queue_manager.core.settings import Settings, settings
-from queue_manager.explanation import many
+from queue_manager.core.wording import many
 from queue_manager.health_rules import Problem
 
 CHANNEL_TIMEOUT = 10.0  # seconds

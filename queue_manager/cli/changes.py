@@ -22,7 +22,7 @@ from queue_manager.cli.terminal import printable
 from queue_manager.core import log
 from queue_manager.core.pause import MAX_REASON_LENGTH
 from queue_manager.core.settings import settings
-from queue_manager.explanation import many
+from queue_manager.core.wording import many
 from services.audit import Actor, AuditedAction, recorded
 
 TYPED_FROM = 1_000  # entries; who deletes more has to type their name

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from queue_manager.cli.lists import print_answer
 from queue_manager.cli.terminal import console, printable
+from queue_manager.core.wording import many
 from queue_manager.doctor import Report, examine
 from queue_manager.doctor.report import CheckResult, Status
-from queue_manager.explanation import many
 
 STYLES = {Status.OK: "green", Status.PROBLEM: "bold red", Status.NOT_CHECKED: "yellow"}
 STATUS_WIDTH, NAME_WIDTH = 13, 21

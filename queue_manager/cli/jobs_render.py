@@ -19,7 +19,7 @@ from models.database import Document
 from models.job import WAITING_STATES, JobState
 from queue_manager.cli.terminal import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, add_row, print_json, printable, table
 from queue_manager.core.pause import PauseState
-from queue_manager.explanation import rounded
+from queue_manager.core.wording import rounded
 from services.job_queues import as_json
 
 HIDDEN_FIRST = ("next due", "canceled", "running", "oldest due", "success", "executing")

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from queue_manager.cli.terminal import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, add_row, printable, table
 from queue_manager.core.clock import truncate
-from queue_manager.explanation import rounded
+from queue_manager.core.wording import rounded
 from services.message_queue import Message, MessageListing, MessageState, QueueCounts
 from services.message_queue.browser import MESSAGE_STATES
 from services.message_queue.explanation import reason_text

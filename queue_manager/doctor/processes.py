@@ -11,12 +11,11 @@ from queue_manager.broker import old_keys
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import settings
+from queue_manager.core.wording import first_ids, many
 from queue_manager.doctor.findings import Finding, Findings
-from queue_manager.explanation import many
 from queue_manager.server_calls import broker, redis_server
 from queue_manager.system import SCANS_QUEUE, item_queues
 from queue_manager.telemetry import worker_heartbeats
-from services.problems import ids
 
 
 def broker_at_redis_url() -> Iterator[Findings]:
@@ -38,7 +37,7 @@ def releases() -> Iterator[Findings]:
     if others:
         yield Finding(
             f"{many(len(others), 'worker')} of another release than this, {worker_heartbeats.OWN_RELEASE}: "
-            f"{ids(others, len(others))}",
+            f"{first_ids(others, len(others))}",
             "Restart them with this release; during a rolling upgrade this is expected.",
         )
 
@@ -84,6 +83,6 @@ def old_release() -> Iterator[Findings]:
     indexes = [name for system in systems() if system.is_switched_on(settings()) for name in schema.obsolete(system)]
     if indexes:
         yield Finding(
-            f"Indexes that only earlier releases needed: {ids(indexes, len(indexes))}",
+            f"Indexes that only earlier releases needed: {first_ids(indexes, len(indexes))}",
             "Run `queue-manager migrate --finish` once no worker of those releases is online.",
         )

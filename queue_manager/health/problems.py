@@ -8,12 +8,11 @@ from beat_schedule import systems, warnings
 from queue_manager import leases
 from queue_manager.core.clock import MAX_CLOCK_SKEW, seconds, to_iso
 from queue_manager.core.settings import settings
-from queue_manager.explanation import many, rounded
+from queue_manager.core.wording import MAX_IDS, first_ids, many, rounded
 from queue_manager.health.readings import InMongoDB, InRedis, Readings
 from queue_manager.health_rules import Problem, Rule
 from queue_manager.system import SCANS_QUEUE, System, item_queues
 from queue_manager.telemetry import worker_heartbeats
-from services.problems import MAX_IDS, ids
 
 
 def all_problems(readings: Readings) -> list[Problem]:
@@ -123,7 +122,7 @@ def _of_queue(system: System, redis: InRedis | None) -> Iterator[tuple[Rule, str
         yield (
             Rule.LOST_ITEMS,
             f"{many(len(lost), 'item')} killed or hung the process at least {leases.OFTEN_LOST} "
-            f"times in a row ({ids(lost, len(lost))})",
+            f"times in a row ({first_ids(lost, len(lost))})",
         )
     is_known = redis.workers and not redis.are_workers_starting
     if is_known and worker_heartbeats.unconsumed(redis.workers, [system.queue]):
@@ -151,4 +150,4 @@ def _of_items(system: System, readings: Readings) -> Iterator[tuple[Rule, str]]:
 
 
 def _missing(indexes: Sequence[str]) -> str:
-    return f"Missing in MongoDB: {ids(indexes, len(indexes))}"
+    return f"Missing in MongoDB: {first_ids(indexes, len(indexes))}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.explanation import many
+from queue_manager.core.wording import many
 from queue_manager.operations.message_fields import whole
 from queue_manager.operations.message_schemas import (
     AcknowledgedLength,

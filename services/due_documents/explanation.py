@@ -7,7 +7,8 @@ from datetime import datetime
 from models import failed_item, item_events
 from models.database import Document
 from models.document_id import id_candidates, id_text
-from queue_manager.explanation import DispatchState, Explanation, Tone, newest_first, sentence, when
+from queue_manager.core.wording import sentence, when
+from queue_manager.explanation import DispatchState, Explanation, Tone, newest_first
 from queue_manager.leases.detail import LeaseDetail, detail
 from services.due_documents.declaration import NO_DATE
 from services.due_documents.work import DocumentWork

@@ -11,12 +11,10 @@ from models.document_id import id_key, read_id, shown_id
 from queue_manager import leases
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
-from queue_manager.explanation import many, rounded
+from queue_manager.core.wording import MAX_IDS, first_ids, many, rounded, stuck_items
 from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
-from services import problems
 from services.due_documents.work import DocumentWork
-from services.problems import MAX_IDS, ids
 
 MAX_COMPARED = 1_000  # leases of one state that are compared with their documents
 MAX_READ = 5_000  # due documents among which the oldest is looked for that is not cooling
@@ -51,11 +49,11 @@ def stats(work: DocumentWork) -> SystemStats:
             )
     thing = work.system.items_name.removesuffix("s")
     if stuck:
-        result.problems[Rule.STUCK_ITEMS] = problems.stuck(thing, stuck, late=late)
+        result.problems[Rule.STUCK_ITEMS] = stuck_items(thing, stuck, late=late)
     if cooling:
         result.problems[Rule.FAILED_ITEMS] = (
             f"{many(cooling, f'failed {thing}')}: every attempt failed and the next one starts after a cool-down "
-            f"({ids(failed, cooling)})"
+            f"({first_ids(failed, cooling)})"
         )
     return result
 

@@ -23,7 +23,7 @@ from models.document_id import shown_id
 from models.foreign_job import AdoptedJob
 from models.job import FINISHED_STATES, JOBS_COLLECTION, MAX_HISTORY, WAITING_STATES, JobState
 from queue_manager.core.clock import EPOCH, truncate
-from queue_manager.explanation import many
+from queue_manager.core.wording import many
 from services.job_queues.fields import (
     MAX_JOB_ID_LENGTH,
     MAX_PRIORITY,

@@ -11,18 +11,8 @@ from models import executing_job, job, job_queue
 from models.database import Document
 from models.document_id import id_candidates, id_text
 from models.job import JobId, JobState
-from queue_manager.explanation import (
-    DispatchState,
-    Explanation,
-    TimelineEvent,
-    Tone,
-    many,
-    newest_first,
-    ordinal,
-    pause_text,
-    sentence,
-    when,
-)
+from queue_manager.core.wording import many, ordinal, sentence, when
+from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first, pause_text
 from queue_manager.system import System
 
 JOB_TONES: dict[JobState, Tone] = {

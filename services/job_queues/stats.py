@@ -10,12 +10,10 @@ from models.document_id import shown_id
 from models.due_documents import MAX_COUNT
 from models.executing_job import ExecutingJob
 from queue_manager.core.clock import minutes
-from queue_manager.explanation import many, rounded
+from queue_manager.core.wording import first_ids, many, rounded, stuck_items
 from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
-from services import problems
 from services.due_work import DueWork
-from services.problems import ids
 
 LONG_RUNNING_THRESHOLD = minutes(10)
 MAX_ENDED_LEASES = 1_000  # expired leases that are compared with due queues
@@ -87,12 +85,12 @@ def _add_job_problems(
     stats: SystemStats, executing: list[ExecutingJob], failing: dict[str, int], *, now: datetime, late: timedelta
 ) -> None:
     if failing:
-        names = ids((f"{name} ({count})" for name, count in failing.items()), len(failing))
+        names = first_ids((f"{name} ({count})" for name, count in failing.items()), len(failing))
         at_least = "at least " if sum(failing.values()) == MAX_COUNT else ""
         stats.problems[Rule.FAILING_JOBS] = f"{at_least}{many(sum(failing.values()), 'failing job')}: {names}"
     lost = [one for one in executing if one.claimed_until <= now - late]
     if lost:
-        shown = ids((f"{one.name} {one.id}" for one in lost), len(lost))
+        shown = first_ids((f"{one.name} {one.id}" for one in lost), len(lost))
         stats.problems[Rule.LOST_JOBS] = (
             f"{many(len(lost), 'executing job')} whose lease ended more than {rounded(late)} ago: the worker is gone "
             f"and no dispatch has requeued it ({shown})"
@@ -105,15 +103,15 @@ def _add_unadopted(stats: SystemStats) -> None:
         at_least = "at least " if found.count == foreign_job.MAX_FOREIGN_COUNT else ""
         stats.problems[Rule.UNADOPTED_JOBS] = (
             f"{at_least}{many(found.count, 'unfinished document')} of another program in {job.JOBS_COLLECTION}, "
-            f"which nobody executes here ({ids(map(shown_id, found.ids), found.count)})"
+            f"which nobody executes here ({first_ids(map(shown_id, found.ids), found.count)})"
         )
 
 
 def _add_queue_problems(stats: SystemStats, stuck: list[str], cooling: list[str], *, late: timedelta) -> None:
     if stuck:
-        stats.problems[Rule.STUCK_ITEMS] = problems.stuck("job queue", stuck, late=late)
+        stats.problems[Rule.STUCK_ITEMS] = stuck_items("job queue", stuck, late=late)
     if cooling:
         stats.problems[Rule.FAILED_ITEMS] = (
             f"{many(len(cooling), 'failed job queue')}: every attempt to run its jobs failed, and the next one "
-            f"starts after a cool-down ({ids(cooling, len(cooling))})"
+            f"starts after a cool-down ({first_ids(cooling, len(cooling))})"
         )

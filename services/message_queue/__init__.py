@@ -21,7 +21,7 @@ import redis
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import Settings, settings
-from queue_manager.explanation import many
+from queue_manager.core.wording import MAX_IDS, first_ids, many
 from queue_manager.health_rules import Rule
 from queue_manager.system import System, SystemStats
 from queue_manager.telemetry.counters import HISTORY_RETENTION_SECONDS, Source
@@ -45,7 +45,6 @@ from services.message_queue.other_programs import OtherPrograms
 from services.message_queue.queue import MessageQueue
 from services.message_queue.requeue import Sweeper, SweepResult
 from services.message_queue.scripts import Scripts, streams
-from services.problems import MAX_IDS, ids
 
 __all__ = [
     "AsyncMessageQueue",
@@ -151,7 +150,7 @@ def stats() -> SystemStats:
         newest = queue_admin().list("dead", limit=MAX_IDS).messages
         stats.problems[Rule.DEAD_MESSAGES] = (
             f"{many(counts.dead, 'dead letter')} in the message queue: used all attempts or cannot be decoded "
-            f"({ids((one.id for one in newest), counts.dead)})"
+            f"({first_ids((one.id for one in newest), counts.dead)})"
         )
     return stats
 

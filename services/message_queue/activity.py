@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from queue_manager.explanation import many
+from queue_manager.core.wording import many
 from services.message_queue.browser import MessageState
 from services.message_queue.messages import QueueOptions
 from services.message_queue.scripts import Scripts, translate_errors

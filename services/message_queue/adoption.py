@@ -13,7 +13,7 @@ from typing import Any
 import redis
 
 from queue_manager.core.clock import minutes
-from queue_manager.explanation import many, rounded
+from queue_manager.core.wording import many, rounded
 from services.message_queue.scripts import Scripts, streams, translate_errors
 
 OWN_CONSUMER = "queue-manager"

@@ -7,18 +7,8 @@ from datetime import datetime
 from urllib.parse import quote
 
 from queue_manager.core.clock import from_unix_ms, milliseconds, seconds
-from queue_manager.explanation import (
-    DispatchState,
-    Explanation,
-    TimelineEvent,
-    Tone,
-    distance,
-    many,
-    newest_first,
-    ordinal,
-    sentence,
-    when,
-)
+from queue_manager.core.wording import distance, many, ordinal, sentence, when
+from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
 from queue_manager.system import System
 from services.message_queue.admin import QueueAdmin
 from services.message_queue.browser import MessageState

@@ -14,7 +14,8 @@ from models.database import collection, server_now
 from models.document_id import id_text
 from queue_manager import leases
 from queue_manager.core.clock import hours, minutes, seconds
-from queue_manager.explanation import DispatchState, Explanation, clock, ordinal, rounded, span, when
+from queue_manager.core.wording import clock, ordinal, rounded, span, when
+from queue_manager.explanation import DispatchState, Explanation
 from queue_manager.items import DueItem
 from queue_manager.operations.diagnosis import diagnose
 from services import review_requests, stale_thumbnails

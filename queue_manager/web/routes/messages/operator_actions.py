@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import InvalidField
 from queue_manager.core.log import get_logger
-from queue_manager.explanation import many
+from queue_manager.core.wording import many
 from queue_manager.operations import switches
 from queue_manager.operations.message_fields import RequiredMoment, decode_message, parse_object
 from queue_manager.operations.message_schemas import (

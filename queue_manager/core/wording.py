@@ -1,0 +1,85 @@
+"""Wording: sentences, times, durations, numbers and lists of ids, as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from queue_manager.core.clock import seconds
+
+MAX_IDS = 5
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+
+
+def sentence(*clauses: str) -> str:
+    """Return clauses as a sentence; empty ones are left out."""
+    said = "; ".join(filter(None, clauses))
+    return f"{said[:1].upper()}{said[1:]}{'' if said.endswith(('.', '!', '?')) else '.'}"
+
+
+def when(moment: datetime, now: datetime) -> str:
+    """Return `14:00 UTC, in 3 h 12 min`, or `13:02:10 UTC, 3 min ago`; with the date if it is not today."""
+    return f"{clock(moment, now)}, {distance(moment, now)}"
+
+
+def distance(moment: datetime, now: datetime) -> str:
+    """Return `in 3 h 12 min`, `3 min ago` or `now`."""
+    if abs(moment - now) < seconds(1):
+        return "now"
+    return f"in {span(moment - now)}" if moment > now else f"{span(now - moment)} ago"
+
+
+def clock(moment: datetime, now: datetime) -> str:
+    """Return the time of day in UTC, with the date if it is not today."""
+    time = moment.strftime("%H:%M" if moment.second == 0 else "%H:%M:%S")
+    if moment.date() == now.date():
+        return f"{time} UTC"
+    year = "" if moment.year == now.year else f" {moment.year}"
+    return f"{moment.day} {moment.strftime('%b')}{year}, {time} UTC"
+
+
+def span(time: timedelta) -> str:
+    """Return a time in its two largest units, such as `3 h 12 min`."""
+    left, parts = int(time.total_seconds()), list[str]()
+    for unit, size in _UNITS:
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count} {unit}" if count else "")
+        if len(parts) == 2:
+            break
+    return " ".join(filter(None, parts)) or "less than a second"
+
+
+def rounded(time: timedelta | float, *, least: int = 2) -> str:
+    """Return a time, or a number of seconds, in the largest unit that it has `least` of, such as `3 min`."""
+    left = max(time.total_seconds() if isinstance(time, timedelta) else time, 0)
+    unit, size = next((one for one in _UNITS if left >= least * one[1]), _UNITS[-1])
+    return f"{left / size:.0f} {unit}"
+
+
+def many(count: int, thing: str) -> str:
+    """Return `1 room`, `1,204 rooms`."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def ordinal(number: int) -> str:
+    """Return `1st`, `2nd`, `11th`."""
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def stuck_items(thing: str, found: Sequence[str], *, late: timedelta) -> str:
+    """Return what to say of items whose lease ended that long ago without a result."""
+    return (
+        f"{many(len(found), f'stuck {thing}')}: due, but the worker's lease ended more than {rounded(late)} ago and no "
+        f"worker has taken over ({first_ids(found, len(found))})"
+    )
+
+
+def first_ids(ids: Iterable[Any], count: int) -> str:
+    """Return the first few of `count` ids, and how many more there are."""
+    shown = [str(one) for one in islice(ids, MAX_IDS)]
+    more = count - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
