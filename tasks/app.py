@@ -38,7 +38,7 @@ app = Application(
     set_as_current=False,
 )
 app.config_from_object("tasks.celeryconfig")
-app.steps["worker"].add("queue_manager.batching.semaphore:PoolSemaphore")
+app.steps["worker"].add("queue_manager.batching.pool:PoolStep")
 app.steps["consumer"].add("queue_manager.batching.eta:EtaTimers")
 
 

@@ -57,6 +57,7 @@ READ = {
     "_register_BRPOP": "kombu.transport.redis:MultiChannelPoller._register_BRPOP",
     "_size": "kombu.transport.redis:Channel._size",
     "_sock": "redis.connection:AbstractConnection.disconnect",
+    "_terminate_on_ack": "celery.worker.request:Request.terminate",
 }
 # What we rebuild, or whose arguments and results we rely on, without a private name that would show it.
 REBUILT = (
@@ -73,6 +74,8 @@ REBUILT = (
     "celery.worker.request:create_request_cls",
     "celery.worker.request:Request.on_accepted",
     "celery.worker.request:Request.on_success",
+    "celery.worker.state:task_accepted",
+    "celery.worker.state:task_ready",
     "celery.worker.strategy:default",
     "kombu.connection:Connection._init_params",
     "kombu.message:Message.__init__",

@@ -8,6 +8,7 @@ wait for each publication. The messages have the same content.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +26,10 @@ EVENT_BATCH_SIZE = 1024  # events in one message: a third of a megabyte with our
 FLUSH_DELAY = 0.05  # seconds
 PLAIN_EVENTS = ("task-received", "task-started", "task-succeeded")  # their fields are texts, numbers and `None`
 _group_of = lru_cache(group_from)
+
+
+def _write_any(fields: dict[str, Any]) -> bytes:
+    return str(dumps(fields)).encode()
 
 
 class Events(CeleryEvents):
@@ -76,18 +81,28 @@ class Dispatcher(UnconfirmedDispatcher):
         if group not in self.buffer_group or (self.groups and group not in self.groups):
             super().send(type, blind, utcoffset, retry, retry_policy, Event, **fields)
         elif self.enabled:
-            self._keep(self._group_buffer[group], type, fields)
+            self._keep(self._group_buffer[group], type, [fields])
 
-    def _keep(self, buffer: list[bytes], type: str, fields: dict[str, Any]) -> None:
+    def send_all(self, type: str, fields: Sequence[dict[str, Any]]) -> None:
+        """Send an event of one type with each of `fields`, to which `type` is added."""
+        group = _group_of(type)
+        if group in self.buffer_group and (not self.groups or group in self.groups) and self.enabled:
+            self._keep(self._group_buffer[group], type, fields)
+        else:
+            for one in fields:
+                self.send(type, **one)
+
+    def _keep(self, buffer: list[bytes], type: str, all_fields: Sequence[dict[str, Any]]) -> None:
         if not buffer:
             self._beginning = write({"hostname": self.hostname, "utcoffset": utcoffset(), "pid": self.pid})[:-1]
-        fields["type"] = type
-        text = write(fields) if type in PLAIN_EVENTS else str(dumps(fields)).encode()
-        event = (self._beginning, time.time(), self.clock.forward(), text[1:])
-        buffer.append(b'%b,"timestamp":%.6f,"clock":%d,%b' % event)
-        if len(buffer) >= self.buffer_limit:
-            self.flush()
-        elif self.on_send_buffered and not self._is_flush_ordered:
+        beginning = b'%b,"timestamp":%.6f' % (self._beginning, time.time())
+        encode = write if type in PLAIN_EVENTS else _write_any
+        for fields in all_fields:
+            fields["type"] = type
+            buffer.append(b'%b,"clock":%d,%b' % (beginning, self.clock.forward(), encode(fields)[1:]))
+            if len(buffer) >= self.buffer_limit:
+                self.flush()
+        if buffer and self.on_send_buffered and not self._is_flush_ordered:
             self._is_flush_ordered = True
             # The consumer's loop: kombu's `get_event_loop` returns `None` after the first lost connection.
             self.on_send_buffered.__self__.hub.call_later(FLUSH_DELAY, self.flush)

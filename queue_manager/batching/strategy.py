@@ -24,9 +24,10 @@ from celery.app import trace
 from celery.worker import state
 from celery.worker.strategy import default
 
-from queue_manager.batching import completion
+from queue_manager.batching import completion, reports
 from queue_manager.batching.completion import TaskResult
 from queue_manager.batching.eta import timer_time
+from queue_manager.batching.reports import notify
 from queue_manager.batching.request import is_process_lost
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
@@ -153,17 +154,22 @@ class _BatchingConsumer:
         consumer.on_task_request(request)
 
     def _execute(self, batch: Sequence[Any]) -> None:
-        def accepted(pid: int, at: float) -> None:
-            for request in batch:
-                _notify(request.on_accepted, pid, at)
+        events = self._consumer.event_dispatcher if self._task.send_events else None
 
-        def ended(outcomes: Sequence[Any]) -> None:
+        def accepted(pid: int, at: float) -> None:
+            reports.accepted(batch, pid, at, events)
+
+        def ended(outcomes: Sequence[TaskResult | Verdict]) -> None:
             self._adapt_size(len(batch), reached=sum(outcome is not Verdict.UNREACHED for outcome in outcomes))
+            done: list[tuple[Any, TaskResult]] = []
             for request, outcome in zip(batch, outcomes, strict=True):
                 if isinstance(outcome, Verdict):
                     self._execute_again(request, self if outcome is Verdict.UNREACHED else self._consumer)
+                elif outcome[0]:  # failed
+                    notify(request.on_success, outcome)
                 else:
-                    _notify(request.on_success, outcome)
+                    done.append((request, outcome))
+            reports.succeeded(done, events)
 
         def failed(error: Any) -> None:
             again = len(batch) - sum(map(_was_ended, batch))
@@ -177,7 +183,7 @@ class _BatchingConsumer:
                 )
             for request in batch:
                 if _was_ended(request):
-                    _notify(request.on_failure, error)
+                    notify(request.on_failure, error)
                 else:
                     self._execute_again(request, self._consumer)
 
@@ -195,16 +201,6 @@ class _BatchingConsumer:
 def _was_ended(request: Any) -> bool:
     """Return True if the worker itself ended the request."""
     return bool(request._already_revoked or request._already_cancelled)
-
-
-def _notify(act: Callable[..., Any], *args: Any) -> None:
-    """Report the outcome to one request of a batch; an error of one does not affect the others."""
-    try:
-        act(*args)
-    except MemoryError:
-        raise
-    except Exception as error:
-        log.error("The outcome of a task could not be reported", error=reason(error), exc_info=error)
 
 
 def _pool_request(request: Any) -> PoolRequest:

@@ -29,7 +29,7 @@ SHARED = (
     *("celery.app.amqp", "celery.app.control", "celery.app.log", "celery.apps.beat", "celery.apps.worker"),
     *("celery.bin.celery", "celery.concurrency.prefork", "celery.concurrency.thread", "celery.worker.components"),
     *("celery.worker.consumer", "celery.worker.strategy", "flower.app", "tornado.platform.asyncio"),
-    *("queue_manager.batching.eta", "queue_manager.batching.events", "queue_manager.batching.semaphore"),
+    *("queue_manager.batching.eta", "queue_manager.batching.events", "queue_manager.batching.pool"),
     *("queue_manager.batching.strategy", "queue_manager.beat.scheduler", "queue_manager.broker.transport"),
     "queue_manager.web.serve",
 )

@@ -94,6 +94,33 @@ def test_events_are_the_same_as_celerys() -> None:
     assert [event["type"] for event in told[1]] == [type for type, _ in EVENTS]
 
 
+@pytest.mark.parametrize("groups", [[], ["task"], ["worker"]])
+@pytest.mark.parametrize("buffered", [{"task"}, set[str]()])
+@pytest.mark.parametrize(("type", "fields"), EVENTS)
+def test_many_of_one_type_are_sent_as_one_by_one(
+    type: str, fields: dict[str, Any], buffered: set[str], groups: list[str]
+) -> None:
+    told = []
+    for sends_all in (False, True):
+        one, producer = dispatcher(Dispatcher, groups=groups)
+        one.buffer_group = buffered
+        each = [{**fields, "uuid": f"id-{number}"} for number in range(3)]
+        if sends_all:
+            one.send_all(type, each)
+        else:
+            for these in each:
+                one.send(type, **these)
+        one.flush()
+        told.append(
+            [
+                (key, [without_moments(dict(event)) for event in (events if isinstance(events, list) else [events])])
+                for key, events in producer.sent
+            ]
+        )
+    assert told[0] == told[1]
+    assert bool(told[0]) == (groups != ["worker"])
+
+
 def test_what_celery_takes_and_what_looks_like_json_changes_nothing() -> None:
     one, producer = dispatcher(Dispatcher)
     one.send("task-started", blind=True, retry=True, retry_policy={}, uuid="an id", timestamp=1.5, **{'"odd\\': None})
@@ -157,8 +184,9 @@ def test_more_than_one_message_holds_are_several(hub: Hub) -> None:
     one, producer = dispatcher(Dispatcher, on_send_buffered=Consumer(hub).on_send_event_buffered)
     for _ in range(2 * EVENT_BATCH_SIZE + 1):
         one.send("task-started", uuid="an id")
+    one.send_all("task-started", [{"uuid": "an id"} for _ in range(2 * EVENT_BATCH_SIZE)])
     one.flush()
-    assert [len(events) for _, events in producer.sent] == [EVENT_BATCH_SIZE, EVENT_BATCH_SIZE, 1]
+    assert [len(events) for _, events in producer.sent] == [EVENT_BATCH_SIZE] * 4 + [1]
 
 
 def test_nothing_is_kept_of_what_nobody_wants() -> None:

@@ -21,7 +21,7 @@ class Request:
     id, time_limits, request_dict, _payload = "1", (None, None), dict[str, Any](), None
 
     def __init__(self, ended: list[Any]) -> None:
-        self.on_success = ended.append
+        self.acknowledge = lambda: ended.append("done")
 
     def revoked(self) -> bool:
         return False
@@ -44,7 +44,7 @@ class Worker:
             _quick_acquire=self._free.acquire, _quick_release=self._free.release, _process_task=self._execute_alone
         )
         consumer = SimpleNamespace(controller=controller, hub=SimpleNamespace(call_soon=self._soon.append), pool=self)
-        task = SimpleNamespace(name="items", batch_timeout=None)
+        task = SimpleNamespace(name="items", batch_timeout=None, send_events=False)
         self._consumer = strategy._BatchingConsumer(task, consumer)
 
     def execute(self, items: int) -> None:
@@ -56,7 +56,7 @@ class Worker:
             self.rounds.append([size for size, _ in self._running])
             for size, end in [self._running.pop(0) for _ in range(len(self._running))]:
                 done = min(size, self.reached)
-                end(["done"] * done + [Verdict.UNREACHED] * (size - done))
+                end([(0, "done", 0.0)] * done + [Verdict.UNREACHED] * (size - done))
                 self._free.release()
             self._turn()
 

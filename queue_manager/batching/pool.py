@@ -1,0 +1,68 @@
+"""The pool of a worker, as batches need it. A `PoolStep` changes it before it starts.
+
+Semaphore: what waits for a process is called one after another, never from within another. A request that was revoked,
+has expired or was put back releases its slot at once. Celery's semaphore calls the next one from within, so that some
+hundred of them in a row exceed the depth of Python's stack, and the worker exits.
+
+Pipes: each holds a whole batch. With Linux's 64 KiB the worker sends and receives a batch in parts, one in each turn of
+its event loop, and the process waits for each of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from contextlib import suppress
+from typing import Any
+
+from celery import bootsteps
+from celery.concurrency.asynpool import AsynPool
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+
+PIPE_SIZE = 512 * 1024
+"""In bytes. A batch of 1,000 rooms has some 400 KB, its results 200 KB."""
+
+
+class FlatSemaphore(LaxBoundedSemaphore):
+    """Celery's, whose `release` returns while another one runs, which then does its work."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self._releases = 0
+        self._is_releasing = False
+
+    def release(self) -> None:
+        self._releases += 1
+        if self._is_releasing:
+            return
+        self._is_releasing = True
+        try:
+            while self._releases:
+                self._releases -= 1
+                super().release()
+        finally:
+            self._is_releasing = False  # the next call does what an error left
+
+
+class WidePool(AsynPool):
+    """Celery's pool of processes, with pipes that hold a batch."""
+
+    def create_process_queues(self) -> Any:
+        jobs, results, *others = super().create_process_queues()
+        if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux
+            for queue in (jobs, results):
+                with suppress(OSError):  # the user has many pipes, or may not make them larger
+                    fcntl.fcntl(queue._writer, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+        return jobs, results, *others
+
+
+class PoolStep(bootsteps.Step):
+    """Gives the pool of a worker a `FlatSemaphore`, and processes with a `WidePool`. Some pools have neither."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def create(self, worker: Any) -> None:
+        if worker.semaphore is not None:
+            worker.semaphore = worker.pool.options["semaphore"] = FlatSemaphore(worker.min_concurrency)
+            worker._quick_acquire, worker._quick_release = worker.semaphore.acquire, worker.semaphore.release
+        if getattr(worker.pool, "Pool", None) is AsynPool:
+            worker.pool.Pool = WidePool

@@ -1,0 +1,183 @@
+"""What Celery is told of a batch in one pass is what its requests tell it one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from time import monotonic, time
+from typing import Any
+
+import pytest
+from celery.utils.imports import symbol_by_name
+from celery.worker import state
+from celery.worker.request import create_request_cls
+
+from queue_manager.batching import reports
+from queue_manager.batching.completion import TaskResult
+from tasks import app
+
+NAME = "tasks.support_snooze.unsnooze_room"
+RESULTS: Sequence[TaskResult] = [(0, "{'room_id': '1'}", 0.25), (0, None, 1e-9), (0, "pä\ud800", 1.0)]
+
+
+class Events:
+    """Takes events as the worker's dispatcher does."""
+
+    enabled = True
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    def send(self, type: str, **fields: Any) -> None:
+        self.sent.append((type, fields))
+
+    def send_all(self, type: str, fields: Sequence[dict[str, Any]]) -> None:
+        for one in fields:
+            self.send(type, **one)
+
+
+class Message:
+    """A message from the broker."""
+
+    def __init__(self, id: str) -> None:
+        self.headers = {"id": id, "task": NAME}
+        self.payload: Any = [[], {}, {}]
+        self.body, self.content_type, self.content_encoding = b"[[],{},{}]", "application/json", "utf-8"
+        self.properties, self.delivery_info = {"delivery_tag": id}, {}
+
+
+class Pool:
+    """Terminates processes."""
+
+    def __init__(self) -> None:
+        self.terminated: list[Any] = []
+
+    def apply_async(self, *_: Any, **__: Any) -> None:
+        raise AssertionError("nothing is executed here")
+
+    def terminate_job(self, pid: int, signal: Any = None) -> None:
+        self.terminated.append((pid, signal))
+
+
+class Worker:
+    """Requests as a worker has received them, and what becomes of them."""
+
+    def __init__(self) -> None:
+        self.events, self.pool, self.acknowledged = Events(), Pool(), list[str]()
+
+    def receive(self, count: int = len(RESULTS)) -> list[Any]:
+        task = app.tasks[NAME]
+        kind = create_request_cls(symbol_by_name(task.Request), task, self.pool, "worker@here", self.events, app=app)
+        requests = [self._request(kind, task, f"id-{number}") for number in range(count)]
+        for request in requests:
+            state.task_reserved(request)
+        return requests
+
+    def _request(self, kind: Any, task: Any, id: str) -> Any:
+        message = Message(id)
+        return kind(
+            message,
+            on_ack=lambda *_: self.acknowledged.append(id),
+            app=app,
+            eventer=self.events,
+            task=task,
+            connection_errors=(),
+            body=message.body,
+            headers=message.headers,
+            decoded=False,
+        )
+
+
+@pytest.fixture(autouse=True)
+def celerys_state() -> Iterator[None]:
+    app.loader.import_default_modules()
+    state.reset_state()
+    yield
+    state.reset_state()
+
+
+def counted() -> dict[str, Any]:
+    return {
+        "total": dict(state.total_count),
+        "all": list(state.all_total_count),
+        "requests": sorted(state.requests),
+        "reserved": sorted(request.id for request in state.reserved_requests),
+        "active": sorted(request.id for request in state.active_requests),
+    }
+
+
+Report = Callable[[Worker, list[Any]], None]
+
+
+def one_by_one(worker: Worker, requests: list[Any]) -> None:
+    at = monotonic()
+    for request in requests:
+        request.on_accepted(7, at)
+
+
+def at_once(worker: Worker, requests: list[Any]) -> None:
+    reports.accepted(requests, 7, monotonic(), worker.events)
+
+
+def ended_one_by_one(worker: Worker, requests: list[Any]) -> None:
+    for request, result in zip(requests, RESULTS, strict=True):
+        request.on_success(result)
+
+
+def ended_at_once(worker: Worker, requests: list[Any]) -> None:
+    reports.succeeded(list(zip(requests, RESULTS, strict=True)), worker.events)
+
+
+def told(accept: Report, end: Report) -> tuple[Any, ...]:
+    state.reset_state()
+    worker = Worker()
+    requests = worker.receive()
+    accept(worker, requests)
+    after_acceptance = counted()
+    assert all(request.worker_pid == 7 and abs(request.time_start - time()) < 60 for request in requests)
+    end(worker, requests)
+    return after_acceptance, counted(), worker.acknowledged, worker.events.sent
+
+
+def test_the_same_is_told_as_one_by_one() -> None:
+    apart, together = told(one_by_one, ended_one_by_one), told(at_once, ended_at_once)
+    assert together == apart
+    accepted, ended, acknowledged, events = together
+    assert (accepted["total"], accepted["active"]) == ({NAME: 3}, ["id-0", "id-1", "id-2"])
+    assert (ended["requests"], ended["reserved"], ended["active"]) == ([], [], [])
+    assert acknowledged == ["id-0", "id-1", "id-2"]
+    assert [type for type, _ in events] == ["task-started"] * 3 + ["task-succeeded"] * 3
+
+
+def test_a_request_that_was_revoked_on_the_way_ends_the_process() -> None:
+    worker = Worker()
+    requests = worker.receive()
+    requests[1].terminate(worker.pool, signal=15)  # no process has it yet
+    assert worker.pool.terminated == []
+    at_once(worker, requests)
+    assert worker.pool.terminated == [(7, 15)]
+
+
+def test_an_error_of_one_request_does_not_affect_the_others() -> None:
+    worker = Worker()
+    requests = worker.receive()
+
+    def fail(*_: Any) -> None:
+        raise ValueError("not of the connection")
+
+    requests[1]._on_ack = fail
+    at_once(worker, requests)
+    ended_at_once(worker, requests)
+    assert worker.acknowledged == ["id-0", "id-2"]
+    assert counted()["requests"] == []
+    assert len(worker.events.sent) == 6
+
+
+@pytest.mark.parametrize("is_off", [True, False])
+def test_nothing_is_sent_if_nobody_wants_events(is_off: bool) -> None:
+    worker = Worker()
+    requests = worker.receive()
+    worker.events.enabled = False
+    reports.accepted(requests, 7, monotonic(), None if is_off else worker.events)
+    reports.succeeded(list(zip(requests, RESULTS, strict=True)), None if is_off else worker.events)
+    assert worker.events.sent == []
+    assert worker.acknowledged == ["id-0", "id-1", "id-2"]
