@@ -16,7 +16,7 @@ from tests.browser.chromium import chromium
 from tests.browser.visit import DATABASE, STEP_TIMEOUT, Visit, Visiting
 from tests.real_servers import Servers
 from tests.web.credentials import KEYS
-from tests.web.queue_client import Queue, environment
+from tests.web.queue_client import Queue, delete_all, environment
 from tests.web.web_process import Web, shared_web
 
 EVERYTHING = {
@@ -76,7 +76,7 @@ def empty_queue(servers: Servers, directories: pytest.TempPathFactory, **env: st
     url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
     queue = Queue(shared_web(directories, **environment(url, **EVERYTHING, **env)), url)
     with queue.redis() as client:
-        client.flushdb()
+        delete_all(client, f"{EVERYTHING['QUEUE_NAME']}:events")
     return queue
 
 

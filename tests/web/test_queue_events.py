@@ -203,6 +203,20 @@ def test_connected_clients_of_a_server_that_restarts_without_its_data_are_told(q
             assert next(again.events())[0] == "reset"
 
 
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_connected_clients_of_a_server_that_loses_its_data_and_stays_up_are_told(queue: Queue, is_idle: bool) -> None:
+    with Stream(queue.web) as stream, queue.redis() as client:
+        stream.until(is_about(queue.add()))
+        eventually(lambda: waiting_readers(client))
+        client.flushdb()
+        if not is_idle:
+            queue.add()
+        with promptly(STREAM_READ_TIMEOUT + 1):
+            assert list(stream.events()) == []  # it ends
+        with Stream(queue.web, last=stream.last) as again:
+            assert next(again.events())[0] == "reset"
+
+
 def test_trimmed_events_are_a_gap(queue: Queue) -> None:
     seen = heard(queue)
     for _ in range(3):

@@ -55,6 +55,20 @@ def test_an_event_of_another_program_ends_no_sweeping(queue: Queue) -> None:
         eventually(lambda: queue.ids("main") == [id])
 
 
+def test_a_loss_of_data_ends_no_sweeping(queue: Queue) -> None:
+    with Stream(queue.web) as stream, queue.redis() as client:
+        id = queue.add()
+        stream.until(lambda event: id in event["payload"]["ids"])
+        client.flushdb()
+        list(stream.events())  # it ends when the loss is noticed
+        for _ in range(10):
+            id = queue.add(ackTimeout=0.3)
+            with promptly(1.3):  # and not at the next of the sweeps that come every five seconds
+                queue.take()
+                eventually(lambda id=id: queue.ids("main") == [id])
+            queue.delete(f"/queue/message/{id}")
+
+
 def test_out_of_attempts_it_is_a_dead_letter(queue: Queue) -> None:
     id = queue.add(ackTimeout=0.1, maxAttempts=1)
     with promptly(1.1):

@@ -225,7 +225,7 @@ class Feed(Generic[PositionT]):
         `shown` returns what this client may see of an event.
         """
         with self.subscribe():  # so that the reader runs
-            start = await self.source.start(last, self._reader_position)
+            start = await self.source.start(last, self.reader_position)
         return EventStream(self._blocks(start, access_check(request), shown))
 
     async def _blocks(
@@ -254,7 +254,7 @@ class Feed(Generic[PositionT]):
         self, after: PositionT, listener: Listener[PositionT]
     ) -> AsyncGenerator[Sequence[Event[PositionT]], None]:
         """Yield each event after a position once: the history, then what the listener gets."""
-        until = await self._reader_position()
+        until = await self.reader_position()
         async with aclosing(self.source.history(after, until)) as history:
             async for events in history:
                 if listener.is_ended:
@@ -267,7 +267,8 @@ class Feed(Generic[PositionT]):
                 after = new[-1].position
                 yield new
 
-    async def _reader_position(self, wanted: PositionT | None = None) -> PositionT:
+    async def reader_position(self, wanted: PositionT | None = None) -> PositionT:
+        """Return how far the reader is, as `ReaderPosition` says: subscribers get all later events."""
         with suppress(TimeoutError):
             async with asyncio.timeout(READER_TIMEOUT):
                 while self._position is None or (wanted is not None and wanted > self._position):

@@ -119,6 +119,8 @@ class MessageEvents(EventSource[EntryId]):
                 {self._stream: _written(position)}, count=EVENTS_PER_READ, block=int(STREAM_READ_TIMEOUT * 1000)
             )
             read = [_event(entry) for _, entries in answer or [] for entry in entries]
+            if (await self._kept()).never_had(position):
+                raise EventsLost  # for example by FLUSHALL, after which XREAD goes on as if nothing had happened
             position = read[-1].position if read else position
             yield ReadBatch(position, read)
             if read:
@@ -151,9 +153,14 @@ class _Kept:
     end: EntryId
     is_cut: bool
 
+    def never_had(self, seen: EntryId) -> bool:
+        """Return True if the id is that of a server that has lost its data since."""
+        is_older = not self.is_cut and self.first is not None and FIRST_ENTRY_ID < seen < self.first
+        return seen > self.end or is_older
+
 
 def _resumed(seen: EntryId, kept: _Kept) -> StartPosition[EntryId]:
-    if seen > kept.end:  # the id is that of a server that has lost its data since
+    if kept.never_had(seen):
         return _start(kept.end, is_gap=True)
     is_older = kept.first is not None and seen < kept.first
     if is_older and (kept.is_cut or seen > FIRST_ENTRY_ID):

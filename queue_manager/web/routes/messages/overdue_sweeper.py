@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import reason
+from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.web.routes.messages.events import QueueEvent, QueueFeed
@@ -82,11 +82,12 @@ class OverdueSweeper:
 
     async def _follow_events(self) -> None:
         while True:
-            with self._feed.subscribe() as listener:
+            with self._feed.subscribe() as listener, suppress(Unavailable):
+                await self._feed.reader_position()
+                self._plan(_now())  # for the deadlines of earlier events
                 while events := await listener.next():
                     for event in events:
                         self._plan_for(event)
-            self._plan(_now())  # something may have been missed
             await asyncio.sleep(MIN_SWEEP_INTERVAL)
 
     def _plan_for(self, event: QueueEvent) -> None:
