@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
-from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES
 from starlette.types import ASGIApp
 
 from models import database
@@ -17,7 +17,13 @@ from queue_manager.core.settings import Settings
 from queue_manager.web import auth
 from queue_manager.web.http import exception_handlers
 from queue_manager.web.http.direct import DirectRoutes
-from queue_manager.web.http.middleware import HeadMiddleware, PrefixMiddleware, SecurityMiddleware, ShutdownMiddleware
+from queue_manager.web.http.middleware import (
+    CompressionMiddleware,
+    HeadMiddleware,
+    PrefixMiddleware,
+    SecurityMiddleware,
+    ShutdownMiddleware,
+)
 from queue_manager.web.live.event_feed import Feed
 from queue_manager.web.live.socketio_server import Live
 from queue_manager.web.routes import (
@@ -120,5 +126,8 @@ def _install(api: FastAPI, chosen: Settings) -> None:
     pages.install(api)
     # Message traffic is not compressed: its routes are served before the framework.
     api.add_middleware(
-        GZipMiddleware, minimum_size=MIN_COMPRESSED, compresslevel=COMPRESSION_LEVEL, exclude_content_types=UNCOMPRESSED
+        CompressionMiddleware,
+        minimum_size=MIN_COMPRESSED,
+        compresslevel=COMPRESSION_LEVEL,
+        exclude_content_types=UNCOMPRESSED,
     )

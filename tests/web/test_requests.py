@@ -159,10 +159,10 @@ def test_head_asks_for_a_key_too_and_is_not_described(guarded: Web) -> None:
 # Compression
 
 
-def compressed(web: Web, path: str) -> tuple[Message, bytes]:
+def compressed(web: Web, path: str, accept: str = "gzip") -> tuple[Message, bytes]:
     """Return the headers and the body, as they are sent to a client that accepts compression."""
     url = f"http://127.0.0.1:{web.port}{path}"
-    with urlopen(Request(url, headers={"X-API-KEY": OPERATOR, "Accept-Encoding": "gzip"}), timeout=30) as answer:
+    with urlopen(Request(url, headers={"X-API-KEY": OPERATOR, "Accept-Encoding": accept}), timeout=30) as answer:
         return answer.headers, answer.read()
 
 
@@ -180,6 +180,22 @@ def test_what_is_long_is_compressed_for_those_who_accept_it(queue: Queue, path: 
     assert int(headers["content-length"]) == len(body) < len(plain.text) / 2
     assert len(gzip.decompress(body)) == pytest.approx(len(plain.text.encode()), rel=0.02)  # counts and times differ
     assert plain.headers["content-encoding"] is None
+
+
+@pytest.mark.parametrize(
+    ("accept", "encoding"),
+    [
+        ("gzip;q=0", None),
+        ("br, GZIP; q=0.000, identity", None),
+        ("identity", None),
+        ("gzip;q=0.5", "gzip"),
+        ("br;q=0, gzip", "gzip"),
+    ],
+)
+def test_a_client_may_refuse_compression(queue: Queue, accept: str, encoding: str | None) -> None:
+    headers, _ = compressed(queue.web, "/messages", accept)
+    assert headers["content-encoding"] == encoding
+    assert "accept-encoding" in headers["vary"].lower()
 
 
 def test_short_responses_streams_and_message_traffic_are_sent_as_they_are(queue: Queue) -> None:

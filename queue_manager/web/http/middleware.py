@@ -1,12 +1,14 @@
-"""ASGI middleware: path prefix, security headers, `Host` check without keys, `HEAD` requests, end of the process."""
+"""ASGI middleware: path prefix, security headers, `Host` check without keys, `HEAD`, compression, shutdown."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,6 +23,7 @@ _SECURITY_HEADERS = [
     (b"referrer-policy", b"same-origin"),  # without it, browsers send our own forms with `Origin: null`
 ]
 _NO_STORE = (b"cache-control", b"no-store")
+_REFUSED_GZIP = re.compile(r"\bgzip\s*;\s*q=0(\.0*)?\s*(,|$)", re.IGNORECASE)
 
 
 class SecurityMiddleware:
@@ -90,6 +93,15 @@ class HeadMiddleware:
 
         state = {**scope.get("state", {}), "is_head": True}
         await self._app({**scope, "method": "GET", "state": state}, receive, send_headers)
+
+
+class CompressionMiddleware(GZipMiddleware):
+    """Compresses responses, but not for a client that sends `gzip;q=0`, which Starlette takes for a consent."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _REFUSED_GZIP.search(Headers(scope=scope).get("accept-encoding", "")):
+            scope = {**scope, "headers": [header for header in scope["headers"] if header[0] != b"accept-encoding"]}
+        await super().__call__(scope, receive, send)
 
 
 class ShutdownMiddleware:
