@@ -103,6 +103,20 @@ def test_entry_of_a_changed_message_has_what_a_producer_would_write(lab: Lab, ch
     assert data.endswith(',"payload":{ }}')
 
 
+def test_entry_of_a_message_that_keeps_its_place_stays_as_it_is(lab: Lab) -> None:
+    """Redis changes no entry of a stream: the record has the new values, until the message moves to the end."""
+    id = lab.queue.enqueue("old", ack_timeout=77)
+    [entry] = lab.client.xrange("q")
+    lab.contents.update(id, {"type": "new", "ack_timeout": 5})
+    assert lab.client.xrange("q") == [entry]
+    record = json.loads(lab.client.hget("q_metadata", id))
+    assert (record["type"], record["custom_ack_timeout"]) == ("new", 5)
+    lab.contents.update(id, {"payload": 1})
+    [(_, moved)] = lab.client.xrange("q")
+    written = json.loads(moved[b"data"])
+    assert (written["type"], written["custom_ack_timeout"], written["payload"]) == ("new", 5, 1)
+
+
 def test_changes_at_the_same_moment_are_returned_one_after_the_other(lab: Lab) -> None:
     id = lab.queue.enqueue("job")
     with ThreadPoolExecutor(THREADS) as threads:
