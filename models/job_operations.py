@@ -1,13 +1,14 @@
 """Operations of people on jobs: cancel, make due, delete; and the retention of finished jobs.
 
 Guarantee: an operation is one conditional write, or one transaction if it takes finished jobs away, because their
-counts change with them (`job_counts`). It does not change a job that a run executes or has reserved.
+counts change with them (`job_counts`). It does not change a job that a run executes or has reserved, nor one whose
+`PLANNED` fields differ from those of the document that was read before: so the caller knows what was changed.
 The outcome of a run whose reservation has ended is refused if an operation has changed the job since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -37,33 +38,35 @@ from models.job_attempt import not_reserved
 from models.transaction import transact
 from queue_manager.core.clock import truncate
 
+PLANNED = ("state", "due", "priority")
+"""The fields that people change."""
 DELETION_BATCH_SIZE = 1_000  # jobs that one transaction deletes
 KeepJobs = Callable[[Sequence[Document], ClientSession], object]
 """Stores jobs in the transaction that deletes them."""
 
 
-def cancel(job_id: JobId, *, now: datetime) -> Document | None:
-    """Cancel a pending or failed job; return the updated job, or `None` if it is reserved or in another state."""
+def cancel(found: Document, *, now: datetime) -> Document | None:
+    """Cancel a pending or failed job; return the updated job, or `None` if it was changed, is reserved or finished."""
     change = {
         "$set": {"state": JobState.CANCELED, "updated": now, "uncounted": True},
         "$unset": {"waiting": "", "first": "", "singular_key": "", "reserved": ""},
         "$push": push_to_history({"at": now, "state": JobState.CANCELED}),
     }
-    return adding_to_history(job_id, lambda: _change(job_id, WAITING_STATES, change, now))
+    return adding_to_history(found["_id"], lambda: _change(found, WAITING_STATES, change, now))
 
 
-def ask_to_stop(job_id: JobId, *, now: datetime, grace: timedelta) -> Document | None:
+def ask_to_stop(found: Document, *, now: datetime, grace: timedelta) -> Document | None:
     """Ask an executing job to stop, and let its process be ended after `grace`; return the job, or `None`."""
     asked = {"claim.canceled_at": now, "claim.ends_at": truncate(now + grace)}
-    return _change(job_id, [JobState.EXECUTING], {"$min": asked}, now)
+    return _change(found, [JobState.EXECUTING], {"$min": asked}, now)
 
 
 def make_due(
-    job_id: JobId, states: Iterable[JobState], *, due: datetime | None, priority: int | None, now: datetime
+    found: Document, states: Sequence[JobState], *, due: datetime | None, priority: int | None, now: datetime
 ) -> Document | None:
     """Set a job in one of `states` to pending with this due time (`None`: unchanged); return the job.
 
-    Returns `None` if it is reserved or in another state.
+    Returns `None` if it was changed, is reserved or in another state.
 
     Raises `DuplicateJob` if it is singular and another job with its key is live.
     """
@@ -81,29 +84,38 @@ def make_due(
     change = [{"$set": changed}, {"$unset": ["first", "uncounted", "reserved"]}]
 
     def revive(session: ClientSession) -> Document | None:
-        finished = {"_id": job_id, "state": {"$in": [*FINISHED_STATES]}, **COUNTED_ATTEMPTS}
-        before = jobs().find_one(finished, hint="_id_", session=session)
-        if before is None or before["state"] not in states:
+        before = jobs().find_one({**_unchanged(found), **COUNTED_ATTEMPTS}, hint="_id_", session=session)
+        if before is None:
             return None
         job_counts.subtract([before], session)
-        return _change(job_id, FINISHED_STATES, change, now, session)
+        return _change(found, states, change, now, session)
 
     try:
-        return _change(job_id, set(states) - set(FINISHED_STATES), change, now) or transact(revive)
+        if found["state"] in FINISHED_STATES and found["state"] in states:
+            return transact(revive)
+        return _change(found, states, change, now)
     except DuplicateKeyError:
-        raise DuplicateJob(f"The job {job_id} is singular, and another with its name and arguments is live") from None
+        raise DuplicateJob(
+            f"The job {found['_id']} is singular, and another with its name and arguments is live"
+        ) from None
 
 
 def _change(
-    job_id: JobId, states: Iterable[JobState], change: Any, now: datetime, session: ClientSession | None = None
+    found: Document, states: Sequence[JobState], change: Any, now: datetime, session: ClientSession | None = None
 ) -> Document | None:
+    if found["state"] not in states:
+        return None
     return jobs().find_one_and_update(
-        {"_id": job_id, "state": {"$in": [*states]}, **not_reserved(now), **COUNTED_ATTEMPTS},
+        {**_unchanged(found), **not_reserved(now), **COUNTED_ATTEMPTS},
         change,
         return_document=ReturnDocument.AFTER,
         hint="_id_",
         session=session,
     )
+
+
+def _unchanged(found: Document) -> Document:
+    return {"_id": found["_id"], **{name: {"$eq": found.get(name)} for name in PLANNED}}
 
 
 def remove(job_id: JobId, *, now: datetime, keep: KeepJobs | None = None) -> Document | None:

@@ -13,7 +13,7 @@ from bson import ObjectId
 from models import executing_job, foreign_job, job, job_counts, job_operations, job_pages, job_queue
 from models.database import Document, server_now
 from models.executing_job import ExecutingJob
-from models.job import INACTIVE_STATES, WAITING_STATES, DuplicateJob, JobId, JobState
+from models.job import INACTIVE_STATES, WAITING_STATES, DuplicateJob, JobState
 from models.job_operations import DELETION_BATCH_SIZE
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from models.listing import Position
@@ -43,6 +43,10 @@ RESCHEDULABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED)
 INSERT_BATCH_SIZE = 1_000
 RESERVATION_TIMEOUT = 2.0  # seconds that a change waits for a run that has reserved the job; longer than a reservation
 RESERVATION_CHECK_INTERVAL = 0.02  # seconds
+
+
+OnChange = Callable[[Document, Document], object]
+"""Is called with a job as an operation found it and as it left it."""
 
 
 class WrongState(AppError):
@@ -143,7 +147,7 @@ class Jobs:
             stored += [None if number in refused else one for number, one in enumerate(some)]
         return StoredJobs(jobs=stored)
 
-    def cancel(self, id: str) -> Document:
+    def cancel(self, id: str, *, on_change: OnChange | None = None) -> Document:
         """Cancel a pending or failed job, or ask an executing one to stop; return the job.
 
         An executing job is returned as it is, and becomes `canceled` when its function has stopped. After
@@ -153,15 +157,21 @@ class Jobs:
             WrongState: the job is successful or canceled.
             UnknownJob: there is no such job.
         """
-        stored, grace = self._own_id(id), timedelta(seconds=settings().jobs_grace_seconds)
+        grace = timedelta(seconds=settings().jobs_grace_seconds)
 
-        def cancel(now: datetime) -> Document | None:
-            return job_operations.cancel(stored, now=now) or job_operations.ask_to_stop(stored, now=now, grace=grace)
+        def cancel(found: Document, now: datetime) -> Document | None:
+            return job_operations.cancel(found, now=now) or job_operations.ask_to_stop(found, now=now, grace=grace)
 
-        return self._change(id, cancel, "be canceled", [*WAITING_STATES, JobState.EXECUTING])
+        return self._change(id, cancel, "be canceled", [*WAITING_STATES, JobState.EXECUTING], on_change)
 
     def reschedule(
-        self, id: str, *, at: datetime | None = None, delay: timedelta | None = None, priority: int | None = None
+        self,
+        id: str,
+        *,
+        at: datetime | None = None,
+        delay: timedelta | None = None,
+        priority: int | None = None,
+        on_change: OnChange | None = None,
     ) -> Document:
         """Change the due time of a pending, failed or canceled job. With `priority` only, the due time is kept.
 
@@ -175,11 +185,11 @@ class Jobs:
             raise InvalidJob("at", "one of `at`, `delay` and `priority` must be given")
         checked = None if priority is None else checked_priority(priority)
         due = None if at is None and delay is None else checked_due(at, delay, now)
-        return self._make_due(id, RESCHEDULABLE_STATES, due, checked, "be rescheduled")
+        return self._make_due(id, RESCHEDULABLE_STATES, due, checked, "be rescheduled", on_change)
 
-    def retry(self, id: str) -> Document:
+    def retry(self, id: str, *, on_change: OnChange | None = None) -> Document:
         """Make a job due now unless it is executing. Raises like `reschedule`."""
-        return self._make_due(id, INACTIVE_STATES, self._clock(), None, "be retried")
+        return self._make_due(id, INACTIVE_STATES, self._clock(), None, "be retried", on_change)
 
     def retry_failed(self, id: str) -> Document:
         """Make a job due now if it has failed. Raises like `reschedule`."""
@@ -191,10 +201,9 @@ class Jobs:
         Args:
             keep: stores what is deleted, in the transaction that deletes it.
         """
-        stored = self._own_id(id)
 
-        def remove(now: datetime) -> Document | None:
-            return job_operations.remove(stored, now=now, keep=keep)
+        def remove(found: Document, now: datetime) -> Document | None:
+            return job_operations.remove(found["_id"], now=now, keep=keep)
 
         return self._change(id, remove, "be removed", INACTIVE_STATES)
 
@@ -358,38 +367,48 @@ class Jobs:
         ]
 
     def _make_due(
-        self, id: str, states: Sequence[JobState], due: datetime | None, priority: int | None, action: str
+        self,
+        id: str,
+        states: Sequence[JobState],
+        due: datetime | None,
+        priority: int | None,
+        action: str,
+        on_change: OnChange | None = None,
     ) -> Document:
-        stored = self._own_id(id)
-        return self._change(
-            id,
-            lambda now: job_operations.make_due(stored, states, due=due, priority=priority, now=now),
-            action,
-            states,
-        )
+        def make_due(found: Document, now: datetime) -> Document | None:
+            return job_operations.make_due(found, states, due=due, priority=priority, now=now)
+
+        return self._change(id, make_due, action, states, on_change)
 
     def _change(
-        self, id: str, change: Callable[[datetime], Document | None], action: str, states: Sequence[JobState]
+        self,
+        id: str,
+        change: Callable[[Document, datetime], Document | None],
+        action: str,
+        states: Sequence[JobState],
+        on_change: OnChange | None = None,
     ) -> Document:
-        """Change a job in one of `states` and return it. Raises `WrongState`.
+        """Change a job in one of `states` and return it. Raises like `get`, or `WrongState`.
 
-        Waits while a run has reserved it, and tries again if it was in another of these states a moment ago.
+        Waits while a run has reserved it, and tries again if others changed it after it was found.
         """
         ends_at = time.monotonic() + RESERVATION_TIMEOUT
-        while (changed := change(self._clock())) is None:
-            found = self.get(id)
-            if found["state"] not in states or time.monotonic() > ends_at:
-                raise WrongState(f"The job {id} is {found['state']} and cannot {action}")
+        while (found := self._own(id))["state"] in states:
+            if (changed := change(found, self._clock())) is not None:
+                if on_change is not None:
+                    on_change(found, changed)
+                return changed
+            if time.monotonic() > ends_at:
+                break
             time.sleep(RESERVATION_CHECK_INTERVAL)
-        return changed
+        raise WrongState(f"The job {id} is {found['state']} and cannot {action}")
 
-    def _own_id(self, id: str) -> JobId:
-        """Return the id of a job as it is stored. Raises like `get`, or `WrongState`: the document is not a job."""
+    def _own(self, id: str) -> Document:
+        """Return a job. Raises like `get`, or `WrongState`: the document is not a job."""
         found = self.get(id)
         if not job.is_job(found):
-            raise _foreign_document_error(id)
-        stored: JobId = found["_id"]
-        return stored
+            raise WrongState(f"The document {id} was stored by another program and is not a job")
+        return found
 
 
 def _deletable(states: Iterable[str]) -> list[JobState]:
@@ -398,10 +417,6 @@ def _deletable(states: Iterable[str]) -> list[JobState]:
     if JobState.EXECUTING in wanted:
         raise InvalidJob("states", "must not include executing: an executing job cannot be deleted")
     return wanted
-
-
-def _foreign_document_error(id: str) -> WrongState:
-    return WrongState(f"The document {id} was stored by another program and is not a job")
 
 
 def _checked_names(names: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
 from typing import Any
 
@@ -166,6 +167,18 @@ def test_actions_on_jobs_are_recorded(queue: Queue) -> None:
         "Canceled by someone on this machine",
         "Rescheduled by someone on this machine",
     ]
+
+
+def test_simultaneous_changes_of_a_job_are_recorded_as_a_chain(queue: Queue) -> None:
+    id = queue.post("/jobs", {"name": INVOICE, "arguments": [7], "delay_seconds": 3600}).body["job"]["_id"]
+    priorities = [*range(1, 31)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda priority: queue.post(f"/jobs/{id}/reschedule", {"priority": priority}), priorities))
+    found = entries(queue, "limit=50")
+    assert sorted(one["after"]["priority"] for one in found) == priorities
+    last = queue.get(f"/jobs/{id}").body["job"]["priority"]
+    befores = [one["before"]["priority"] for one in found]
+    assert sorted([*befores, last]) == [0, *priorities]
 
 
 def test_actions_on_systems_are_recorded(queue: Queue) -> None:

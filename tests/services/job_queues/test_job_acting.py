@@ -14,6 +14,7 @@ import pytest
 from bson import ObjectId
 
 from models import job, job_attempt, job_operations, job_queue
+from models.database import Document
 from models.job import JobState
 from models.job_attempt import JobOutcome
 from queue_manager.core.clock import hours, minutes, seconds
@@ -167,6 +168,33 @@ def test_new_priority_alone_leaves_the_time_as_it_is(lab: Lab) -> None:
     id = lab.run("mail", delay=hours(1))
     moved = lab.jobs.reschedule(id, priority=9)
     assert (moved["due"], moved["waiting"], moved["priority"]) == (T0 + hours(1), T0 + hours(1), 9)
+
+
+@pytest.mark.parametrize("other", ["reschedule", "cancel", "retry"])
+def test_a_change_is_reported_with_the_job_as_another_change_has_just_left_it(
+    lab: Lab, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = lab.run("mail", delay=hours(1))
+    options = {"priority": 5} if other == "reschedule" else {}
+    others, read = [partial(getattr(lab.jobs, other), id, **options)], job.get_any
+
+    def read_before_another_change(ids: Any) -> Any:
+        found = read(ids)
+        if others:
+            others.pop()()
+        return found
+
+    monkeypatch.setattr(job, "get_any", read_before_another_change)
+    changes: list[tuple[Document, Document]] = []
+    lab.jobs.reschedule(id, priority=9, on_change=lambda *change: changes.append(change))
+    ((before, after),) = changes
+    expected = {
+        "reschedule": ("pending", T0 + hours(1), 5),
+        "cancel": ("canceled", T0 + hours(1), 0),
+        "retry": ("pending", T0, 0),
+    }
+    assert (before["state"], before["due"], before["priority"]) == expected[other]
+    assert after == lab.jobs.get(id)
 
 
 def test_what_was_done_by_hand_is_in_the_history(lab: Lab) -> None:

@@ -306,9 +306,10 @@ def _changed(
 ) -> JSONResponse:
     with recorded(actor, action, system=system.name, ids=[id]) as done:
         with mongodb():
-            before, job = jobs.get(id), change(id, **options)
+            job = change(
+                id, **options, on_change=lambda before, after: done.changed(changeable(before), changeable(after))
+            )
         done.ids, done.count = [id_text(job["_id"])], 1
-        done.changed(changeable(before), changeable(job))
     log.info(f"A job was {ACTION_TEXTS[action]} by an operator", job=id, name=job["name"])
     return JSONResponse({"job": job_as_json(job)})
 
