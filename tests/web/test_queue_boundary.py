@@ -86,6 +86,18 @@ def test_a_method_that_a_path_does_not_know_is_405(queue: Queue) -> None:
     assert (answer.status, answer.body["error"]) == (405, "method not allowed")
 
 
+@pytest.mark.parametrize("id", ["messages", "count", "events", "failed", "processing", "clear"])
+def test_a_message_may_be_named_like_a_path(queue: Queue, id: str) -> None:
+    path = f"/queue/message/{quote(id, safe='')}"
+    queue.add(id=id)
+    assert queue.get(path).body["id"] == id
+    assert queue.put(path, {"priority": 3}).body["data"]["priority"] == 3
+    token = queue.take()["lock_token"]
+    assert queue.put(f"{path}/touch", {"lock_token": token}).status == 200
+    assert queue.post(f"{path}/nack", {"lock_token": token}).status == 200
+    assert queue.delete(path).status == 200
+
+
 @pytest.mark.slow
 def test_with_the_queue_it_refuses_to_be_reachable_by_others(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "QM_MESSAGE_QUEUE": "true", "SOCKETIO_TOKEN_SECRET": SECRET}
