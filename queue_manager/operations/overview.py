@@ -126,4 +126,5 @@ def scan_of(run: dict[str, Any] | None) -> ScanRun | None:
 
 def numbers_of(run: dict[str, Any]) -> dict[str, Any]:
     """Return the members of a run that every scan has."""
-    return {"at": run["at"], "error": run.get("error")} | {name: run.get(name, 0) for name in RUN_NUMBERS}
+    numbers = {name: run.get(name, 0) for name in RUN_NUMBERS}
+    return {"at": run["at"], **numbers, "is_paused": bool(run.get("paused")), "error": run.get("error")}

@@ -55,6 +55,7 @@ class ScanRun(BaseModel):
     enqueued: int = Field(description="Items that were dispatched.")
     errors: int = Field(description="Steps that failed.")
     duration_ms: Number = Field(description="Its duration in milliseconds.")
+    is_paused: bool = Field(description="True if it dispatched nothing, because the system was paused.")
     error: str | None = optional("Why it failed.")
 
 

@@ -209,6 +209,14 @@ def test_the_schedule_shows_every_scan(clean: Servers, process: Web) -> None:
     assert body["leader"]["holder"] == "h:1"
 
 
+def test_runs_of_a_paused_system_are_marked(clean: Servers, process: Web) -> None:
+    now = server_now()
+    scan_run.record(SCAN, {**RUN, "paused": 1}, error=None, now=now)
+    scan_run.record(SCAN, RUN, error=None, now=now + seconds(1))
+    runs = get(process, "/schedule")["entries"][0]["last_runs"]
+    assert [run["is_paused"] for run in runs] == [False, True]
+
+
 @pytest.mark.processes
 def test_a_real_beat_says_when_it_scans_next(clean: Servers, process: Web, tmp_path: Path) -> None:
     with CeleryProcess(tmp_path / "beat.log", "beat", env={"QM_SNOOZE_SCAN_SECONDS": "30"}):

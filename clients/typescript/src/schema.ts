@@ -4058,6 +4058,11 @@ export interface components {
              */
             duration_ms: number;
             /**
+             * Is Paused
+             * @description True if it dispatched nothing, because the system was paused.
+             */
+            is_paused: boolean;
+            /**
              * Error
              * @description Why it failed.
              */
@@ -4108,6 +4113,11 @@ export interface components {
              * @description Its duration in milliseconds.
              */
             duration_ms: number;
+            /**
+             * Is Paused
+             * @description True if it dispatched nothing, because the system was paused.
+             */
+            is_paused: boolean;
             /**
              * Error
              * @description Why it failed.
