@@ -63,7 +63,7 @@ def test_a_text_that_begins_like_a_formula_is_none_in_a_spreadsheet(visit: Visit
 def test_a_failed_message_is_corrected_and_replayed_at_once(visit: Visit, queue: Queue) -> None:
     id = queue.dead(payload={"card": "expired"})
     visit.open("/messages/failed")
-    visit.press(id)
+    visit.open_row(id)
     visit.press("Edit …")
     visit.dialog.get_by_label("Payload, as JSON").fill('{"card": "new"}')
     expect(visit.dialog.get_by_label("Replay it")).to_be_checked()
@@ -77,7 +77,7 @@ def test_an_id_and_a_payload_are_copied(visit: Visit, queue: Queue) -> None:
     visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
     id = queue.add(payload={"a": 1})
     page = visit.open("/messages")
-    visit.press(id)
+    visit.open_row(id)
     for button, text in (("Copy id", id), ("Copy payload", '{\n  "a": 1\n}')):
         visit.press(button)
         expect(page.get_by_text(f"Copied the {button.removeprefix('Copy ')}")).to_be_attached()

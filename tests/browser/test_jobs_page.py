@@ -39,7 +39,7 @@ def of_name(visit: Visit, name: str) -> Locator:
 
 
 def open_job(visit: Visit, id: str) -> None:
-    visit.row(id).get_by_role("button").first.click()
+    visit.open_row(id)
     expect(visit.dialog).to_contain_text(id)
 
 
@@ -79,6 +79,17 @@ def test_actions_of_an_open_job_follow_its_state(visit: Visit, queue: Queue) -> 
     expect(visit.dialog.get_by_role("button")).to_contain_text(["Close", "Remove …", "Run again"])
     expect(visit.dialog.get_by_role("button", name="Cancel the job")).to_have_count(0)
     assert visit.dialog.evaluate("dialog => dialog.contains(document.activeElement)")
+
+
+def test_jobs_of_the_list_and_what_executes_are_links_to_the_pages_of_the_jobs(visit: Visit, queue: Queue) -> None:
+    id = furnished.make_job(queue, INVOICE, state=JobState.EXECUTING)
+    visit.open("/jobs")
+    expect(visit.row(id).get_by_role("link")).to_have_attribute("href", f"/jobs/{id}")
+    running = of_name(visit, INVOICE).get_by_role("link", name=id[-6:])
+    expect(running).to_have_attribute("href", f"/jobs/{id}")
+    running.click()
+    expect(visit.dialog).to_contain_text(id)
+    assert visit.path == "/jobs"
 
 
 def test_repeating_job_says_when_it_repeats(visit: Visit, queue: Queue) -> None:

@@ -123,7 +123,7 @@ def test_a_column_is_sorted_and_a_row_opened(visit: Visit, queue: Queue) -> None
     tab_to(visit, head)
     press(visit, "Enter", "Enter")
     visit.wait_for([low, high])
-    row = page.get_by_role("button", name=high)
+    row = page.get_by_role("link", name=high)
     tab_to(visit, row)
     press(visit, "Enter")
     expect(visit.dialog.get_by_role("heading")).to_have_text(high)
@@ -134,7 +134,7 @@ def test_a_column_is_sorted_and_a_row_opened(visit: Visit, queue: Queue) -> None
 def test_a_row_that_changes_keeps_the_focus(visit: Visit, queue: Queue) -> None:
     id = queue.add()
     page = visit.open("/messages")
-    row = page.get_by_role("button", name=id)
+    row = page.get_by_role("link", name=id)
     tab_to(visit, row)
     queue.put(f"/queue/message/{id}", {"type": "letter"})
     expect(visit.row(id)).to_contain_text("letter")
@@ -144,7 +144,7 @@ def test_a_row_that_changes_keeps_the_focus(visit: Visit, queue: Queue) -> None:
 def test_a_row_keeps_the_focus_while_others_come_and_go(visit: Visit, queue: Queue) -> None:
     first, second = queue.add(), queue.add()
     page = visit.open("/messages")
-    row = page.get_by_role("button", name=first)
+    row = page.get_by_role("link", name=first)
     tab_to(visit, row)
     third = queue.add()
     expect(visit.row(third)).to_be_visible()
@@ -177,7 +177,7 @@ def test_an_item_is_retried(visit: Visit, clean: Servers) -> None:
 def test_a_job_is_canceled(visit: Visit, queue: Queue) -> None:
     id = furnished.make_job(queue, INVOICE, 1)
     page = visit.open("/jobs")
-    row = visit.row(id).get_by_role("button").first
+    row = visit.row(id).get_by_role("link")
     tab_to(visit, row)
     press(visit, "Enter")
     tab_to(visit, visit.dialog.get_by_role("button", name="Cancel the job"))

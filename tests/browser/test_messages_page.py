@@ -72,7 +72,7 @@ def test_a_row_opens_to_everything_that_is_known(visit: Visit, queue: Queue) -> 
     payload = {"to": ["ada"], "n": 1, "reversed": "\u202etxt"}
     id = queue.dead(type="mail", payload=payload)
     visit.open("/messages/failed")
-    visit.press(id)
+    visit.open_row(id)
     expect(visit.dialog.get_by_role("heading")).to_have_text(id)
     shown = visit.dialog.get_by_label("Payload").inner_text()
     assert json.loads(shown) == payload
@@ -86,10 +86,22 @@ def test_a_row_opens_to_everything_that_is_known(visit: Visit, queue: Queue) -> 
     assert visit.path == f"/messages/{id}"
 
 
+def test_the_id_of_a_row_is_a_link_to_the_page_of_the_message(visit: Visit, queue: Queue) -> None:
+    id = queue.add(type="mail")
+    page = visit.open("/messages")
+    with page.context.expect_page() as opened:
+        visit.row(id).get_by_role("link").click(modifiers=["ControlOrMeta"])
+    expect(opened.value.get_by_role("heading", level=1)).to_have_text(f"Message {id}")
+    expect(visit.dialog).to_have_count(0)
+    visit.open_row(id)
+    expect(visit.dialog.get_by_role("heading")).to_have_text(id)
+    assert visit.path == "/messages"
+
+
 def test_open_message_follows_its_place(visit: Visit, queue: Queue) -> None:
     id = queue.add(payload={"n": 12345678901234567890})
     visit.open("/messages")
-    visit.press(id)
+    visit.open_row(id)
     expect(visit.dialog.get_by_role("button")).to_contain_text(["Delete …", "Move …", "Edit …"])
     visit.dialog.get_by_role("button", name="Edit …").focus()
     taken = queue.take()
@@ -162,7 +174,7 @@ def test_a_message_is_edited_without_touching_what_was_not(visit: Visit, queue: 
     big = {"exact": 12345678901234567890}
     id = queue.add(payload=big, priority=2, ackTimeout=60)
     visit.open("/messages")
-    visit.press(id)
+    visit.open_row(id)
     visit.press("Edit …")
     visit.dialog.get_by_label("Type", exact=True).fill("letter")
     visit.press("Save")
@@ -179,7 +191,7 @@ def test_a_message_is_edited_without_touching_what_was_not(visit: Visit, queue: 
 def test_an_edit_keeps_what_somebody_else_has_changed_meanwhile(visit: Visit, queue: Queue) -> None:
     id = queue.add(payload={"v": 1})
     visit.open("/messages")
-    visit.press(id)
+    visit.open_row(id)
     visit.press("Edit …")
     queue.put(f"/queue/message/{id}", {"payload": {"v": 2}})
     visit.dialog.get_by_label("Priority", exact=True).fill("7")
@@ -191,7 +203,7 @@ def test_an_edit_keeps_what_somebody_else_has_changed_meanwhile(visit: Visit, qu
 def test_what_was_taken_while_it_is_edited_is_refused_in_words(visit: Visit, queue: Queue) -> None:
     id = queue.add()
     visit.open("/messages")
-    visit.press(id)
+    visit.open_row(id)
     visit.press("Edit …")
     visit.dialog.get_by_label("Priority", exact=True).fill("7")
     assert queue.take()["id"] == id
@@ -228,7 +240,7 @@ def test_a_type_is_paused_with_a_reason_and_resumed(visit: Visit, queue: Queue) 
 def test_one_message_is_moved_with_a_reason(visit: Visit, queue: Queue) -> None:
     id, other = queue.add(), queue.add()
     visit.open("/messages")
-    visit.press(id)
+    visit.open_row(id)
     visit.press("Move …", visit.dialog)
     visit.dialog.get_by_label("To", exact=True).select_option("Failed")
     visit.dialog.get_by_label("Why").fill("not wanted")
@@ -255,7 +267,7 @@ def test_one_message_is_deleted_after_a_question(visit: Visit, queue: Queue) -> 
     id, other = queue.add(), queue.add()
     visit.open("/messages")
     for answer, left in (("Cancel", [other, id]), ("Delete", [other])):
-        visit.press(id)
+        visit.open_row(id)
         visit.press("Delete …", visit.dialog)
         expect(visit.dialog).to_contain_text("can be undone for 10 minutes")
         visit.press(answer, visit.dialog)
@@ -379,7 +391,7 @@ def test_clear_by_somebody_else_empties_the_page(visit: Visit, queue: Queue) -> 
 def test_one_dead_letter_is_replayed(visit: Visit, queue: Queue) -> None:
     id, other = queue.dead(), queue.dead()
     visit.open("/messages/failed")
-    visit.press(id)
+    visit.open_row(id)
     visit.press("Replay", visit.dialog)
     visit.wait_for([other])
     assert (queue.ids("main"), queue.ids("dead")) == ([id], [other])
@@ -425,7 +437,7 @@ def test_script_stays_text(visit: Visit, queue: Queue) -> None:
     queue.post("/queue/move", {"messages": [id], "toQueue": "dead", "errorReason": script})
     page = visit.open("/messages/failed")
     expect(visit.row(id)).to_contain_text(script)
-    page.get_by_role("button", name=id).first.click()
+    visit.open_row(id)
     expect(visit.dialog).to_contain_text(script)
     visit.press("Edit …")
     expect(visit.dialog.get_by_label("Type", exact=True)).to_have_value(script)

@@ -42,6 +42,6 @@ def test_pages_say_what_operators_of_other_products_know(visit: Visit, queue: Qu
     page.locator("#clear").click()
     expect(visit.dialog).to_contain_text("This ignores the filters above, and includes messages")
     page = visit.open("/jobs?state=failure")
-    page.locator("#rows th button").first.click()
+    page.locator("#rows th a").first.click()
     visit.press("Retry now", visit.dialog)
     expect(page.locator("#toasts")).to_contain_text("Job queued to run now")

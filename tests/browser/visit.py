@@ -127,6 +127,10 @@ class Visit:
     def dialog(self) -> Locator:
         return self.page.get_by_role("dialog")
 
+    def open_row(self, id: str) -> None:
+        """Open the record of a row in a dialog."""
+        self.row(id).get_by_role("link").click()
+
     def press(self, name: str, within: Locator | None = None) -> None:
         """Press the button of exactly this name."""
         (within or self.page).get_by_role("button", name=name, exact=True).click()

@@ -71,6 +71,19 @@ export const jsonText = (value, indent) => JSON.stringify(value, null, indent).r
 /** @param {string} text @param {Listener} onclick */
 export const button = (text, onclick, kind = "") => element("button", { type: "button", class: kind, onclick }, text);
 
+/** True if a click on a link opens it in this tab. @param {MouseEvent} event */
+export const isPlainClick = ({ altKey, ctrlKey, metaKey, shiftKey }) => !(altKey || ctrlKey || metaKey || shiftKey);
+
+/** A link to the page of a record; a plain click calls `open` instead. @param {string} text @param {string} page @param {() => unknown} open */
+export const recordLink = (text, page, open, kind = "") => element("a", {
+  class: `link ${kind}`, href: PREFIX + page,
+  onclick: (/** @type {MouseEvent} */ event) => {
+    if (!isPlainClick(event)) return;
+    event.preventDefault();
+    open();
+  },
+}, text);
+
 /** @param {string} text */
 export const pill = (text, kind = "") => element("span", { class: `pill ${kind}` }, text);
 

@@ -3,7 +3,7 @@
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { ARE_RELATIVE, at, countdown, moment, now, number, span, until, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, show } from "./dialog.js";
-import { PREFIX, byId, button, copier, countInTitle, element, facts, jsonText, mayAct, nodes, pill, toast } from "./dom.js";
+import { PREFIX, byId, button, copier, countInTitle, element, facts, jsonText, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
 import { percentile } from "./latency.js";
 import { List, cell, fill, grid } from "./list.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
@@ -140,6 +140,9 @@ function choices(wanted) {
 /** @param {string} text @param {Record<string, string>} filters @param {string} [label] */
 const link = (text, filters, label) => element("a", { href: `${PREFIX}/jobs${query(filters)}`, "aria-label": label }, text);
 
+/** @param {string} id */
+const pageOf = (id) => `/jobs/${encodeURIComponent(id)}`;
+
 /** @param {JobQueue & { latency?: Latency }} queue */
 function rowOf({ name, states, is_paused: isPaused, pause: made, running, oldest_due: oldest, next_due: next, latency }) {
   return element("tr", {},
@@ -147,7 +150,7 @@ function rowOf({ name, states, is_paused: isPaused, pause: made, running, oldest
     CLEARED.map((state) => cell(state[0].toUpperCase() + state.slice(1), states?.[state] ? link(number(states[state]), { name, state }, `${states[state]} ${state}: ${name}`) : element("span", { class: "soft" }, states ? "0" : "…"), "number")),
     cell("Wait, p95", percentile(latency?.wait?.p95_ms), "number duration"),
     cell("Run, p95", percentile(latency?.run?.p95_ms), "number duration"),
-    cell("Executing", running ? element("span", {}, button(`…${running.id.slice(-6)}`, () => showJob(running.id), "link"), " ", countdown(at(running.claimed_until))) : "—"),
+    cell("Executing", running ? element("span", {}, recordLink(`…${running.id.slice(-6)}`, pageOf(running.id), () => showJob(running.id)), " ", countdown(at(running.claimed_until))) : "—"),
     cell("Next due", countdown(at(oldest ?? next ?? "") || null, until)),
     mayAct && element("td", { class: "act" }, button(isPaused ? "Resume" : "Pause …", () => (isPaused ? resume(name) : pause(name)), "quiet")));
 }
@@ -165,7 +168,7 @@ const dueOf = (job, show = moment) => [show(job.due), job.waiting && !(ARE_RELAT
 /** @param {Job} job */
 function cells(job) {
   return [
-    element("th", { scope: "row" }, button(titleOf(job), () => showJob(job._id), "link whole")),
+    element("th", { scope: "row" }, recordLink(titleOf(job), pageOf(job._id), () => showJob(job._id), "whole")),
     element("td", { class: "text" }, element("code", { class: "clip" }, jsonText(job.arguments).slice(0, 300)), job.last_error && job.state !== "success" && element("span", { class: "clip hint bad" }, job.last_error.slice(0, 300))),
     cell("State", element("span", {}, stateOf(job)), "nowrap"),
     cell("Due", element("span", {}, dueOf(job))),
@@ -200,7 +203,7 @@ const showJob = (id) => attempt(async () => {
   /** @type {{ job: Job }} */
   const { job } = await get(`/jobs/${encodeURIComponent(id)}`, { parse: exact });
   const body = element("div", { class: "stack" }, describe(job));
-  const page = `/jobs/${encodeURIComponent(id)}`;
+  const page = pageOf(id);
   const text = jsonText(job.arguments, 2);
   const links = element("div", { class: "links" }, element("code", {}, id), element("a", { href: PREFIX + page }, "What happened to it"), copier("id", id), copier("arguments", text));
   const offer = show(titleOf(job), [links, element("pre", { tabindex: 0, "aria-label": "Arguments" }, text), body], actionsOf(job), page);

@@ -3,7 +3,7 @@
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { at, countdown, moment, number, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, show } from "./dialog.js";
-import { PREFIX, byId, button, copier, countInTitle, element, facts, jsonText, mayAct, nodes, pill, toast } from "./dom.js";
+import { PREFIX, byId, button, copier, countInTitle, element, facts, jsonText, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
 import { List, cell } from "./list.js";
 import { nextFrame } from "./pace.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
@@ -136,11 +136,14 @@ function suggest(type) {
   byId("types").append(element("option", { value: type }));
 }
 
+/** @param {string} id */
+const pageOf = (id) => `/messages/${encodeURIComponent(id)}`;
+
 /** @param {Message} message */
 function cells(message) {
   suggest(message.type);
-  const open = element("th", { scope: "row" }, button(message.id, () => showMessage(message), "link"));
-  return [open, COLUMNS[place].map((name) => CELLS[name](message))];
+  const id = element("th", { scope: "row" }, recordLink(message.id, pageOf(message.id), () => showMessage(message)));
+  return [id, COLUMNS[place].map((name) => CELLS[name](message))];
 }
 
 /** @param {Message} message @param {MessageState} state */
@@ -166,7 +169,7 @@ const describe = (message, state) => [
 /** @param {Message} message */
 function showMessage(message) {
   const { payload, id } = message;
-  const page = `/messages/${encodeURIComponent(id)}`;
+  const page = pageOf(id);
   const links = element("div", { class: "links" }, element("a", { href: PREFIX + page }, "What happened to it"), copier("id", id), copier("payload", jsonText(payload, 2)));
   const body = element("div", { class: "stack" }, describe(message, place));
   const offer = show(id, [links, body], actionsOf(message), page);

@@ -3,7 +3,7 @@
 import { Events, attempt, get, post, query } from "./api.js";
 import { moment, number, span } from "./clock.js";
 import { askFor } from "./dialog.js";
-import { byId, button, countInTitle, element, mayAct, put, toast } from "./dom.js";
+import { byId, button, countInTitle, element, isPlainClick, mayAct, put, toast } from "./dom.js";
 import { speed } from "./latency.js";
 import { List, cell, fill } from "./list.js";
 import { PAUSED, PAUSE_REASON, bad, howToTurnOn, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
@@ -62,7 +62,7 @@ function cells(item) {
 
 /** @param {MouseEvent} event */
 function go(event) {
-  if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+  if (!isPlainClick(event)) return;
   event.preventDefault();
   const { state = "" } = /** @type {HTMLElement} */ (event.currentTarget).dataset;
   /** @type {Control} */ (byId("filter").elements.state).value = state;
