@@ -72,6 +72,13 @@ def test_an_id_that_nothing_has(visit: Visit) -> None:
     page = visit.open("/rooms/nothing")
     expect(page.get_by_role("heading", name="Not found")).to_be_visible()
     assert not visit.wrongs("nothing")
+    page.get_by_role("link", name="Search everything for this id").click()
+    expect(page.get_by_role("heading", name="No results")).to_be_visible()
+    assert visit.path == "/search?id=nothing"
+    page.go_back()
+    page.get_by_role("link", name="All rooms").click()
+    expect(page.get_by_role("heading", name="Nothing is due")).to_be_visible()
+    assert visit.path == "/rooms"
 
 
 def test_the_page_of_a_room_follows_what_happens(visit: Visit) -> None:

@@ -37,11 +37,15 @@ function card(found) {
       mayAct && retry && button(VERBS[label] ?? (of === MESSAGES ? "Replay" : "Retry"), () => again(retry, body, label), "primary"), " ",
       copier("id", found.id), " ",
       product && [element("a", { class: "button", href: product, rel: "noopener noreferrer" }, `Open the ${item}`), " "],
-      element("a", { class: "button", href: PREFIX + list }, `All ${items}`)));
+      toList()));
 }
 
 /** @param {Record<string, string>} unread */
-const nothing = (unread) => element("div", { class: "empty" }, element("h2", {}, "Not found"), element("p", {}, "No item, message or job has this id; it may have been deleted."), unreadable(unread));
+const nothing = (unread) => element("div", { class: "empty" },
+  element("h2", {}, "Not found"), element("p", {}, `No ${item} has this id; it may have been deleted.`), unreadable(unread),
+  element("p", {}, toList(), " ", element("a", { class: "button", href: `${PREFIX}/search${query({ id })}` }, "Search everything for this id")));
+
+const toList = () => element("a", { class: "button", href: PREFIX + list }, `All ${items}`);
 
 /** @param {Found} found */
 const timeline = ({ timeline: all, has_whole_timeline: isWhole }) => element("section", {},
