@@ -275,6 +275,8 @@ def test_the_schedule_shows_each_scan_and_who_leads(visit: Visit, clean: Servers
     room = rows.filter(has_text=furnished.ROOM_SCAN)
     expect(room).to_contain_text("1 error")
     expect(rows.filter(has_text="Thumbnails")).to_contain_text("every hour at :00")
+    expect(rows.get_by_role("link")).to_have_text(["Rooms", "Reviews", "Thumbnails", "Messages", "Jobs"])
+    expect(room.get_by_role("link")).to_have_attribute("href", "/rooms")
     room.get_by_role("button", name="Last 3 runs").click()
     expect(visit.dialog.locator("tbody tr")).to_have_count(3)
     expect(visit.dialog).to_contain_text("Boom: the socket broke")

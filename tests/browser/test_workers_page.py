@@ -46,6 +46,8 @@ def test_a_worker_shows_what_each_process_does(visit: Visit, clean: Servers) -> 
     expect(process(page, 102).get_by_role("link", name="1,000 items")).to_have_attribute("href", "/rooms")
     expect(process(page, 103)).to_contain_text("billing.send_mail")
     expect(process(page, 104)).to_contain_text("idle")
+    expect(card(page).get_by_role("link", name="support-snooze")).to_have_attribute("href", "/rooms")
+    expect(card(page).get_by_role("link", name="scans")).to_have_count(0)
     process(page, 101).get_by_role("link", name=furnished.A_ROOM).click()
     expect(page.get_by_role("heading", level=1)).to_have_text(f"Room {furnished.A_ROOM}")
     assert visit.path == f"/rooms/{furnished.A_ROOM}"
@@ -64,6 +66,7 @@ def test_queues_without_a_worker_are_named(visit: Visit, clean: Servers) -> None
     expect(page.get_by_role("heading", name="No workers are online")).to_be_visible()
     problem = page.get_by_role("region", name="Queues without a worker")
     expect(problem).to_contain_text("support-snooze (Rooms)")
+    expect(problem.get_by_role("link", name="Rooms")).to_have_attribute("href", "/rooms")
     furnished.workers(clean.valkey.url)
     expect(card(page)).to_be_visible()
     expect(problem).to_contain_text("stale-thumbnails (Thumbnails)")

@@ -142,7 +142,8 @@ async def job(request: Request, principal: CurrentPrincipal, id: str) -> HTMLRes
 
 @of_each.get(WORKERS_PAGE)
 async def workers(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
-    return render_page("workers.html", request, principal)
+    pages = {system.queue: system.page for system in systems() if system.queue and principal.has_system(system.name)}
+    return render_page("workers.html", request, principal, pages=pages)
 
 
 @of_all.get("/failures")

@@ -3,7 +3,7 @@
 import { Events, attempt, get, post } from "./api.js";
 import { at, countdown, moment, now, number, span, until } from "./clock.js";
 import { show } from "./dialog.js";
-import { button, byId, complain, element, facts, mayAct, pill, toast } from "./dom.js";
+import { PREFIX, button, byId, complain, element, facts, mayAct, pill, toast } from "./dom.js";
 import { cell, fill, grid } from "./list.js";
 import { PAUSED } from "./systems.js";
 
@@ -14,13 +14,15 @@ let away = ""; // why a server does not answer
 let idle = {}; // why a system dispatches nothing, by name
 /** @type {Record<string, Pause | null>} */
 let pauses = {};
+/** @type {Record<string, string | null>} */
+let pages = {}; // of the systems that have one of their own
 
 const read = () => attempt(async () => {
   /** @type {Schedule} */
   const { entries, leader } = await get("/schedule");
   complain(away);
   lead(leader);
-  fill(byId("entries"), entries.map((entry) => ({ ...entry, idle: idle[entry.name], pause: pauses[entry.name] })), row);
+  fill(byId("entries"), entries.map((entry) => ({ ...entry, idle: idle[entry.name], pause: pauses[entry.name], page: pages[entry.name] })), row);
   byId("schedule").hidden = false;
   byId("all-off").hidden = entries.some((entry) => entry.is_on);
 }, ({ message }) => {
@@ -36,6 +38,7 @@ function receive({ systems, leader, servers }) {
   else lead(leader);
   idle = Object.fromEntries(systems.map((one) => [one.name, one.is_on ? one.idle : null]));
   pauses = Object.fromEntries(systems.map((one) => [one.name, one.pause]));
+  pages = Object.fromEntries(systems.map(({ name, page }) => [name, PREFIX + page === location.pathname ? null : page]));
   const news = JSON.stringify([away, idle, systems.map((one) => [one.name, one.is_on, one.is_running, one.last_scan?.at, one.next_scan_at])]);
   if (news === seen) return;
   seen = news;
@@ -54,12 +57,12 @@ function lead(leader) {
 /** @param {number} left */
 const lease = (left) => (left > 0 ? `${Math.ceil(left / 1000)} s` : "ended");
 
-/** @param {ScheduleEntry} entry */
+/** @param {ScheduleEntry & { page?: string | null }} entry */
 function row(entry) {
-  const { name, title, description, flag, task, is_on: isOn, is_running: isRunning, last_run: last, next_run_at: next } = entry;
+  const { name, title, page, description, flag, task, is_on: isOn, is_running: isRunning, last_run: last, next_run_at: next } = entry;
   return element("tr", {},
     element("th", { scope: "row", class: "about" },
-      element("b", {}, title), " ", pill(isOn ? "on" : "off", isOn ? "good" : ""), " ", idle[name] && [pill(idle[name], "warn"), " "], flag && element("code", {}, flag), " ", isRunning && pill("running now", "warn"),
+      element("b", {}, page ? element("a", { href: PREFIX + page }, title) : title), " ", pill(isOn ? "on" : "off", isOn ? "good" : ""), " ", idle[name] && [pill(idle[name], "warn"), " "], flag && element("code", {}, flag), " ", isRunning && pill("running now", "warn"),
       element("p", {}, description), element("code", {}, task.split(/(?<=[.])/).flatMap((part) => [element("wbr"), part]))),
     cell("Runs", every(entry), "nowrap"),
     cell("Last run", last ? element("div", {}, moment(last.at), element("p", { class: last.errors || last.error ? "bad" : "soft" }, summary(entry.name, last)), last.error && element("p", { class: "clip bad" }, last.error)) : "none in 24 h"),

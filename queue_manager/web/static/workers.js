@@ -8,6 +8,8 @@ import { seldom } from "./pace.js";
 
 const MEGABYTE = 1e6; // bytes
 const REFRESH_INTERVAL = 500; // ms
+/** @type {Record<string, string>} */
+const PAGES = JSON.parse(byId("workers").dataset.pages ?? "{}"); // of the systems, by the queue of their items
 
 const read = seldom(() => attempt(async () => {
   /** @type {Workers} */
@@ -27,9 +29,12 @@ function show(workers, count, queues) {
   workers.forEach((worker, index) => seen[index].replaceChildren(countdown(at(worker.seen_at), ago)));
 }
 
+/** A link to the system whose items the queue has, if any. @param {string} queue */
+const linked = (queue, text = queue) => (queue in PAGES ? element("a", { href: PREFIX + PAGES[queue] }, text) : text);
+
 /** @param {Workers["queues_without_worker"]} queues */
 const unconsumed = (queues) => [
-  element("p", {}, `No worker consumes ${queues.length === 1 ? "this queue" : "these queues"}: `, queues.map(({ queue, title }, index) => [index > 0 && ", ", element("code", {}, queue), ` (${title})`])),
+  element("p", {}, `No worker consumes ${queues.length === 1 ? "this queue" : "these queues"}: `, queues.map(({ queue, title }, index) => [index > 0 && ", ", element("code", {}, queue), " (", linked(queue, title), ")"])),
   element("p", { class: "hint" }, "Start one: ", element("code", {}, `celery -A tasks worker --queues ${queues.map(({ queue }) => queue).join(",")}`)),
 ];
 
@@ -46,7 +51,7 @@ function card({ name, pid, queues, release, paused, pool, size, busy, done_per_m
       ["Version", release ?? "before 0.2"],
       ["Process", pid],
       ["Last seen", element("span", { class: "seen" })],
-      ["Queues", element("span", { class: "queues" }, queues?.join(", ") ?? "unknown")],
+      ["Queues", element("span", { class: "queues" }, queues?.map((queue, index) => [index > 0 && ", ", linked(queue)]) ?? "unknown")],
     ]),
     processes.length > 0 && table(name, processes));
 }
