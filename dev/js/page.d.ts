@@ -90,6 +90,8 @@ interface Field {
   hint?: string;
   options?: string[][];
   isNeeded?: boolean;
+  /** Returns what is wrong with a value, or an empty text. */
+  check?(value: string): string;
 }
 
 /** `act` gets the values of the fields and returns the text to show. */

@@ -176,7 +176,7 @@ def add_wrongly(page: Page) -> None:
     page.get_by_role("button", name="Add message").click()
     page.get_by_role("dialog").get_by_label("Payload").fill("{")
     page.get_by_role("button", name="Add", exact=True).click()
-    expect(page.get_by_role("dialog").locator("[aria-invalid]")).to_have_count(1)
+    expect(page.get_by_role("dialog").locator("[aria-invalid]")).to_have_count(2)
 
 
 def test_dialogs_have_no_violations(visit: Visit, queue: Queue, clean: Servers) -> None:

@@ -145,29 +145,54 @@ def test_a_message_is_added(visit: Visit, queue: Queue) -> None:
     expect(visit.row(added["id"])).to_contain_text("12345678901234567890")
 
 
-def test_what_is_wrong_is_said_next_to_its_field(visit: Visit, queue: Queue) -> None:
+def test_everything_that_is_wrong_is_shown_at_once_next_to_its_field(visit: Visit, queue: Queue) -> None:
     page = visit.open("/messages")
     visit.press("Add message")
-    visit.expect_status(422)
-    for label, wrong, said, right in (
-        ("Type", "", "type", "mail"),
-        ("Payload, as JSON", "{", "JSON", "[]"),
-        ("Priority", "99", "0 to 9", "9"),
-        ("Ack timeout, in seconds", "soon", "number", ""),
-        ("Max attempts", "0", "maxAttempts", ""),
-    ):
-        field = visit.dialog.get_by_label(label, exact=True)
-        field.fill(wrong)
-        visit.press("Add", visit.dialog)
-        expect(field).to_have_attribute("aria-invalid", "true")
-        expect(page.locator(f"#{field.get_attribute('aria-describedby')}")).to_contain_text(said)
-        expect(field).to_be_focused()
-        assert visit.dialog.locator("[aria-invalid]").count() == 1
-        field.fill(right)
-    assert queue.ids("main") == []
+    wrong = (
+        ("Type", "", "Must not be empty", "mail"),
+        ("Payload, as JSON", "{", "Must be JSON", "[]"),
+        ("Priority", "99", "Must be a whole number from 0 to 9", "9"),
+        ("Ack timeout, in seconds", "soon", "Must be a number from 0.001 to 604800", ""),
+        ("Max attempts", "0", "Must be a whole number from 1 to 10000", ""),
+    )
+    fields = {label: visit.dialog.get_by_label(label, exact=True) for label, *_ in wrong}
+    for label, value, _, _ in wrong:
+        fields[label].fill(value)
+    visit.press("Add", visit.dialog)
+    for label, _, problem, _ in wrong:
+        expect(fields[label]).to_have_attribute("aria-invalid", "true")
+        expect(page.locator(f"#{fields[label].get_attribute('aria-describedby')}")).to_contain_text(problem)
+    expect(fields["Type"]).to_be_focused()
+    assert not [one for one in visit.answers if one.method == "POST"]
+    for label, _, _, right in wrong:
+        fields[label].fill(right)
     visit.press("Add", visit.dialog)
     expect(visit.dialog).to_have_count(0)
     assert len(queue.ids("main")) == 1
+
+
+def test_what_only_the_server_knows_is_shown_next_to_its_field(visit: Visit, queue: Queue) -> None:
+    visit.open("/messages")
+    visit.press("Add message")
+    visit.expect_status(422)
+    field = visit.dialog.get_by_label("Type", exact=True)
+    field.fill("x" * 300)
+    visit.press("Add", visit.dialog)
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(field).to_be_focused()
+    expect(visit.dialog.locator("#field-type-problem")).to_contain_text("1 to 256 bytes")
+    assert visit.dialog.locator("[aria-invalid]").count() == 1
+
+
+def test_an_option_of_a_message_is_taken_back(visit: Visit, queue: Queue) -> None:
+    id = queue.add(ackTimeout=60)
+    visit.open("/messages")
+    visit.open_row(id)
+    visit.press("Edit …")
+    visit.dialog.get_by_label("Ack timeout, in seconds", exact=True).fill("")
+    visit.press("Save")
+    expect(visit.dialog).to_have_count(0)
+    assert "custom_ack_timeout" not in message(queue, "main", id)
 
 
 def test_a_message_is_edited_without_touching_what_was_not(visit: Visit, queue: Queue) -> None:

@@ -19,15 +19,38 @@ function open(...content) {
 
 export const TYPED_FROM = 1000; // entries; who deletes more has to type their name
 
-/** A form; a refusal is shown next to its field. @param {Question} question */
-export function askFor({ title, text, fields = [], verb, kind = "", typed, act }) {
+/** What is wrong with a text that must be JSON. @param {string} value */
+export function jsonProblem(value, what = "JSON") {
+  try {
+    JSON.parse(value);
+    return "";
+  } catch (error) {
+    return `Must be ${what} (${/** @type {Error} */ (error).message})`;
+  }
+}
+
+/** A check of a number that may be missing. @param {number} min @param {number} max */
+export const numberFrom = (min, max, isWhole = true) => (/** @type {string} */ value) => {
+  const given = Number(value);
+  const isValid = value === "" || (given >= min && given <= max && (!isWhole || Number.isInteger(given)));
+  return isValid ? "" : `Must be a ${isWhole ? "whole " : ""}number from ${min} to ${max}`;
+};
+
+/** What is wrong, as far as the page knows. @param {Field[]} fields @param {Values} given @returns {Failure[]} */
+const problemsOf = (fields, given) => fields
+  .map(({ name, isNeeded, check }) => ({ field: name, message: check?.(given[name]) || (isNeeded && !given[name].trim() ? "Must not be empty" : "") }))
+  .filter(({ message }) => message);
+
+/** A form; what is wrong is shown next to its field. @param {Question} question */
+export function askFor({ title, text, fields: asked = [], verb, kind = "", typed, act }) {
+  const fields = [...asked];
+  if (typed) fields.push({ name: "typed", label: `Type ${typed.name} to confirm`, isNeeded: true, check: (value) => (value.trim() === typed.name ? "" : `Type the name of the ${typed.of}: ${typed.name}`) });
   const whole = element("p", { class: "field-problem", role: "alert" });
   const submit = element("button", { class: `primary ${kind}` }, verb);
   const form = /** @type {Form} */ (element("form", { method: "dialog", novalidate: true, onsubmit: send },
     element("h2", { id: "dialog-title" }, title),
     text && element("p", { class: "soft" }, text),
     fields.map(fieldOf),
-    typed && fieldOf({ name: "typed", label: `Type ${typed.name} to confirm`, isNeeded: true }),
     whole,
     element("menu", {}, button("Cancel", () => dialog.close()), submit)));
   const dialog = open(form);
@@ -39,27 +62,32 @@ export function askFor({ title, text, fields = [], verb, kind = "", typed, act }
     submit.disabled = true;
     for (const note of form.querySelectorAll(".field-problem")) note.textContent = "";
     for (const control of form.elements) control.ariaInvalid = null;
+    const given = /** @type {Values} */ (Object.fromEntries(new FormData(form)));
+    const problems = problemsOf(fields, given);
+    if (problems.length) return refuse(problems);
     try {
-      const given = /** @type {Values} */ (Object.fromEntries(new FormData(form)));
-      if (typed && given.typed.trim() !== typed.name) throw new Problem(422, { field: "typed", message: `Type the name of the ${typed.of}: ${typed.name}` });
       const message = await act(given);
       dialog.close();
       if (message) toast(message);
     } catch (error) {
-      submit.disabled = false;
-      refuse(error);
+      if (!(error instanceof Problem)) {
+        submit.disabled = false;
+        throw error;
+      }
+      refuse([error]);
     }
   }
 
-  /** @param {unknown} error */
-  function refuse(error) {
-    if (!(error instanceof Problem)) throw error;
-    const control = error.field ? form.elements[error.field] : undefined;
-    const note = control && form.querySelector(`#${control.getAttribute("aria-describedby")}`);
-    (note ?? whole).textContent = error.message;
-    if (!control) return;
-    control.ariaInvalid = "true";
-    control.focus();
+  /** @param {Failure[]} problems */
+  function refuse(problems) {
+    submit.disabled = false;
+    for (const { field, message } of problems) {
+      const control = field ? form.elements[field] : undefined;
+      const note = control && form.querySelector(`#${control.getAttribute("aria-describedby")}`);
+      (note ?? whole).textContent = message;
+      if (control) control.ariaInvalid = "true";
+    }
+    form.querySelector("[aria-invalid]")?.focus();
   }
 }
 

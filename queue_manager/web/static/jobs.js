@@ -2,7 +2,7 @@
 
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { ARE_RELATIVE, at, countdown, moment, now, number, span, until, zonedMoment } from "./clock.js";
-import { TYPED_FROM, askFor, show } from "./dialog.js";
+import { TYPED_FROM, askFor, jsonProblem, numberFrom, show } from "./dialog.js";
 import { PREFIX, byId, button, copier, countInTitle, element, facts, jsonText, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
 import { percentile } from "./latency.js";
 import { List, cell, fill, grid } from "./list.js";
@@ -263,7 +263,7 @@ const WHEN = [
   { name: "delay_seconds", label: "Or after this many seconds", kind: "number" },
 ];
 /** @type {Field} */
-const PRIORITY = { name: "priority", label: "Priority", kind: "number", hint: "-100 to 100, the highest first" };
+const PRIORITY = { name: "priority", label: "Priority", kind: "number", hint: "-100 to 100, the highest first", check: numberFrom(-100, 100) };
 
 // What is no number is sent as it is: the API says what is accepted.
 /** @param {string} text */
@@ -313,7 +313,7 @@ function run() {
     title: "Run a job", verb: "Run", text: "Without a time, it is due at once.",
     fields: [
       { name: "name", label: "Name", kind: "select", options: queues.map(({ name }) => [name, name]), value: list.values.name },
-      { name: "arguments", label: "Arguments, as a JSON list", kind: "area", value: "[]" },
+      { name: "arguments", label: "Arguments, as a JSON list", kind: "area", value: "[]", check: (value) => jsonProblem(value, "a JSON list") },
       ...WHEN, { ...PRIORITY, value: 0 },
       { name: "unique", label: "Unique: only if there is no such job, in any state", kind: "check" },
       { name: "singular", label: "Singular: only if no such job is pending, failed or executing", kind: "check" },
@@ -329,14 +329,7 @@ function run() {
 
 // Put together as text, so that the arguments arrive as they were typed.
 /** @param {string} text @param {object} others */
-function bodyOf(text, others) {
-  try {
-    JSON.parse(text);
-  } catch (error) {
-    throw new Problem(422, { field: "arguments", message: `Must be a JSON list (${/** @type {Error} */ (error).message})` });
-  }
-  return `${JSON.stringify(others).slice(0, -1)},"arguments":${text}}`;
-}
+const bodyOf = (text, others) => `${JSON.stringify(others).slice(0, -1)},"arguments":${text}}`;
 
 function clear() {
   const { name, state } = list.values;

@@ -2,7 +2,7 @@
 
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { at, countdown, moment, number, zonedMoment } from "./clock.js";
-import { TYPED_FROM, askFor, show } from "./dialog.js";
+import { TYPED_FROM, askFor, jsonProblem, numberFrom, show } from "./dialog.js";
 import { PREFIX, byId, button, copier, countInTitle, element, facts, jsonText, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
 import { List, cell } from "./list.js";
 import { nextFrame } from "./pace.js";
@@ -14,6 +14,8 @@ const PLACES = { main: "Waiting", processing: "Processing", dead: "Failed", ackn
 const place = /** @type {MessageState} */ (document.getElementById("tabs")?.dataset.place);
 const MAX_EVENTS = 500; // that are shown at once
 const MAX_SUGGESTIONS = 100;
+const MAX_ACK_TIMEOUT = 604800; // s
+const MAX_ATTEMPTS = 10000;
 const FILL_DELAY = 1000; // ms, and up to as many more, so that not all open pages ask at once
 /** @type {number | undefined} */
 let size; // messages in this place, when it is known
@@ -213,38 +215,23 @@ const messagesOf = (ids) => (ids.length === 1 ? `message ${ids[0]}` : counted(id
 
 /** @param {Partial<Message>} message @returns {Field[]} */
 function fieldsOf(message = {}) {
+  const highest = config ? config.max_priority_levels - 1 : 9;
   return [
     { name: "type", label: "Type", value: message.type, isNeeded: true },
-    { name: "payload", label: "Payload, as JSON", kind: "area", value: message.id ? jsonText(message.payload, 2) : "{}" },
-    { name: "priority", label: "Priority", kind: "number", value: message.priority ?? 0, hint: `0 to ${config ? config.max_priority_levels - 1 : 9}, the highest first` },
-    { name: "ackTimeout", label: "Ack timeout, in seconds", kind: "number", value: message.custom_ack_timeout ?? "", hint: `Leave empty to use the queue default${config ? ` (${config.ack_timeout_seconds} s)` : ""}` },
-    { name: "maxAttempts", label: "Max attempts", kind: "number", value: message.custom_max_attempts ?? "", hint: `Leave empty to use the queue default${config ? ` (${config.max_attempts})` : ""}` },
+    { name: "payload", label: "Payload, as JSON", kind: "area", value: message.id ? jsonText(message.payload, 2) : "{}", check: jsonProblem },
+    { name: "priority", label: "Priority", kind: "number", value: message.priority ?? 0, hint: `0 to ${highest}, the highest first`, check: numberFrom(0, highest) },
+    { name: "ackTimeout", label: "Ack timeout, in seconds", kind: "number", value: message.custom_ack_timeout ?? "", hint: `Leave empty to use the queue default${config ? ` (${config.ack_timeout_seconds} s)` : ""}`, check: numberFrom(0.001, MAX_ACK_TIMEOUT, false) },
+    { name: "maxAttempts", label: "Max attempts", kind: "number", value: message.custom_max_attempts ?? "", hint: `Leave empty to use the queue default${config ? ` (${config.max_attempts})` : ""}`, check: numberFrom(1, MAX_ATTEMPTS) },
   ];
 }
 
 // The body is put together as text, so that the payload arrives as it was typed. A number that is empty is null.
 /** @param {Values} values */
 function bodyOf({ type, payload, ...numbers }) {
-  const members = Object.entries(numbers).map(([name, value]) => [JSON.stringify(name), numeric(name, value)]);
+  const members = Object.entries(numbers).map(([name, value]) => [JSON.stringify(name), value === "" ? "null" : String(Number(value))]);
   if (type !== undefined) members.push(['"type"', JSON.stringify(type)]);
-  if (payload !== undefined) members.push(['"payload"', checked(payload)]);
+  if (payload !== undefined) members.push(['"payload"', payload]);
   return `{${members.map((member) => member.join(":")).join()}}`;
-}
-
-/** @param {string} name @param {string} value */
-function numeric(name, value) {
-  if (Number.isNaN(Number(value))) throw new Problem(422, { field: name, message: "Must be a number" });
-  return value === "" ? null : Number(value);
-}
-
-/** @param {string} payload */
-function checked(payload) {
-  try {
-    JSON.parse(payload);
-    return payload;
-  } catch (error) {
-    throw new Problem(422, { field: "payload", message: `Must be JSON (${/** @type {Error} */ (error).message})` });
-  }
 }
 
 /** The fields that `is` finds. @param {Values} values @param {(value: string, name: string) => boolean} is @returns {Values} */

@@ -84,7 +84,6 @@ export class Views {
       title: `${verb} the view`, verb, text: `The filter, order, tab and columns of the list. ${KEPT}`,
       fields: [{ name: "name", label: "Name", value, isNeeded: true, hint: "Replaces the view that has this name" }],
       act: async ({ name }) => {
-        if (!name.trim()) throw new Problem(422, { field: "name", message: "Must not be empty" });
         this.keep({ ...others, [name.trim()]: url });
       },
     });
