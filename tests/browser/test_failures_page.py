@@ -35,6 +35,17 @@ def test_a_group_leads_to_its_members_and_is_replayed(visit: Visit, queue: Queue
     assert set(queue.ids("main")) == dead
 
 
+def test_reasons_of_the_queue_itself_are_explained(visit: Visit, queue: Queue) -> None:
+    id, reason = queue.add(), "Max attempts exceeded (Stream)"
+    queue.post("/queue/move", {"messages": [id], "toQueue": "dead", "errorReason": reason})
+    page = visit.open("/failures")
+    words = f"{reason}: not acknowledged in time"
+    page.get_by_role("link", name=words, exact=True).click()
+    expect(visit.row(id)).to_contain_text(words)
+    visit.open_row(id)
+    expect(visit.dialog.locator("dl")).to_contain_text(words)
+
+
 def test_items_are_filtered_by_system_and_retried(visit: Visit, queue: Queue, clean: Servers) -> None:
     rooms = furnished.rooms(reason="Boom 7")
     queue.dead()

@@ -27,6 +27,7 @@ from queue_manager.web.auth import EACH, CurrentPrincipal, Principal, viewer, vi
 from queue_manager.web.html_pages import WORKERS_PAGE, render_page
 from services import job_queues, message_queue
 from services.failures import BROKER
+from services.message_queue.explanation import REASON_NOTES
 
 STATIC = Path(__file__).parents[1] / "static"
 
@@ -127,7 +128,7 @@ async def messages(request: Request, principal: CurrentPrincipal, slug: str = ""
     if tab is None:
         return _item_page(message_queue.system, request, principal, slug)
     is_on = settings().qm_message_queue
-    return render_page("messages.html", request, principal, tabs=TABS, tab=tab, is_on=is_on)
+    return render_page("messages.html", request, principal, tabs=TABS, tab=tab, is_on=is_on, reasons=REASON_NOTES)
 
 
 @of_jobs.get("/jobs")
@@ -149,7 +150,8 @@ async def workers(request: Request, principal: CurrentPrincipal) -> HTMLResponse
 @of_all.get("/failures")
 async def failures(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     listed = [(system.name, system.title) for system in systems() if system.page != SCHEDULE_PAGE]
-    return render_page("failures.html", request, principal, systems=[*listed, (BROKER, "Broker")])
+    shown = [*listed, (BROKER, "Broker")]
+    return render_page("failures.html", request, principal, systems=shown, reasons=REASON_NOTES)
 
 
 @of_all.get("/audit")

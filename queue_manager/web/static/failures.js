@@ -6,6 +6,7 @@ import { askFor } from "./dialog.js";
 import { PREFIX, byId, button, countInTitle, element, mayAct, svg } from "./dom.js";
 import { List, cell } from "./list.js";
 import { seldom } from "./pace.js";
+import { reasonText } from "./reasons.js";
 
 const REFRESH_INTERVAL = 5000; // ms between two readings because something happened
 const VERBS = { message: "Replay", item: "Retry", job: "Retry", broker: "Replay" };
@@ -24,8 +25,9 @@ async function load(values, options) {
 /** @param {FailureGroup} group */
 function cells(group) {
   const { kind, system, name, reason, sample, count, first_at: first, last_at: last, page } = group;
+  const text = reasonText(reason);
   return [
-    element("th", { scope: "row", class: "text" }, element("div", { class: "clip" }, page ? element("a", { href: PREFIX + page }, reason) : reason), sample.trim() !== reason && element("div", { class: "clip hint" }, sample)),
+    element("th", { scope: "row", class: "text" }, element("div", { class: "clip" }, page ? element("a", { href: PREFIX + page }, text) : text), sample.trim() !== reason && element("div", { class: "clip hint" }, sample)),
     cell("Name", element("span", {}, name || "no type", name !== system && element("div", { class: "hint" }, titleOf(system)))),
     cell("Count", number(count), "number"),
     cell("First seen", moment(first), "nowrap"),
@@ -50,7 +52,7 @@ function spark(hours) {
 function replay({ id, kind, name, reason, count, last_at: until }) {
   const verb = VERBS[kind];
   askFor({
-    title: `${verb} ${number(count)} of ${name || "no type"}?`, verb, text: `${reason}. Later failures with this reason are left alone.`,
+    title: `${verb} ${number(count)} of ${name || "no type"}?`, verb, text: `${reasonText(reason)}. Later failures with this reason are left alone.`,
     async act() {
       const { replayed, of, is_complete: isAll } = await post(`/failures/${id}/replay`, { until });
       list.refresh();

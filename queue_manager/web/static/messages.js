@@ -6,6 +6,7 @@ import { TYPED_FROM, askFor, jsonProblem, numberFrom, show } from "./dialog.js";
 import { PREFIX, byId, button, copier, countInTitle, element, facts, jsonText, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
 import { List, cell } from "./list.js";
 import { nextFrame } from "./pace.js";
+import { reasonText } from "./reasons.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
 
 const PAGE = 50;
@@ -118,7 +119,7 @@ const CELLS = {
   timeout: (message) => cell("Ack timeout", timeoutOf(message) === undefined ? "..." : `${timeoutOf(message)} s`, "number nowrap"),
   consumer: (message) => cell("Consumer", message.consumer_id ?? "—"),
   left: (message) => cell("Time remaining", countdown(deadlineOf(message)), "number"),
-  reason: (message) => element("td", { class: "text" }, element("span", { class: "clip bad" }, message.last_error ?? "—")),
+  reason: (message) => element("td", { class: "text" }, element("span", { class: "clip bad" }, message.last_error ? reasonText(message.last_error) : "—")),
 };
 const COLUMNS = {
   main: ["type", "priority", "payload", "created", "attempts", "timeout"],
@@ -164,7 +165,7 @@ const describe = (message, state) => [
     ["Token", state === "processing" ? element("code", {}, message.lock_token) : null],
     ["Acknowledged", zonedMoment(message.acknowledged_at)],
     ["Failed", zonedMoment(message.failed_at)],
-    ["Reason", message.last_error && element("span", { class: "bad" }, message.last_error)],
+    ["Reason", message.last_error && element("span", { class: "bad" }, reasonText(message.last_error))],
   ]),
 ];
 
