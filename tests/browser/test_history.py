@@ -116,6 +116,9 @@ def test_charts_of_a_young_system_begin_with_the_hour_in_which_it_began(visit: V
     chart(page, "Throughput, per minute")
     expect(page.get_by_role("button", name="1 h", exact=True)).to_have_attribute("aria-pressed", "true")
     expect(visit.open("/").get_by_role("img", name="Last hour")).to_have_count(5)
+    labels = page.locator("#systems .axis.x").first.locator("span").all_inner_texts()
+    assert len(labels) == 4
+    assert {label[-1] for label in labels} == {"0"}  # each where a bar of ten minutes begins
 
 
 def test_charts_of_an_older_system_show_a_day(visit: Visit, clean: Servers) -> None:

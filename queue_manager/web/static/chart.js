@@ -6,7 +6,7 @@ import { element, person, svg } from "./dom.js";
 const HEIGHT = 100; // of the drawing, whose units are percent and steps
 const MIN_BAR = 1.5; // percent, so that one of thousands is seen
 const LOG_TICKS = [1, 10, 100, 1000, 10000, 60000, 600000, 3600000, 14400000, 86400000]; // ms; durations are at most the last but one
-const X_LABELS = 4;
+const X_PARTS = [4, 3, 5]; // into which labels divide the axis: the first that is a whole number of steps
 const DAY = 86400000; // ms
 
 // Scales: where a value stands, in percent from the bottom, and the values that are written beside the axis.
@@ -120,7 +120,8 @@ export function chart(chart) {
     point(Math.min(Math.max(Math.floor(((clientX - left) / width) * count), 0), count - 1));
   });
   for (const name of ["blur", "pointerleave"]) drawn.addEventListener(name, () => point(count));
-  const labels = Array.from({ length: X_LABELS + 1 }, (_, index) => element("span", {}, timeOf(begin((index * count) / X_LABELS), Math.max(seconds, count * seconds > 2 * 86400 ? 86400 : 0))));
+  const parts = X_PARTS.find((one) => count % one === 0) ?? 1;
+  const labels = Array.from({ length: parts + 1 }, (_, index) => element("span", {}, timeOf(begin((index * count) / parts), Math.max(seconds, count * seconds > 2 * 86400 ? 86400 : 0))));
   return element("figure", { class: "plot" },
     element("figcaption", {}, element("b", {}, title), " ", element("small", { class: "soft" }, unit),
       element("span", { class: "legend" }, series.map(({ name, kind }) => element("span", {}, element("i", { class: kind }), name)))),
