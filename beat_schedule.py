@@ -43,14 +43,14 @@ def _checked(modules: tuple[str, ...], dry_run: tuple[str, ...]) -> tuple[System
     require_distinct(systems)
     try:
         for name in dry_run:
-            named(name, systems)
+            find_dispatching(name, systems)
     except ConfigurationError as error:
         text = str(error)
         raise ConfigurationError(f"QM_DRY_RUN: {text[0].lower()}{text[1:]}") from None
     return systems
 
 
-def named(name: str, systems: Iterable[System]) -> System:
+def find_dispatching(name: str, systems: Iterable[System]) -> System:
     """Return the system of this name that dispatches items. Raises ConfigurationError."""
     names = [system.name for system in systems if system.item_task is not None]
     if name not in names:

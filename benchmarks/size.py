@@ -192,11 +192,11 @@ class _Walks:
     def _scan_and_execute(self, name: str) -> None:
         from celery.app import trace
 
-        from beat_schedule import SYSTEMS, named
+        from beat_schedule import SYSTEMS, find_dispatching
         from queue_manager.batching import strategy
         from queue_manager.core.redis_client import connect
 
-        system = named(name, SYSTEMS)
+        system = find_dispatching(name, SYSTEMS)
         self._app.tasks[system.scan_task]()
         messages = []
         with connect(os.environ["REDIS_URL"]) as client:

@@ -128,7 +128,7 @@ class DueCollection:
             is_descending=is_descending,
         )
 
-    def among(self, ids: Sequence[Any], until: datetime, fields: Sequence[str] = ()) -> list[Document]:
+    def due_with_ids(self, ids: Sequence[Any], until: datetime, fields: Sequence[str] = ()) -> list[Document]:
         """Return those of `ids` that are due until then."""
         where = {**self.is_due(until), "_id": {"$in": list(ids)}}
         return list(self.collection().find(where, projection((self.due, *fields)), hint="_id_"))
@@ -205,7 +205,7 @@ class DueCollection:
         """Read documents, decide about their updates and write them, in one transaction.
 
         Args:
-            due_at: by id, the due time that is meant; `None`: whichever the document has.
+            due_at: by id, the due time of its message; `None`: any.
             decide: returns the updates of the documents that are due; may be called several times.
             fields: those that `decide` needs; `None`: all.
             record: kept with the write when something was written.
@@ -228,8 +228,8 @@ class DueCollection:
                 unreached[:] = [] if is_whole else [id for id in due_at if id not in read]
             # MongoDB also finds ids that differ in the types of their numbers.
             known = [(key, one) for one in found if (key := id_key(one["_id"])) in due_at]
-            meant = [one for key, one in known if due_at[key] in (None, self.due_at(one))]
-            groups = decide(meant) if meant else []
+            matching = [one for key, one in known if due_at[key] in (None, self.due_at(one))]
+            groups = decide(matching) if matching else []
             with commands():
                 for group in groups:
                     chosen = {"_id": {"$in": ids_of(group.documents)}}

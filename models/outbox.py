@@ -67,15 +67,15 @@ def postpone(id: str, *, until: datetime) -> None:
     _records().update_one({"_id": id}, {"$set": {"postponed_until": until}})
 
 
-def left(system: str, *, now: datetime) -> Iterator[tuple[str, datetime]]:
+def pending(system: str, *, now: datetime) -> Iterator[tuple[str, datetime]]:
     """Yield id and time of the records that are not postponed, oldest first."""
-    left = {"system": system, "postponed_until": {"$not": {"$gt": now}}}
-    found = _records().find(left, {"at": 1}, hint=BY_AGE, sort=[("at", ASCENDING), ("_id", ASCENDING)])
+    where = {"system": system, "postponed_until": {"$not": {"$gt": now}}}
+    found = _records().find(where, {"at": 1}, hint=BY_AGE, sort=[("at", ASCENDING), ("_id", ASCENDING)])
     for record in found:
         yield record["_id"], record["at"]
 
 
-def count_left(system: str, *, before: datetime) -> int:
+def count_pending(system: str, *, before: datetime) -> int:
     """Count the records from before then, except those that were postponed beyond it."""
     where = {"system": system, "at": {"$lte": before}, "postponed_until": {"$not": {"$gt": before}}}
     return _records().count_documents(where, hint=BY_AGE)

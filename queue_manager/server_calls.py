@@ -14,7 +14,7 @@ from queue_manager.broker.options import timeouts
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Contended, reason
 from queue_manager.core.errors import Unavailable as Unavailable
-from queue_manager.core.redis_client import PerProcess, make_client, outage
+from queue_manager.core.redis_client import PerProcess, describe_outage, make_client
 from queue_manager.core.settings import redact_url, settings
 
 MONGODB_CALL_TIMEOUT = 2.5  # seconds for all calls within one `mongodb()`
@@ -52,8 +52,7 @@ def redis_server() -> Iterator[redis.Redis]:
     try:
         yield _client()
     except redis.RedisError as error:
-        url = redact_url(settings().redis_url)
-        raise Unavailable(f"Redis at {url} {outage(error)}") from error
+        raise Unavailable(describe_outage(settings().redis_url, error)) from error
 
 
 @contextmanager

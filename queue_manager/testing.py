@@ -99,7 +99,7 @@ def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
             return [LeaseStatus(state="free") for _ in names]
 
     class Work(DocumentWork):
-        def hook_failed(self, what: str, error: Exception) -> None:
+        def report_hook_error(self, what: str, error: Exception) -> None:
             errors.append(error)
 
     usual = work_of(system)

@@ -26,7 +26,7 @@ from models.archive import MAX_ARCHIVED, UNDO_TIME, Kind
 from models.audit import ActionName, AuditEntry, Outcome, Via
 from models.database import Document, Error, describe, within
 from queue_manager.core.clock import hours, seconds
-from queue_manager.core.errors import Unavailable, reason, server_away
+from queue_manager.core.errors import Unavailable, reason, unavailable_server
 from queue_manager.core.log import get_logger
 from queue_manager.core.pause import person
 from queue_manager.core.settings import settings
@@ -100,7 +100,7 @@ class Archive:
             with within(AUDIT_TIMEOUT):
                 return write()
         except (Error, BSONError, ValueError) as error:
-            if isinstance(error, Error) and server_away(error):
+            if isinstance(error, Error) and unavailable_server(error):
                 raise Unavailable(describe(error)) from error
             log.error("What an action deletes cannot be restored", error=str(reason(error)))
             return None
@@ -169,7 +169,7 @@ class _Entry:
     def begin(self, done: AuditedAction, *, is_in_redis: bool) -> None:
         self._document |= {**_fields(done), "outcome": "unknown"}
         error = _failure(lambda: audit.begin(self._document, retention=hours(24 * settings().qm_audit_days)))
-        if isinstance(error, Error) and server_away(error) and not is_in_redis:
+        if isinstance(error, Error) and unavailable_server(error) and not is_in_redis:
             raise Unavailable(describe(error)) from error
         self._is_stored = error is None
         if error is not None:
@@ -227,7 +227,7 @@ def recorded(
     try:
         yield done
     except BaseException as error:
-        is_unknown = not isinstance(error, Exception) or server_away(error.__cause__ or error) is not None
+        is_unknown = not isinstance(error, Exception) or unavailable_server(error.__cause__ or error) is not None
         if is_unknown:
             error.add_note(OUTCOME_UNKNOWN)
         entry.finish(done, "unknown" if is_unknown else "failed", _text(reason(error), MAX_AUDITED_ERROR_LENGTH))

@@ -138,16 +138,16 @@ class DueWork(ItemWork, ABC):
         if not first and not self.leases.are_waiting():
             return
         backlog = measure()
-        with self.leases.scan_lock() as goes_on:
-            if not goes_on():
+        with self.leases.scan_lock() as holds_lock:
+            if not holds_lock():
                 yield DueBatch(other_counts={"already_running": 1})
                 return
             self.leases.free_lost(backlog.waiting)
             now = self.clock()
             due, coming = split(chain(first, found), lambda one: one.due_at <= now)
-            yield from self._dispatch(due, backlog, goes_on, budget=self._remaining_dispatches())
+            yield from self._dispatch(due, backlog, holds_lock, budget=self._remaining_dispatches())
             yield from self._dispatch(
-                coming, backlog, goes_on, budget=min(self.limits.ahead, self._remaining_dispatches())
+                coming, backlog, holds_lock, budget=min(self.limits.ahead, self._remaining_dispatches())
             )
 
     def _until(self, now: datetime) -> datetime:
@@ -155,10 +155,10 @@ class DueWork(ItemWork, ABC):
         return now + self.ahead if self.limits.ahead else now
 
     def _dispatch(
-        self, found: Iterator[Due], backlog: Backlog, goes_on: Callable[[], bool], *, budget: int
+        self, found: Iterator[Due], backlog: Backlog, holds_lock: Callable[[], bool], *, budget: int
     ) -> Iterator[DueBatch]:
         size = min(FIRST_BATCH_SIZE, self.limits.batch)
-        while goes_on() and budget > 0:
+        while holds_lock() and budget > 0:
             room = backlog.room(self.limits.max_queue, at_least=size)
             some = list(islice(found, min(size, room, budget)))
             if not some:

@@ -21,8 +21,8 @@ from queue_manager.broker import dead_letters
 from queue_manager.core.clock import EPOCH, hours, seconds, truncate
 from queue_manager.core.errors import AppError, Unavailable
 from queue_manager.core.failure_reason import longest_literal, normalize
-from queue_manager.core.redis_client import PerProcess, make_client, outage
-from queue_manager.core.settings import redact_url, settings
+from queue_manager.core.redis_client import PerProcess, describe_outage, make_client
+from queue_manager.core.settings import settings
 from queue_manager.system import System
 from services import job_queues
 from services.message_queue import queue_admin
@@ -222,7 +222,7 @@ def replay_letters(ids: Sequence[str]) -> int:
 
 
 def _away(error: redis.RedisError) -> str:
-    return f"Redis at {redact_url(settings().broker)} {outage(error)}"
+    return describe_outage(settings().broker, error)
 
 
 def _moment(timestamp: float) -> datetime:

@@ -115,7 +115,7 @@ class ReviewRequests(DueWork):
         Returns:
             The result of each, `None` where an argument is malformed: `create` tells which.
         """
-        asked = [_named(*item.args) for item in items]
+        asked = [_readable_request(*item.args) for item in items]
         requests = [request for request in asked if request is not None]
         now = self.clock()
         statuses = pulse.create_many(requests, since=now - self.window, now=now)
@@ -277,7 +277,7 @@ def _request(
     )
 
 
-def _named(*args: Any) -> pulse.ReviewRequest | None:
+def _readable_request(*args: Any) -> pulse.ReviewRequest | None:
     """Read the item's arguments; `None` for malformed ones, which the item's own task refuses."""
     try:
         return _request(*args)

@@ -21,8 +21,8 @@ from models.database import require_replica_set
 from queue_manager.cli.changes import audited
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.terminal import console, printable, table
-from queue_manager.core.redis_client import RedisError, outage
-from queue_manager.core.settings import redact_url, settings
+from queue_manager.core.redis_client import RedisError, describe_outage
+from queue_manager.core.settings import settings
 from queue_manager.system import System
 from services import adoption, job_queues
 from services.adoption import AdoptionPlan
@@ -73,7 +73,7 @@ def _plan(system: System) -> AdoptionPlan:
     try:
         return adoption.plan(system)
     except RedisError as error:
-        fail(f"Redis at {redact_url(settings().redis_url)} {outage(error)}", code=1)
+        fail(describe_outage(settings().redis_url, error), code=1)
 
 
 def _print_plan(screen: Console, system: System, plan: AdoptionPlan) -> None:

@@ -38,9 +38,9 @@ from queue_manager.cli.why import why
 from queue_manager.cli.workers import workers
 from queue_manager.core import log as logging
 from queue_manager.core.errors import AppError, ConfigurationError, reason
-from queue_manager.core.redis_client import connect, outage
+from queue_manager.core.redis_client import connect, describe_outage
 from queue_manager.core.server_check import until_reachable
-from queue_manager.core.settings import redact_url, settings
+from queue_manager.core.settings import settings
 from queue_manager.core.suggestion import did_you_mean
 from queue_manager.health import Health, health
 from queue_manager.operations import systems as operations
@@ -153,7 +153,7 @@ def _refuse_other_releases() -> None:
         with connect(settings().redis_url) as client:
             online = worker_heartbeats.online(client)
     except redis.RedisError as error:
-        fail(f"Cannot list the workers: Redis at {redact_url(settings().redis_url)} {outage(error)}", code=1)
+        fail(f"Cannot list the workers: {describe_outage(settings().redis_url, error)}", code=1)
     others = [worker.name for worker in online if worker.release != worker_heartbeats.OWN_RELEASE]
     if others:
         raise ConfigurationError(

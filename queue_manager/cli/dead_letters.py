@@ -23,7 +23,7 @@ from queue_manager.cli.changes import YesOption, audited, confirm, echo_undo
 from queue_manager.cli.errors import fail, with_outcome
 from queue_manager.cli.terminal import add_row, console, print_json, printable, table
 from queue_manager.core.clock import to_iso
-from queue_manager.core.redis_client import connect, outage
+from queue_manager.core.redis_client import connect, describe_outage
 from queue_manager.core.settings import redact_url, settings
 
 AUDITED_BROKER = "broker"
@@ -129,4 +129,4 @@ def _redis() -> Iterator[redis.Redis]:
         with connect(url) as client:
             yield client
     except redis.RedisError as error:
-        fail(with_outcome(f"Redis at {redact_url(url)} {outage(error)}", error), code=1)
+        fail(with_outcome(describe_outage(url, error), error), code=1)

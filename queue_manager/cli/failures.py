@@ -19,7 +19,7 @@ from queue_manager.cli.lists import AnswerJsonOption, print_answer
 from queue_manager.cli.terminal import console, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.operations import failures as operations
-from queue_manager.operations.failures import FailureCounts, ReadFailures
+from queue_manager.operations.failures import FailureCounts, FailureList
 from services.failures import BROKER, read_failures
 from services.message_queue.explanation import reason_text
 
@@ -55,7 +55,7 @@ def list_groups(
         raise typer.Exit(1)
 
 
-def _print(groups: Sequence[FailureCounts], lists: Sequence[ReadFailures], search: str | None) -> None:
+def _print(groups: Sequence[FailureCounts], lists: Sequence[FailureList], search: str | None) -> None:
     screen = console()
     if not groups:
         what = "no failures" if search is None else "no failures with this text"

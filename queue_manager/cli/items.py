@@ -114,7 +114,7 @@ def show(
             print_json(operations.item_document(found, id))
             return
         found.open_items()  # a system without items is refused
-        diagnosis = diagnose(id, among=[system])
+        diagnosis = diagnose(id, system_names=[system])
     if as_json:
         print_answer(diagnosis)
     else:

@@ -17,7 +17,7 @@ from bson import json_util
 from rich.console import Console
 from rich.text import Text
 
-from beat_schedule import named, systems
+from beat_schedule import find_dispatching, systems
 from models import database
 from models.due_documents import MAX_COUNT, DueCollection
 from queue_manager import pauses
@@ -104,7 +104,7 @@ def pause(name: SystemName, reason: PauseReason = None) -> None:
     Example: `queue-manager systems pause support-snooze --reason "the mail provider is down"`
     """
     with report_errors():
-        switches.pause_system(current_actor(), named(name, systems()).name, checked_reason(reason))
+        switches.pause_system(current_actor(), find_dispatching(name, systems()).name, checked_reason(reason))
     typer.echo(f"{name}  paused")
 
 
@@ -115,7 +115,7 @@ def resume(name: SystemName) -> None:
     Example: `queue-manager systems resume support-snooze`
     """
     with report_errors():
-        was_paused = switches.resume_system(current_actor(), named(name, systems()).name)
+        was_paused = switches.resume_system(current_actor(), find_dispatching(name, systems()).name)
     typer.echo(f"{name}  {resumed(was_paused)}")
 
 

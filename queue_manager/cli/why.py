@@ -37,7 +37,7 @@ def why(
     if system is not None and system not in names:
         fail(unknown_system(system, names), code=2)
     with report_errors():
-        diagnosis = diagnose(id, among=None if system is None else [system])
+        diagnosis = diagnose(id, system_names=None if system is None else [system])
     if as_json:
         print_answer(diagnosis)
     else:

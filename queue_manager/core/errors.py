@@ -109,11 +109,11 @@ class ErrorText(str):
     @classmethod
     def of(cls, text: str, error: BaseException) -> ErrorText:
         found = cls(text)
-        found.server = server_away(error)
+        found.server = unavailable_server(error)
         return found
 
 
-def server_away(error: BaseException) -> str | None:
+def unavailable_server(error: BaseException) -> str | None:
     """Return the server whose outage an error means; `None` for other errors."""
     kinds = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
     return next((_OUTAGES[kind] for kind in kinds if kind in _OUTAGES), None)

@@ -18,7 +18,7 @@ from typing import Any, cast
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
-from queue_manager.core.errors import ErrorText, reason, server_away
+from queue_manager.core.errors import ErrorText, reason, unavailable_server
 
 OUTAGE_GAP = 60.0  # seconds without such a line, after which an outage counts as another one
 OUTAGE_LOG_INTERVAL = 600.0  # seconds after which the same outage is logged again
@@ -107,7 +107,7 @@ def _servers_away(record: logging.LogRecord) -> Iterator[str]:
     for value in values:
         server = value.server if isinstance(value, ErrorText) else None
         if isinstance(value, BaseException):
-            server = server_away(value)
+            server = unavailable_server(value)
         if server is not None:
             yield server
 

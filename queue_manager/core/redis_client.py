@@ -23,7 +23,7 @@ from redis.retry import Retry
 from queue_manager.core.clock import EPOCH
 from queue_manager.core.errors import reason
 from queue_manager.core.redis_url import is_encrypted, parse_redis_url
-from queue_manager.core.settings import settings
+from queue_manager.core.settings import redact_url, settings
 
 T = TypeVar("T")
 
@@ -176,6 +176,11 @@ def outage(error: Exception) -> str:
     elif isinstance(error, redis.ResponseError):
         what = "refused a command"
     return f"{what} ({reason(error)})"
+
+
+def describe_outage(url: str, error: Exception) -> str:
+    """Return one sentence about an error of the Redis at a URL, without its password."""
+    return f"Redis at {redact_url(url)} {outage(error)}"
 
 
 class SecureConnection(Connection, redis.SSLConnection):

@@ -33,9 +33,9 @@ from redis.client import Pipeline
 from queue_manager.core.clock import from_unix_ms, hours, milliseconds, minutes, seconds, unix_ms
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import PerProcess, Script, make_client, outage, time_of
+from queue_manager.core.redis_client import PerProcess, Script, describe_outage, make_client, time_of
 from queue_manager.core.retry import doubling
-from queue_manager.core.settings import redact_url, settings
+from queue_manager.core.settings import settings
 from queue_manager.leases.scripts import (
     DISPATCHED,
     END,
@@ -153,7 +153,7 @@ class Leases:
         key, token = f"qm:lease:{self.system}:scan", uuid4().hex
         renew_at = 0.0
 
-        def goes_on() -> bool:
+        def holds_lock() -> bool:
             nonlocal renew_at
             now = time.monotonic()
             if now < renew_at:
@@ -164,7 +164,7 @@ class Leases:
             return is_held
 
         try:
-            yield goes_on
+            yield holds_lock
         finally:
             with lease_server() as client:
                 RELEASE_SCAN_LOCK(client, [key], [token])
@@ -364,7 +364,7 @@ def lease_server() -> Iterator[redis.Redis]:
     try:
         yield _client()
     except redis.RedisError as error:
-        raise Unavailable(f"Redis at {redact_url(settings().redis_url)} {outage(error)}") from error
+        raise Unavailable(describe_outage(settings().redis_url, error)) from error
 
 
 class _Recorder:

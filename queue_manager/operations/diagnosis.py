@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from pydantic import BaseModel, Field
@@ -34,31 +34,26 @@ AUDIT_LOG = "audit log"
 _TASK_ID = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{32})?-\d{1,5}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundThing(Explanation):
-    """An item, a message or a job, and why it is in its state."""
-
-
 class Diagnosis(BaseModel):
     """What an id names."""
 
-    found: list[FoundThing]
+    found: list[Explanation]
     unread: dict[str, str] = Field(description="By system, or `audit log`: why it could not be searched.")
     server_time: ServerTime
 
 
-def diagnose(id: str, *, among: Collection[str] | None = None) -> Diagnosis:
+def diagnose(id: str, *, system_names: Collection[str] | None = None) -> Diagnosis:
     """Explain what an id names: an item of any system, a message, a job, or the item of a task.
 
     While Redis or MongoDB does not answer, explains what the other one has, and `unread` says what could not be read.
 
     Args:
-        among: the names of the only systems to be searched.
+        system_names: the only systems to be searched; `None`: all.
 
     Raises:
         Unavailable: Redis or MongoDB does not answer, and nothing was found in the other one.
     """
-    searched = [one for one in systems() if among is None or one.name in among]
+    searched = [one for one in systems() if system_names is None or one.name in system_names]
     found: list[Explanation] = []
     unread: dict[str, str] = {}
     away: list[Unavailable] = []
@@ -96,8 +91,8 @@ def diagnose(id: str, *, among: Collection[str] | None = None) -> Diagnosis:
     if away and not found:
         raise away[0]
     found.sort(key=lambda explanation: explanation.id != id)
-    things = [_found(one, [act for act in actions.get(one.id, []) if act.system == one.system]) for one in found]
-    return Diagnosis(found=things, unread=unread, server_time=now)
+    found = [_with_actions(one, [act for act in actions.get(one.id, []) if act.system == one.system]) for one in found]
+    return Diagnosis(found=found, unread=unread, server_time=now)
 
 
 def _deleted(id: str, without: list[System], actions: Sequence[AuditEntry], now: datetime) -> Iterator[Explanation]:
@@ -116,11 +111,11 @@ def _deleted(id: str, without: list[System], actions: Sequence[AuditEntry], now:
             )
 
 
-def _found(explanation: Explanation, actions: Sequence[AuditEntry]) -> FoundThing:
-    """Add what people did to it to its timeline."""
+def _with_actions(explanation: Explanation, actions: Sequence[AuditEntry]) -> Explanation:
+    """Add what people did to the timeline."""
     past = [*map(timeline_event, reversed(actions))]
     timeline = newest_first([*reversed(explanation.timeline), *past])
-    return FoundThing(**{**vars(explanation), "timeline": timeline})
+    return replace(explanation, timeline=timeline)
 
 
 def _items_of_task(id: str) -> Iterator[tuple[str, str]]:
@@ -140,12 +135,12 @@ class _InRedis:
     paused: Mapping[str, PauseState]
 
 
-def _read_redis(some: Sequence[System]) -> _InRedis:
+def _read_redis(searched: Sequence[System]) -> _InRedis:
     """Raises `Unavailable`."""
     with redis_server() as client:
         return _InRedis(
             has_leader=leadership(client) is not None,
-            next_at=next_runs(client, [system.name for system in some]) if some else {},
+            next_at=next_runs(client, [system.name for system in searched]) if searched else {},
             workers=worker_heartbeats.online(client),
             paused=pauses.paused(),
         )

@@ -55,7 +55,7 @@ class FailureCounts(BaseModel):
     page: str | None = Field(description="The path of the page that lists them; null if there is none.")
 
 
-class ReadFailures(BaseModel):
+class FailureList(BaseModel):
     """A list of failures, as far as it was read."""
 
     kind: FailureKind
@@ -71,7 +71,7 @@ class GroupedFailures(BaseModel):
 
     groups: list[FailureCounts]
     of: int = Field(description=f"How many groups match; at most {MAX_GROUPS} are listed.")
-    lists: list[ReadFailures]
+    lists: list[FailureList]
     server_time: ServerTime
 
 
@@ -90,7 +90,7 @@ def grouped(found: Failures, *, system: str | None, search: str | None) -> Group
     return GroupedFailures(
         groups=[_counts(one, now) for one in matching[:MAX_GROUPS]],
         of=len(matching),
-        lists=[ReadFailures(**vars(one)) for one in found.sources],
+        lists=[FailureList(**vars(one)) for one in found.sources],
         server_time=now,
     )
 

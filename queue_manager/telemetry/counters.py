@@ -22,7 +22,7 @@ from threading import Lock
 import redis
 
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import PerProcess, make_client, outage
+from queue_manager.core.redis_client import PerProcess, describe_outage, make_client
 from queue_manager.core.settings import redact_url, settings
 
 Totals = dict[str, int]
@@ -206,7 +206,7 @@ class _Counters:
         with self._lock:
             has_changed, self._is_away = is_away != self._is_away, is_away
         if has_changed and error is not None:
-            log.warning(f"Nothing is counted: Redis at {redact_url(self._url)} {outage(error)}")
+            log.warning(f"Nothing is counted: {describe_outage(self._url, error)}")
         elif has_changed:
             log.info(f"Counting again: Redis at {redact_url(self._url)} is back")
 

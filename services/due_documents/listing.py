@@ -123,7 +123,7 @@ class DocumentList(Listed):
         documents = self.work.documents
         found = failed_item.page(self.work.system.name, after=after, is_descending=newest_first)
         for page in pages(found, LIST_PAGE_SIZE):
-            due = documents.among([one.id for one in page], self.work.clock(), self.work.system.shown)
+            due = documents.due_with_ids([one.id for one in page], self.work.clock(), self.work.system.shown)
             by_id = {id_key(one["_id"]): one for one in due}
             statuses = self.work.leases.statuses([leases.name(id_text(one.id), one.due_at) for one in page])
             for one, status in zip(page, statuses, strict=True):
@@ -144,7 +144,7 @@ class DocumentList(Listed):
 
     def take(self, ids: Sequence[str]) -> list[DueItem]:
         """Take those of `ids` that are due and not in progress, whether or not they are cooling."""
-        found = self.work.documents.among(list(self._keys(ids)), self.work.clock())
+        found = self.work.documents.due_with_ids(list(self._keys(ids)), self.work.clock())
         due = sorted((self.work.due_of(one) for one in found), key=lambda one: one.due_at)
         return self.work.take_manually(due) if due else []
 

@@ -30,7 +30,7 @@ def previews(work: DocumentWork, *, limit: int) -> Iterator[Preview]:
     for document in work.documents.sample(run.now, work.system.fields, limit=limit):
         about: dict[str, Any] = {"id": shown_id(document["_id"]), "due_at": work.documents.due_at(document)}
         try:
-            update = work.updates.of_one(document, run)
+            update = work.updates.update_of(document, run)
             work.documents.rehearse(document, update, now=run.now)
         except StillDue:
             yield Preview(**about, error=work.still_due("the document"))

@@ -41,7 +41,7 @@ def stats(work: DocumentWork) -> SystemStats:
         late=overdue if lag > late.total_seconds() else [],
     )
     if work.system.functions.after is not None:
-        left = result.numbers["pending_calls"] = outbox.count_left(work.system.name, before=now - late)
+        left = result.numbers["pending_calls"] = outbox.count_pending(work.system.name, before=now - late)
         if left:
             result.problems[Rule.FAILING_CALLS] = (
                 f"{many(left, 'call')} of `after`, each for a batch of {work.system.items_name}, without success for "
@@ -68,7 +68,7 @@ def _still_due(work: DocumentWork, names: Sequence[str], now: datetime) -> list[
             continue
     return [
         shown_id(one["_id"])
-        for one in work.documents.among(list(by_id), now)
+        for one in work.documents.due_with_ids(list(by_id), now)
         if work.due_of(one).lease in by_id[id_key(one["_id"])]
     ]
 

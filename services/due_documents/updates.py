@@ -28,7 +28,7 @@ class Updates:
 
     system: DueDocuments
 
-    def of_one(self, document: Document, run: Run) -> Update:
+    def update_of(self, document: Document, run: Run) -> Update:
         """Return the update of one document; of a date that an outage made it miss several times, the last."""
         ends_at = time.monotonic() + MAX_CATCH_UP_TIME
         update, later = self._checked(self._call(document, run))
@@ -41,7 +41,9 @@ class Updates:
             update, later = self._checked(self._call(document, run))
         return update
 
-    def of_each(self, documents: Sequence[Document], run: Run, *, unreached: list[Any] | None) -> list[UpdateGroup]:
+    def grouped_updates(
+        self, documents: Sequence[Document], run: Run, *, unreached: list[Any] | None
+    ) -> list[UpdateGroup]:
         """Call the function for each document; documents with equal updates are written together.
 
         In a batch, a document whose function fails is left to its own task, and `unreached` gets the ids of those for
@@ -54,7 +56,7 @@ class Updates:
                 unreached += [one["_id"] for one in documents[number:]]
                 break
             try:
-                update = self.of_one(document, run)
+                update = self.update_of(document, run)
                 key = bson.encode({"update": update})
             except Exception:
                 if unreached is not None:

@@ -78,7 +78,7 @@ class DocumentWork(DueWork):
 
     def _clear_flags(self, items: Sequence[DueItem]) -> None:
         if (flag := self.system.flag_field) is not None:
-            ids = [id for id, _ in filter(None, map(self._named, items))]
+            ids = [id for id, _ in filter(None, map(self._readable_arguments, items))]
             for document in self.documents.get_many(ids, (self.system.due, flag)):
                 self._clear_flag(document)
 
@@ -108,14 +108,14 @@ class DocumentWork(DueWork):
 
         Raises:
             PermanentError: an argument or the function's update is malformed.
-            NotYetDue: the due time that is meant has not come, or another transaction holds the document.
+            NotYetDue: the due time of the message has not come, or another transaction holds the document.
         """
-        key, meant = self._arguments(id, due_at)
+        key, expected = self._arguments(id, due_at)
         run = Run(id=token, now=self.clock())
-        written = self._write({key: meant}, run)
+        written = self._write({key: expected}, run)
         if key in written:
             return self.system.result(written[key], written_at=run.now)
-        return self._not_written(key, meant, run.now)
+        return self._not_written(key, expected, run.now)
 
     def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | Verdict | None]:
         """Act on many documents as `execute` does, in one transaction, or in several if they are large or take long.
@@ -124,42 +124,43 @@ class DocumentWork(DueWork):
             The result of each, `None` for one that its own task executes, or `UNREACHED` once `MAX_BATCH_TIME` is over.
         """
         ends_at = time.monotonic() + MAX_BATCH_TIME
-        named = [self._named(item) for item in items]
+        arguments = [self._readable_arguments(item) for item in items]
         run = Run(id=items[0].token, now=self.clock())
-        early = [one[1] - run.now for one in named if one and one[1] and run.now < one[1] <= run.now + MAX_EARLY]
+        early = [one[1] - run.now for one in arguments if one and one[1] and run.now < one[1] <= run.now + MAX_EARLY]
         if early:
             raise NotYetDue(max(early))
-        left = {one[0]: one[1] for one in named if one}
+        remaining = {one[0]: one[1] for one in arguments if one}
         results: list[ItemResult | Verdict | None] = [None] * len(items)
-        while left:
+        while remaining:
             unreached: list[Any] = []
-            written = self._write(left, run, unreached=unreached)
-            for number, one in enumerate(named):
+            written = self._write(remaining, run, unreached=unreached)
+            for number, one in enumerate(arguments):
                 if one and one[0] in written:
                     results[number] = self._result(written, *one, run)
-            left = {key: left[key] for key in map(id_key, unreached)}
+            remaining = {key: remaining[key] for key in map(id_key, unreached)}
             if time.monotonic() > ends_at:
                 break
         return [
-            Verdict.UNREACHED if one and one[0] in left else result for one, result in zip(named, results, strict=True)
+            Verdict.UNREACHED if one and one[0] in remaining else result
+            for one, result in zip(arguments, results, strict=True)
         ]
 
     def _result(
-        self, written: Mapping[Any, database.Document], key: Any, meant: datetime | None, run: Run
+        self, written: Mapping[Any, database.Document], key: Any, expected: datetime | None, run: Run
     ) -> ItemResult | None:
-        """Return the result of one item of a batch; another one may have meant this document, or an equal key."""
+        """Return the result of one item of a batch; another one may have named this document, or an equal key."""
         found = written.get(key)
-        if found is None or not is_same_id(found["_id"], key) or meant not in (None, self.documents.due_at(found)):
+        if found is None or not is_same_id(found["_id"], key) or expected not in (None, self.documents.due_at(found)):
             return None
         return self.system.result(found, written_at=run.now)
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Record that the last attempt failed; the document is tried again after a growing cool-down."""
-        key, meant = self._arguments(*item.args)
+        key, expected = self._arguments(*item.args)
         now = self.clock()
-        due = self.documents.among([key], now)
+        due = self.documents.due_with_ids([key], now)
         due_at = self.documents.due_at(due[0]) if due else None
-        if due_at is None or meant not in (None, due_at):
+        if due_at is None or expected not in (None, due_at):
             self.release([item])
             return
         failure = failed_item.record(self.system.name, key, due_at, error=error, now=now)
@@ -183,9 +184,9 @@ class DocumentWork(DueWork):
         except database.Error:
             raise
         except Exception as error:
-            self.hook_failed("`failed` failed; the document is not marked", error)
+            self.report_hook_error("`failed` failed; the document is not marked", error)
 
-    def hook_failed(self, what: str, error: Exception) -> None:
+    def report_hook_error(self, what: str, error: Exception) -> None:
         """Report an error of `after` or `failed`, which does not change the outcome of the item."""
         self._log.error(what, error=typed_reason(error), exc_info=error)
 
@@ -240,7 +241,7 @@ class DocumentWork(DueWork):
         try:
             groups = self.documents.apply(
                 due_at,
-                lambda documents: self.updates.of_each(documents, run, unreached=unreached),
+                lambda documents: self.updates.grouped_updates(documents, run, unreached=unreached),
                 fields=self.system.fields,
                 now=run.now,
                 record=record,
@@ -263,7 +264,7 @@ class DocumentWork(DueWork):
             self._run_after(batch, self._written(groups, run))
         except Exception as error:
             # The write stands; the record is kept, and the next scan repeats the call.
-            self.hook_failed("`after` failed; it is called again", error)
+            self.report_hook_error("`after` failed; it is called again", error)
             with suppress(database.Error):
                 outbox.postpone(batch, until=self.clock())
 
@@ -285,14 +286,14 @@ class DocumentWork(DueWork):
 
     # Results
 
-    def _not_written(self, key: Any, meant: datetime | None, now: datetime) -> ItemResult:
+    def _not_written(self, key: Any, expected: datetime | None, now: datetime) -> ItemResult:
         document = self.documents.get(key)
         if document is None:
             return skipped(self.system.reasons.not_found)
         due_at = self.documents.due_at(document)
-        is_meant = isinstance(due_at, datetime) and meant in (None, due_at)
-        if is_meant and due_at > now:
-            if meant is not None:
+        is_as_expected = isinstance(due_at, datetime) and expected in (None, due_at)
+        if is_as_expected and due_at > now:
+            if expected is not None:
                 raise NotYetDue(due_at - now)
             return skipped(self.system.reasons.not_due)
         self._clear_flag(document)
@@ -302,7 +303,7 @@ class DocumentWork(DueWork):
         names = self.system.arguments
         return id_key(read_id(id, field=names[0])), parse_utc(due_at, field=names[1])
 
-    def _named(self, item: DueItem) -> tuple[Any, datetime | None] | None:
+    def _readable_arguments(self, item: DueItem) -> tuple[Any, datetime | None] | None:
         """Read the item's arguments; `None` for malformed ones, which the item's own task refuses."""
         try:
             return self._arguments(*item.args)
@@ -329,7 +330,7 @@ class Outbox(DueWork):
         return self.leases.system.removesuffix(AFTER)
 
     def find_due(self, until: datetime) -> Iterator[Due]:
-        for batch, written_at in outbox.left(self.system_name, now=until):
+        for batch, written_at in outbox.pending(self.system_name, now=until):
             yield Due(id=batch, due_at=written_at)
 
     def due_ms(self, item: DueItem) -> int | None:

@@ -187,8 +187,8 @@ def test_which_changes_of_an_activity_are_recorded_at_once() -> None:
 
 def test_a_scan_renews_its_lock_not_with_every_batch(quiet_server: Valkey) -> None:
     with Redis.from_url(quiet_server.url, decode_responses=True) as client:
-        with counted(client) as counts, Leases("trial-end", minutes(1)).scan_lock() as goes_on:
-            assert all(goes_on() for _ in range(20))
+        with counted(client) as counts, Leases("trial-end", minutes(1)).scan_lock() as holds_lock:
+            assert all(holds_lock() for _ in range(20))
         assert counts["get"] == 2  # to take the lock, and to release it
 
 

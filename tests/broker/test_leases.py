@@ -245,8 +245,8 @@ class TestScan:
 
     def test_a_scan_that_died_blocks_for_no_longer_than_half_a_minute(self, clean: Servers) -> None:
         long = Leases("trial-end", minutes(60))
-        with long.scan_lock() as goes_on, redis_server() as client:
-            assert goes_on()
+        with long.scan_lock() as holds_lock, redis_server() as client:
+            assert holds_lock()
             assert 0 < client.pttl("qm:lease:trial-end:scan") <= 30_000
 
 

@@ -17,7 +17,14 @@ from pymongo.errors import (
     WriteConcernError,
 )
 
-from queue_manager.core.errors import MAX_ERROR_TEXT_LENGTH, ErrorText, Unavailable, reason, server_away, typed_reason
+from queue_manager.core.errors import (
+    MAX_ERROR_TEXT_LENGTH,
+    ErrorText,
+    Unavailable,
+    reason,
+    typed_reason,
+    unavailable_server,
+)
 
 REFUSED = "127.0.0.1:1: [Errno 111] Connection refused"
 SESSION = '{ lsid: { id: UUID("0f"), uid: BinData(0, E3) }, txnNumber: 4 }'
@@ -73,7 +80,7 @@ def test_long_text_of_any_error_is_truncated_in_time(text: str) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_text_knows_the_server_that_is_away(error: Exception, server: str | None) -> None:
-    assert server_away(error) == reason(error).server == typed_reason(error).server == server
+    assert unavailable_server(error) == reason(error).server == typed_reason(error).server == server
 
 
 def test_text_keeps_the_server_in_another_process() -> None:

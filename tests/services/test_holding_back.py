@@ -176,7 +176,7 @@ class TestDryRun:
 
     def test_a_system_that_dispatches_nothing_has_no_dry_run(self) -> None:
         with pytest.raises(ConfigurationError, match=r"^There is no system 'overdue-messages'; the systems are: "):
-            beat_schedule.named("overdue-messages", beat_schedule.SYSTEMS)
+            beat_schedule.find_dispatching("overdue-messages", beat_schedule.SYSTEMS)
 
 
 def test_an_item_that_is_found_twice_is_dispatched_once(work: DocumentWork) -> None:

@@ -2185,7 +2185,7 @@ export interface components {
          */
         Diagnosis: {
             /** Found */
-            found: components["schemas"]["FoundThing"][];
+            found: components["schemas"]["Explanation"][];
             /**
              * Unread
              * @description By system, or `audit log`: why it could not be searched.
@@ -2236,69 +2236,10 @@ export interface components {
             field?: string | null;
         };
         /**
-         * FailureCounts
-         * @description Failures of one kind with the same reason, apart from numbers, ids, paths and so on.
+         * Explanation
+         * @description What an id names, and why it is in its state.
          */
-        FailureCounts: {
-            /**
-             * Id
-             * @description The same for the same failures, in every process.
-             */
-            id: string;
-            /**
-             * Kind
-             * @enum {string}
-             */
-            kind: "message" | "item" | "job" | "broker";
-            /**
-             * System
-             * @description The system; `broker` for Celery messages that no worker could decode or execute.
-             */
-            system: string;
-            /**
-             * Name
-             * @description The message type, the system, the job name, or the Celery queue.
-             */
-            name: string;
-            /**
-             * Reason
-             * @description With `<number>`, `<id>` and so on for what is different every time.
-             */
-            reason: string;
-            /**
-             * Sample
-             * @description The newest reason as it is.
-             */
-            sample: string;
-            /** Count */
-            count: number;
-            /**
-             * First At
-             * Format: date-time
-             * @description Of the failures that were read.
-             */
-            first_at: string;
-            /**
-             * Last At
-             * Format: date-time
-             */
-            last_at: string;
-            /**
-             * By Hour
-             * @description How many failed in each of the last 24 hours, oldest first.
-             */
-            by_hour: number[];
-            /**
-             * Page
-             * @description The path of the page that lists them; null if there is none.
-             */
-            page: string | null;
-        };
-        /**
-         * FoundThing
-         * @description An item, a message or a job, and why it is in its state.
-         */
-        FoundThing: {
+        Explanation: {
             /** System */
             system: string;
             /**
@@ -2365,6 +2306,92 @@ export interface components {
             has_whole_timeline: boolean;
         };
         /**
+         * FailureCounts
+         * @description Failures of one kind with the same reason, apart from numbers, ids, paths and so on.
+         */
+        FailureCounts: {
+            /**
+             * Id
+             * @description The same for the same failures, in every process.
+             */
+            id: string;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "message" | "item" | "job" | "broker";
+            /**
+             * System
+             * @description The system; `broker` for Celery messages that no worker could decode or execute.
+             */
+            system: string;
+            /**
+             * Name
+             * @description The message type, the system, the job name, or the Celery queue.
+             */
+            name: string;
+            /**
+             * Reason
+             * @description With `<number>`, `<id>` and so on for what is different every time.
+             */
+            reason: string;
+            /**
+             * Sample
+             * @description The newest reason as it is.
+             */
+            sample: string;
+            /** Count */
+            count: number;
+            /**
+             * First At
+             * Format: date-time
+             * @description Of the failures that were read.
+             */
+            first_at: string;
+            /**
+             * Last At
+             * Format: date-time
+             */
+            last_at: string;
+            /**
+             * By Hour
+             * @description How many failed in each of the last 24 hours, oldest first.
+             */
+            by_hour: number[];
+            /**
+             * Page
+             * @description The path of the page that lists them; null if there is none.
+             */
+            page: string | null;
+        };
+        /**
+         * FailureList
+         * @description A list of failures, as far as it was read.
+         */
+        FailureList: {
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "message" | "item" | "job" | "broker";
+            /** System */
+            system: string;
+            /** Title */
+            title: string;
+            /** Read */
+            read: number;
+            /**
+             * Is Complete
+             * @description False if there are more than the newest 5,000.
+             */
+            is_complete: boolean;
+            /**
+             * Problem
+             * @description Why it could not be read.
+             */
+            problem: string | null;
+        };
+        /**
          * GroupedFailures
          * @description The groups with the most failures first.
          */
@@ -2377,7 +2404,7 @@ export interface components {
              */
             of: number;
             /** Lists */
-            lists: components["schemas"]["ReadFailures"][];
+            lists: components["schemas"]["FailureList"][];
             /**
              * Server Time
              * Format: date-time
@@ -3735,33 +3762,6 @@ export interface components {
              * @description The title of the system whose items are sent to it, or `Scans`.
              */
             title: string;
-        };
-        /**
-         * ReadFailures
-         * @description A list of failures, as far as it was read.
-         */
-        ReadFailures: {
-            /**
-             * Kind
-             * @enum {string}
-             */
-            kind: "message" | "item" | "job" | "broker";
-            /** System */
-            system: string;
-            /** Title */
-            title: string;
-            /** Read */
-            read: number;
-            /**
-             * Is Complete
-             * @description False if there are more than the newest 5,000.
-             */
-            is_complete: boolean;
-            /**
-             * Problem
-             * @description Why it could not be read.
-             */
-            problem: string | null;
         };
         /**
          * RemovedJob

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
-from queue_manager.core.errors import InvalidField, MalformedBody, NotFound, reason, server_away
+from queue_manager.core.errors import InvalidField, MalformedBody, NotFound, reason, unavailable_server
 from queue_manager.core.log import get_logger
 from queue_manager.operations.items import DocumentTooLarge
 from queue_manager.operations.schemas import invalid_because
@@ -60,7 +60,7 @@ def install(api: FastAPI) -> None:
 
     @api.exception_handler(Unavailable)
     async def unavailable(request: Request, error: Unavailable) -> Response:
-        is_unknown = request.method not in SAFE_METHODS and error.__cause__ and server_away(error.__cause__)
+        is_unknown = request.method not in SAFE_METHODS and error.__cause__ and unavailable_server(error.__cause__)
         message = f"{error}; the outcome of the request is unknown" if is_unknown else str(error)
         return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", message).response()
 

@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Generic, NoReturn
 
-from fastapi import Query, Request
+from fastapi import Depends, Query, Request
 from pydantic import TypeAdapter
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
 from queue_manager.core.errors import InvalidField, MalformedBody
 from queue_manager.operations.cursors import MAX_CURSOR_LENGTH
-from queue_manager.operations.schemas import MAX_FIELD_LENGTH, M, validated
+from queue_manager.operations.schemas import MAX_FIELD_LENGTH, M, NoMembers, validated
 from queue_manager.web.http.errors import ApiError
 
 SAFE_METHODS = {"GET", "HEAD"}
+MAX_SMALL_BODY = 4 * 1024  # bytes of a body with few short members
 MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 """Bytes over the limit of a body that are still read: a client that is cut off while it sends never reads the error."""
 
@@ -86,13 +87,17 @@ class Body:
 class JsonBody(Body, Generic[M]):
     """A dependency that returns the body as a `model`. Raises `InvalidField`, and `ApiError` above `max_bytes`."""
 
-    def __init__(self, model: type[M], *, max_bytes: int, is_required: bool = True) -> None:
+    def __init__(self, model: type[M], *, max_bytes: int = MAX_SMALL_BODY, is_required: bool = True) -> None:
         super().__init__(model, is_required=is_required)
         self._type, self._max_bytes = model, max_bytes
 
     async def __call__(self, request: Request) -> M:
         body = await read_body(request, self._max_bytes, field="body")
         return validated(self._type, _object(body) if self.is_required or body.strip() else {})
+
+
+NoBody = Annotated[NoMembers, Depends(JsonBody(NoMembers, is_required=False))]
+"""A body that is empty or `{}`."""
 
 
 async def read_body(request: Request, max_bytes: int, *, field: str) -> bytes:

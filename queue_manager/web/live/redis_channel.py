@@ -14,8 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import make_async_client, outage
-from queue_manager.core.settings import redact_url
+from queue_manager.core.redis_client import describe_outage, make_async_client
 
 RESUBSCRIBE_DELAY = 1.0  # seconds
 HEALTH_CHECK_INTERVAL = 5  # seconds: detects half-open connections
@@ -58,7 +57,6 @@ class RedisChannel(socketio.AsyncRedisManager):  # type: ignore[misc]  # python-
     def _report(self, *, is_away: bool, error: Exception | None = None) -> None:
         has_changed, self._is_away = is_away != self._is_away, is_away
         if has_changed and error is not None:
-            url = redact_url(self.redis_url)
-            log.warning(f"No live events: Redis at {url} {outage(error)}; retrying until it is back")
+            log.warning(f"No live events: {describe_outage(self.redis_url, error)}; retrying until it is back")
         elif has_changed:
             log.info("Live events flow again")

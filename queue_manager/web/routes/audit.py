@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from models import audit
@@ -15,15 +15,14 @@ from queue_manager.core.errors import NotFound, PermanentError
 from queue_manager.operations import audit as operations
 from queue_manager.operations.audit import MAX_AUDIT_PAGE, AuditedChange, AuditPage, audit_page, one_change
 from queue_manager.operations.diagnosis import MAX_SEARCH_ID_LENGTH
-from queue_manager.operations.schemas import EmptyIsNone, NoMembers
+from queue_manager.operations.schemas import EmptyIsNone
 from queue_manager.server_calls import mongodb
 from queue_manager.web.auth import CurrentActor, CurrentPrincipal, require_system
 from queue_manager.web.http.errors import errors
-from queue_manager.web.http.requests import Cursor, JsonBody
+from queue_manager.web.http.requests import Cursor, NoBody
 from services.undo import Undone
 
 MAX_NAME_LENGTH = 256
-MAX_UNDO_BODY = 1_024  # bytes
 
 router = APIRouter(responses=errors(503))
 commands = APIRouter(responses=errors(503))
@@ -75,7 +74,7 @@ def _entry(id: str) -> AuditEntry:
 @commands.post("/audit/{id}/undo", responses=errors(404, 409))
 def undo_action(
     id: str,
-    _: Annotated[NoMembers, Depends(JsonBody(NoMembers, max_bytes=MAX_UNDO_BODY, is_required=False))],
+    _: NoBody,
     actor: CurrentActor,
     principal: CurrentPrincipal,
 ) -> Undone:

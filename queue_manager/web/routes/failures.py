@@ -28,7 +28,6 @@ from services.failures import (
 
 MIN_READ_INTERVAL = 3.0  # seconds
 MAX_READ_SHARE = 0.1  # of the time, unless a list cannot be read
-MAX_REPLAY_BODY = 4 * 1024  # bytes
 
 SearchText = Annotated[str, Field(max_length=256)]
 
@@ -94,7 +93,7 @@ async def failures(
 @commands.post("/failures/{id}/replay")
 def replay_failures(
     id: str,
-    body: Annotated[ReplayUntil, Depends(JsonBody(ReplayUntil, max_bytes=MAX_REPLAY_BODY, is_required=False))],
+    body: Annotated[ReplayUntil, Depends(JsonBody(ReplayUntil, is_required=False))],
     actor: CurrentActor,
 ) -> ReplayedFailures:
     """Replay the dead letters, or retry the items or jobs, of a group, for about 20 s.

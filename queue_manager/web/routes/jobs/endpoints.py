@@ -47,11 +47,11 @@ from queue_manager.operations.job_schemas import (
     job_as_json,
 )
 from queue_manager.operations.jobs import JobList, clear_jobs, read_latency
-from queue_manager.operations.schemas import INCOMPLETE_DETAIL, EmptyIsNone, NoMembers
+from queue_manager.operations.schemas import INCOMPLETE_DETAIL, EmptyIsNone
 from queue_manager.server_calls import mongodb
 from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http.errors import ApiError, errors
-from queue_manager.web.http.requests import Cursor, JsonBody
+from queue_manager.web.http.requests import Cursor, JsonBody, NoBody
 from queue_manager.web.live.event_feed import EventStream
 from queue_manager.web.live.search import MAX_SLICE_BYTES, SEARCH_EVENTS, SearchSlice, search
 from queue_manager.web.routes.time_limit import time_check
@@ -83,7 +83,6 @@ ACTION_TEXTS: dict[ActionName, str] = {
     "reschedule": "rescheduled",
 }
 
-NoBody = Annotated[NoMembers, Depends(JsonBody(NoMembers, max_bytes=MAX_JOB_BODY, is_required=False))]
 SelectedJobs = Annotated[JobIds, Depends(JsonBody(JobIds, max_bytes=MAX_JOB_BODY))]
 QueueNames = Annotated[Names, Depends(JsonBody(Names, max_bytes=MAX_JOB_BODY))]
 

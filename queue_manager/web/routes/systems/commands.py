@@ -8,18 +8,14 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from queue_manager.operations import switches
-from queue_manager.operations.schemas import NoMembers
 from queue_manager.operations.system_schemas import NewPause, PausedSystem
 from queue_manager.system import System
 from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http.errors import ApiError, errors
-from queue_manager.web.http.requests import JsonBody
+from queue_manager.web.http.requests import JsonBody, NoBody
 from queue_manager.web.routes.systems.queries import Named
 
-MAX_PAUSE_BODY = 4 * 1024  # bytes
-
-Reason = Annotated[NewPause, Depends(JsonBody(NewPause, max_bytes=MAX_PAUSE_BODY, is_required=False))]
-NothingElse = Annotated[NoMembers, Depends(JsonBody(NoMembers, max_bytes=MAX_PAUSE_BODY, is_required=False))]
+Reason = Annotated[NewPause, Depends(JsonBody(NewPause, is_required=False))]
 
 router = APIRouter(responses=errors(404, 409, 503))
 
@@ -36,7 +32,7 @@ def pause(system: Named, body: Reason, actor: CurrentActor) -> PausedSystem:
 
 
 @router.post("/systems/{name}/resume")
-def resume(system: Named, _: NothingElse, actor: CurrentActor) -> PausedSystem:
+def resume(system: Named, _: NoBody, actor: CurrentActor) -> PausedSystem:
     """Dispatch the items of a paused system again, starting with its next scan."""
     _require_items(system)
     switches.resume_system(actor, system.name)

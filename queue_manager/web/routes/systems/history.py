@@ -16,8 +16,6 @@ from queue_manager.web.http.requests import JsonBody
 from queue_manager.web.routes.systems.queries import Named
 from services.history import Range
 
-MAX_MARK_BODY = 4 * 1024  # bytes
-
 router = APIRouter(responses=errors(404, 503))
 marks = APIRouter(responses=errors(503))
 
@@ -34,8 +32,6 @@ def system_history(
 
 
 @marks.post("/marks", status_code=HTTPStatus.CREATED)
-def add_mark(
-    body: Annotated[NewMark, Depends(JsonBody(NewMark, max_bytes=MAX_MARK_BODY))], actor: CurrentActor
-) -> ChartMark:
+def add_mark(body: Annotated[NewMark, Depends(JsonBody(NewMark))], actor: CurrentActor) -> ChartMark:
     """Annotate the charts at the current time, for example for a deployment."""
     return operations.add_mark(body.text, actor)

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Depends, Query, Response
 from queue_manager.core.log import get_logger
 from queue_manager.items import State
 from queue_manager.operations import items as operations
-from queue_manager.operations.schemas import NoMembers
 from queue_manager.operations.system_schemas import (
     MAX_ITEM_SEARCH_LENGTH,
     ItemCount,
@@ -26,7 +25,7 @@ from queue_manager.operations.system_schemas import (
 from queue_manager.server_calls import mongodb
 from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http.errors import ApiError, errors
-from queue_manager.web.http.requests import Cursor, JsonBody
+from queue_manager.web.http.requests import Cursor, JsonBody, NoBody
 from queue_manager.web.routes.systems.queries import DEFAULT_PAGE_SIZE, Named, PageSize
 from services.audit import recorded
 from tasks.retry import retry
@@ -87,7 +86,7 @@ def retry_items(
 def retry_item(
     system: Named,
     id: str,
-    _: Annotated[NoMembers, Depends(JsonBody(NoMembers, max_bytes=MAX_RETRY_BODY, is_required=False))],
+    _: NoBody,
     actor: CurrentActor,
 ) -> SentTask:
     """Send the task of one item that is due, stuck or failed. 409: it is in progress, or not due."""

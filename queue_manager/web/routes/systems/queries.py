@@ -20,11 +20,11 @@ PageSize = Annotated[int, Query(ge=1, le=200)]
 router, of_all = APIRouter(), APIRouter()
 
 
-def _named(name: Annotated[str, Path()]) -> System:
+def _system_in_path(name: Annotated[str, Path()]) -> System:
     return find_system(name)
 
 
-Named = Annotated[System, Depends(_named)]
+Named = Annotated[System, Depends(_system_in_path)]
 """The system that a path names."""
 
 
