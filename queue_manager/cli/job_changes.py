@@ -16,7 +16,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from models.audit import ActionName
 from models.database import Document
 from models.document_id import id_text
 from models.job import JobState
@@ -39,7 +38,7 @@ from queue_manager.core.clock import to_iso
 from queue_manager.core.suggestion import did_you_mean
 from queue_manager.operations import switches
 from queue_manager.operations.job_schemas import JobsToDelete
-from queue_manager.operations.jobs import clear_jobs
+from queue_manager.operations.jobs import JobAction, change_job, clear_jobs
 from queue_manager.operations.schemas import validated
 from services import job_queues
 from services.job_queues import as_json
@@ -248,7 +247,7 @@ def _delay(amount: float | None, option: str, *, least: int = 0) -> timedelta | 
 
 
 def _each(
-    action: ActionName, ids: Sequence[str], change: Callable[[str], Document], outcome: Callable[[Document], str]
+    action: JobAction, ids: Sequence[str], change: Callable[..., Document], outcome: Callable[[Document], str]
 ) -> None:
     """Change jobs one by one and print each outcome immediately, because the next change may fail."""
     with report_errors():
@@ -260,22 +259,10 @@ def _each(
         undo = None
         with report_errors():
             try:
-                job, undo = _changed(action, id, change)
+                job, undo = change_job(current_actor(), action, id, change)
                 text = outcome(job)
             except (job_queues.UnknownJob, job_queues.WrongState, job_queues.DuplicateJob) as error:
                 text, is_done = str(error), False
         typer.echo(f"{printable(id)}  {printable(text)}")
         echo_undo(undo)
     sys.exit(0 if is_done else 1)
-
-
-def _changed(action: ActionName, id: str, change: Callable[..., Document]) -> tuple[Document, str | None]:
-    """Return the job as it is now, and the id by which the change can be undone, if it can be."""
-    with audited(action, system=job_queues.system.name, ids=[id]) as done:
-        if action == "remove":
-            change = partial(change, keep=done.job_keeper())
-        before, job = job_queues.jobs.get(id), change(id)
-        done.ids, done.count = [id_text(job["_id"])], 1
-        if action != "remove":
-            done.changed(job_queues.changeable(before), job_queues.changeable(job))
-    return job, done.undo

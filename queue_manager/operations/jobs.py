@@ -1,12 +1,15 @@
-"""Lists, latency and deletion of jobs."""
+"""Lists, latency, changes and deletion of jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal
 
 from models.archive import MAX_ARCHIVED
-from models.database import server_now
+from models.database import Document, server_now
+from models.document_id import id_text
 from models.job import JobState
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
 from queue_manager.core.log import get_logger
@@ -21,10 +24,19 @@ from queue_manager.operations.schemas import INCOMPLETE_DETAIL
 from queue_manager.server_calls import mongodb, redis_server
 from services.audit import Actor, recorded
 from services.job_queues import (
+    changeable,
     counts_by_name,
     jobs,
     system,
 )
+
+JobAction = Literal["cancel", "retry", "remove", "reschedule"]
+CHANGE_TEXTS: Mapping[JobAction, str] = {
+    "cancel": "canceled",
+    "retry": "made due now",
+    "remove": "removed",
+    "reschedule": "rescheduled",
+}
 
 log = get_logger("QM/jobs")
 
@@ -58,6 +70,29 @@ def read_latency() -> JobLatencies:
     with mongodb(), redis_server():
         names = {name: latency_of(system, counts) for name, counts in counts_by_name().items()}
         return JobLatencies(names=names, server_time=server_now())
+
+
+def change_job(
+    actor: Actor, action: JobAction, id: str, change: Callable[..., Document], **options: Any
+) -> tuple[Document, str | None]:
+    """Change a job by a method of `jobs`; return it, and the id by which that can be undone, if it can be.
+
+    Raises:
+        UnknownJob, WrongState, DuplicateJob: see the method.
+        Unavailable: MongoDB does not answer, or another transaction holds the job.
+    """
+    with recorded(actor, action, system=system.name, ids=[id]) as done:
+        if action == "remove":
+            change = partial(change, keep=done.job_keeper())
+        else:
+            change = partial(
+                change, on_change=lambda before, after: done.changed(changeable(before), changeable(after))
+            )
+        with mongodb():
+            job = change(id, **options)
+        done.ids, done.count = [id_text(job["_id"])], 1
+    log.info(f"A job was {CHANGE_TEXTS[action]} by an operator", job=id, name=job["name"])
+    return job, done.undo
 
 
 def clear_jobs(body: JobsToDelete, actor: Actor, *, is_over: Callable[[], bool]) -> DeletedJobs:

@@ -14,8 +14,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
-from models.audit import ActionName
-from models.database import server_now
+from models.database import Document, server_now
 from models.document_id import id_text
 from models.job import JobState, is_job
 from queue_manager.core.clock import to_iso
@@ -46,7 +45,7 @@ from queue_manager.operations.job_schemas import (
     SortField,
     job_as_json,
 )
-from queue_manager.operations.jobs import JobList, clear_jobs, read_latency
+from queue_manager.operations.jobs import CHANGE_TEXTS, JobAction, JobList, change_job, clear_jobs, read_latency
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL, EmptyIsNone
 from queue_manager.server_calls import mongodb
 from queue_manager.web.auth import CurrentActor
@@ -62,7 +61,6 @@ from services.job_queues import (
     UnknownJob,
     WrongState,
     as_json,
-    changeable,
     jobs,
     system,
 )
@@ -74,13 +72,6 @@ REFUSALS: dict[type[Exception], ChangeResult] = {
     WrongState: "WRONG_STATE",
     DuplicateJob: "BLOCKED",
     Contended: "CONTENDED",
-}
-
-ACTION_TEXTS: dict[ActionName, str] = {
-    "cancel": "canceled",
-    "retry": "made due now",
-    "remove": "removed",
-    "reschedule": "rescheduled",
 }
 
 SelectedJobs = Annotated[JobIds, Depends(JsonBody(JobIds, max_bytes=MAX_JOB_BODY))]
@@ -279,12 +270,8 @@ def retry(id: str, _: NoBody, actor: CurrentActor) -> JSONResponse:
 @commands.delete("/jobs/{id}", response_model=RemovedJob, responses=errors(404, 409))
 def remove(id: str, actor: CurrentActor) -> JSONResponse:
     """Delete a job that is not executing, and return it."""
-    with recorded(actor, "remove", system=system.name, ids=[id]) as action:
-        with mongodb():
-            job = jobs.remove(id, keep=action.job_keeper())
-        action.ids, action.count = [id_text(job["_id"])], 1
-    log.info("A job was deleted by an operator", job=id, name=job["name"])
-    return JSONResponse({"job": job_as_json(job), "undo": action.undo})
+    job, undo = change_job(actor, "remove", id, jobs.remove)
+    return JSONResponse({"job": job_as_json(job), "undo": undo})
 
 
 @commands.post("/jobs/{id}/reschedule", response_model=JobAnswer, responses=errors(404, 409))
@@ -300,23 +287,15 @@ def reschedule(
     return _changed(actor, "reschedule", jobs.reschedule, id, **due, priority=body.priority)
 
 
-def _changed(
-    actor: Actor, action: ActionName, change: Callable[..., dict[str, Any]], id: str, **options: Any
-) -> JSONResponse:
-    with recorded(actor, action, system=system.name, ids=[id]) as done:
-        with mongodb():
-            job = change(
-                id, **options, on_change=lambda before, after: done.changed(changeable(before), changeable(after))
-            )
-        done.ids, done.count = [id_text(job["_id"])], 1
-    log.info(f"A job was {ACTION_TEXTS[action]} by an operator", job=id, name=job["name"])
+def _changed(actor: Actor, action: JobAction, change: Callable[..., Document], id: str, **options: Any) -> JSONResponse:
+    job, _ = change_job(actor, action, id, change, **options)
     return JSONResponse({"job": job_as_json(job)})
 
 
 def _changed_many(
     actor: Actor,
-    action: ActionName,
-    change: Callable[..., dict[str, Any]],
+    action: JobAction,
+    change: Callable[..., Document],
     ids: list[str],
     *,
     is_over: Callable[[], bool],
@@ -330,11 +309,11 @@ def _changed_many(
         is_complete = len(results) == len(wanted)
         done.succeeded([one.id for one in results if one.result == "CHANGED"])
         done.detail = "" if is_complete else INCOMPLETE_DETAIL
-    log.info(f"Jobs were {ACTION_TEXTS[action]} by an operator", jobs=done.count, of=len(wanted))
+    log.info(f"Jobs were {CHANGE_TEXTS[action]} by an operator", jobs=done.count, of=len(wanted))
     return ChangedJobs(changed=len(done.ids), of=len(wanted), is_complete=is_complete, results=results, undo=done.undo)
 
 
-def _result(change: Callable[[str], dict[str, Any]], id: str) -> ChangeResult:
+def _result(change: Callable[[str], Document], id: str) -> ChangeResult:
     with mongodb():
         try:
             change(id)
