@@ -18,7 +18,7 @@ from queue_manager.core.clock import seconds, to_iso
 from queue_manager.health_rules import Problem
 from queue_manager.operations.overview import read_overview
 from queue_manager.operations.system_schemas import History
-from queue_manager.operations.systems import find_system, last_day, one_of, read_schedule, scan_page, system_history
+from queue_manager.operations.systems import find_system, last_day, one_system, read_schedule, scan_page, system_history
 from services.history import Range
 
 STATUS_COLUMNS = (
@@ -49,7 +49,7 @@ def status(name: OneOrAll = None, as_json: AnswerJsonOption = False) -> None:
         state = asyncio.run(read_overview())
     unread = [text for text in (state.servers.mongodb, state.servers.redis) if text]
     if as_json:
-        print_answer(state if system is None else one_of(state, system))
+        print_answer(state if system is None else one_system(state, system))
     else:
         shown = [one for one in state.systems if system is None or one.name == system.name]
         print_table(shown, STATUS_COLUMNS, nothing="no system")

@@ -51,7 +51,7 @@ def find_system(name: str) -> System:
     return by_name[name]
 
 
-def one_of(state: Overview, system: System) -> OneSystem:
+def one_system(state: Overview, system: System) -> OneSystem:
     """Return the state of one system."""
     (found,) = [one for one in state.systems if one.name == system.name]
     hooks = settings().qm_hooks

@@ -194,7 +194,7 @@ class Runner:
             self._next_jobs.clear()
             self.report.stopped = "another run executes a job of this name"
             return []
-        started = self._held([next_job] if is_started else [], began)
+        started = self._unless_lost([next_job] if is_started else [], began)
         self._claimed = started[0] if started else None
         return started
 
@@ -204,14 +204,14 @@ class Runner:
         ended, self._ended = sorted(self._ended, key=lambda one: not one.is_reserved), []
         began = time.monotonic()
         stored, started = self._write_with_retry(ended, batch)
-        started = self._held(started, began)
+        started = self._unless_lost(started, began)
         for one, is_stored in zip(ended, stored, strict=True):
             self._count(one.outcome, is_stored)
         self._claimed = started[0] if started else None
         self._slowest = 0.0
         return started
 
-    def _held(self, started: list[Document], began: float) -> list[Document]:
+    def _unless_lost(self, started: list[Document], began: float) -> list[Document]:
         """Return the jobs that were started, unless that took so long that their lease has ended and they were lost."""
         if not started or time.monotonic() - began < self.lease.total_seconds() / 3:
             return started

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Path, Query, Request
 
 from queue_manager.operations.system_schemas import OneSystem, Scans, Schedule
-from queue_manager.operations.systems import find_system, one_of, read_schedule, scan_page
+from queue_manager.operations.systems import find_system, one_system, read_schedule, scan_page
 from queue_manager.system import System
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import Cursor
@@ -31,7 +31,7 @@ Named = Annotated[System, Depends(_system_in_path)]
 @router.get("/systems/{name}", responses=errors(404))
 async def one(system: Named, request: Request) -> OneSystem:
     """Return the state of one system."""
-    return one_of(await current_overview(request), system)
+    return one_system(await current_overview(request), system)
 
 
 @router.get("/systems/{name}/scans", responses=errors(404, 503))
