@@ -16,17 +16,7 @@ from models.database import server_now
 from models.job import names as stored_names
 from queue_manager.cli.completion import complete_job_state
 from queue_manager.cli.errors import report_errors
-from queue_manager.cli.job_changes import (
-    OneJobName,
-    cancel,
-    clear,
-    pause,
-    remove,
-    reschedule,
-    resume,
-    retry,
-    run,
-)
+from queue_manager.cli.job_changes import OneJobName, cancel, clear, pause, remove, reschedule, resume, retry, run
 from queue_manager.cli.jobs_render import json_text, print_document, print_job, print_status, table_of_jobs
 from queue_manager.cli.lists import (
     AnswerJsonOption,

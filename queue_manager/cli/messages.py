@@ -14,14 +14,7 @@ import typer
 
 from queue_manager.cli.changes import PauseReason, audited, checked_reason, current_actor, resumed
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.lists import (
-    AnswerJsonOption,
-    CursorOption,
-    FormatOption,
-    export_rows,
-    print_answer,
-    print_table,
-)
+from queue_manager.cli.lists import AnswerJsonOption, CursorOption, FormatOption, export_rows, print_answer, print_table
 from queue_manager.cli.message_changes import add, clear, delete, edit, move, replay
 from queue_manager.cli.message_filters import filtered
 from queue_manager.cli.messages_render import counts_line, field_text, page_json, print_message, table_of

@@ -19,14 +19,7 @@ from queue_manager.operations.schemas import INCOMPLETE_DETAIL, ServerTime
 from queue_manager.operations.systems import find_system
 from queue_manager.server_calls import mongodb
 from services.audit import Actor, recorded
-from services.failures import (
-    MAX_FAILURES,
-    FailureGroup,
-    FailureKind,
-    Failures,
-    read_failures,
-    replay_letters,
-)
+from services.failures import MAX_FAILURES, FailureGroup, FailureKind, Failures, read_failures, replay_letters
 from services.job_queues import DuplicateJob, UnknownJob, WrongState, jobs
 from services.message_queue import queue_admin
 from services.message_queue.messages import is_id

@@ -14,14 +14,7 @@ from queue_manager.core.errors import AppError, InvalidField, NotFound
 from queue_manager.core.log import get_logger
 from queue_manager.items import Item, Listed, State
 from queue_manager.operations import cursors
-from queue_manager.operations.system_schemas import (
-    MAX_RETRIED,
-    ItemCount,
-    Items,
-    ListedItem,
-    RetriedItems,
-    Sent,
-)
+from queue_manager.operations.system_schemas import MAX_RETRIED, ItemCount, Items, ListedItem, RetriedItems, Sent
 from queue_manager.server_calls import mongodb
 from queue_manager.system import System
 from services.audit import Actor, recorded

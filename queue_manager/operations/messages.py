@@ -21,13 +21,7 @@ from queue_manager.operations.message_schemas import (
 )
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL
 from services.audit import Actor, recorded
-from services.message_queue import (
-    Message,
-    MessageState,
-    QueueCounts,
-    queue_admin,
-    system,
-)
+from services.message_queue import Message, MessageState, QueueCounts, queue_admin, system
 from services.message_queue.browser import MESSAGE_STATES
 from services.message_queue.messages import checked_id
 

@@ -21,10 +21,7 @@ from queue_manager.operations.schemas import At, EmptyIsNone, Members
 from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import JsonBody
-from services.failures import (
-    Failures,
-    read_failures,
-)
+from services.failures import Failures, read_failures
 
 MIN_READ_INTERVAL = 3.0  # seconds
 MAX_READ_SHARE = 0.1  # of the time, unless a list cannot be read

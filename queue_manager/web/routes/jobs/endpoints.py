@@ -55,15 +55,7 @@ from queue_manager.web.live.event_feed import EventStream
 from queue_manager.web.live.search import MAX_SLICE_BYTES, SEARCH_EVENTS, SearchSlice, search
 from queue_manager.web.routes.time_limit import time_check
 from services.audit import Actor, recorded
-from services.job_queues import (
-    DuplicateJob,
-    InvalidJob,
-    UnknownJob,
-    WrongState,
-    as_json,
-    jobs,
-    system,
-)
+from services.job_queues import DuplicateJob, InvalidJob, UnknownJob, WrongState, as_json, jobs, system
 from services.job_queues.fields import MAX_JOB_SEARCH_LENGTH, STATE_ALIASES
 
 REFUSALS: dict[type[Exception], ChangeResult] = {

@@ -42,14 +42,7 @@ from queue_manager.web.routes.messages.schemas import (
 )
 from queue_manager.web.routes.time_limit import time_check
 from services.audit import recorded
-from services.message_queue import (
-    Filter,
-    InvalidMessage,
-    MessageState,
-    UnknownMessage,
-    message_queue,
-    queue_admin,
-)
+from services.message_queue import Filter, InvalidMessage, MessageState, UnknownMessage, message_queue, queue_admin
 from services.message_queue.admin import checked_ids
 from services.message_queue.browser import KEPT_STATES, KeptState
 from services.message_queue.messages import checked_id

@@ -8,12 +8,7 @@ import msgspec
 from fastapi import APIRouter, Query, Response
 
 from queue_manager.core.settings import settings
-from queue_manager.operations.message_schemas import (
-    MessageQueueStatus,
-    QueueConfig,
-    QueueHealth,
-    QueueMetrics,
-)
+from queue_manager.operations.message_schemas import MessageQueueStatus, QueueConfig, QueueHealth, QueueMetrics
 from queue_manager.operations.messages import queue_config, queue_status
 from queue_manager.operations.schemas import EmptyIsNone
 from queue_manager.web.http.errors import errors
