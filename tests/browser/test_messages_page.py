@@ -268,7 +268,7 @@ def test_one_message_is_moved_with_a_reason(visit: Visit, queue: Queue) -> None:
     visit.open_row(id)
     visit.press("Move …", visit.dialog)
     visit.dialog.get_by_label("To", exact=True).select_option("Failed")
-    visit.dialog.get_by_label("Why").fill("not wanted")
+    visit.dialog.get_by_label("Reason").fill("not wanted")
     visit.press("Move", visit.dialog)
     visit.wait_for([other])
     assert message(queue, "dead", id)["last_error"] == "not wanted"

@@ -127,8 +127,9 @@ def hide(page: Page, *, is_hidden: bool) -> None:
 
 
 def test_the_document_is_one_press_away(visit: Visit) -> None:
-    room = make_room(server_now() + hours(1))
+    room = make_room(server_now() + hours(1), account_id=None)
     page = visit.open(f"/rooms/{room}")
+    expect(page.get_by_role("heading", name="Why it is in this state")).to_be_visible()
     expect(page.get_by_text("snooze_time")).to_have_count(0)
     page.get_by_text("Show the document").click()
     expect(page.get_by_label("Document")).to_contain_text("snooze_time")

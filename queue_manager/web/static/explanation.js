@@ -32,7 +32,7 @@ async function read() {
 /** @param {Found} found */
 function card(found) {
   const { title, retry, retry_body: body, label, system: of } = found;
-  return answer(found, title || "Why",
+  return answer(found, title || "Why it is in this state",
     element("span", {},
       mayAct && retry && button(VERBS[label] ?? (of === MESSAGES ? "Replay" : "Retry"), () => again(retry, body, label), "primary"), " ",
       copier("id", found.id), " ",

@@ -274,7 +274,7 @@ function move(ids) {
     title: `Move ${messagesOf(ids)}`, verb: "Move",
     fields: [
       { name: "toQueue", label: "To", kind: "select", options: others, value: others[0][0] },
-      { name: "errorReason", label: "Why", hint: "Shown with the message" },
+      { name: "errorReason", label: "Reason", hint: "Optional; shown with the message" },
     ],
     async act({ toQueue, errorReason }) {
       return done(await post("/queue/move", { messages: ids, fromQueue: place, toQueue, errorReason: errorReason || null }));
