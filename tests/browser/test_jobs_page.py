@@ -16,7 +16,7 @@ from queue_manager.telemetry import counters, latency
 from services.job_queues import JOBS_INITIATOR, adopt, jobs
 from tests.any_jobs import INVOICE, REPORT
 from tests.browser import furnished
-from tests.browser.visit import Visit
+from tests.browser.visit import NARROW, Visit
 from tests.eventually import eventually
 from tests.foreign_jobs import foreign_job
 from tests.job_lab import end_job
@@ -153,6 +153,18 @@ def test_arguments_are_searched_and_columns_sort(visit: Visit, queue: Queue) -> 
     visit.wait_for([ada, bob])
     page.get_by_label("Search").fill("bob")
     visit.wait_for([bob])
+
+
+def test_rows_are_short_on_a_phone_and_show_all_values(visit: Visit, queue: Queue) -> None:
+    id = furnished.make_job(queue, INVOICE, 7)
+    visit.page.set_viewport_size(NARROW)
+    visit.open("/jobs")
+    visit.wait_for([id])
+    for row in (visit.row(id), of_name(visit, INVOICE)):
+        assert row.evaluate("row => row.getBoundingClientRect().height") < 165  # px
+    cells = visit.row(id).locator("th, td")
+    assert [cells.nth(index).is_visible() for index in range(cells.count())] == [True] * 9
+    assert not visit.is_wider_than_screen()
 
 
 def test_pages_follow_each_other_both_ways(visit: Visit, queue: Queue) -> None:
