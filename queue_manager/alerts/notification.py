@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from email.message import EmailMessage
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from queue_manager.core.errors import reason
 from queue_manager.core.loopback import is_loopback
@@ -124,8 +124,15 @@ def _post(notification: Notification) -> None:
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json", "User-Agent": "queue-manager"},
     )
-    with urlopen(request, timeout=CHANNEL_TIMEOUT):  # raises for a status of 400 or more
+    with build_opener(_NoRedirects).open(request, timeout=CHANNEL_TIMEOUT):  # raises for any status but 2xx
         pass
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Makes a redirect an error: after most of them, urllib would send a GET without the notification."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
 
 
 def _mail(notification: Notification) -> None:

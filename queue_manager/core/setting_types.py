@@ -195,8 +195,10 @@ def _item_url(value: str) -> str:
 
 
 def _webhook_url(url: SecretStr) -> SecretStr:
-    if not _is_url(url, ("http", "https")):
-        raise ValueError("an http:// or https:// URL")
+    text = url.get_secret_value()
+    if not _is_url(url, ("http", "https")) or " " in text or "@" in urlsplit(text).netloc:
+        # urllib would send neither, and quote the password or the path in its error.
+        raise ValueError("an http:// or https:// URL without spaces, and without a user and password")
     return url
 
 

@@ -328,7 +328,9 @@ def _explain(detail: Any) -> str:
     accepted = _accepted(name, detail)
     if name.endswith(("_SECRET", "_KEYS", "_KEYS_FILE", "_DSN", "_WEBHOOK_URL", "_SMTP_URL")):
         return f"{name}: must be {accepted}"
-    value = redact_url(str(detail["input"])) if name.endswith("_URL") else str(detail["input"])
+    value = str(detail["input"])
+    if name.endswith("_URL") or "://" in value:  # such as BROKER_URL in QM_BROKER
+        value = redact_url(value)
     shown = value if len(value) <= _MAX_SHOWN_LENGTH else f"{value[:_MAX_SHOWN_LENGTH]}…"
     return f"{name}={shown!r}: must be {accepted}"
 

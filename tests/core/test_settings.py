@@ -204,9 +204,18 @@ def test_unreadable_url_is_refused_without_its_password(name: str, url: str, mon
     assert "s3cret" not in str(error.value)
 
 
-def test_wrong_url_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REDIS_URL", "http://app:s3cret@cache")
-    with pytest.raises(ConfigurationError) as error:
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("REDIS_URL", "http://app:s3cret@cache"),
+        ("QM_BROKER", "redis://app:s3cret@cache"),
+        ("QUEUE_NAME", "redis://app:s3cret@cache"),
+        ("QM_MAX_QUEUE", "mongodb://app:s3cret@db/product"),
+    ],
+)
+def test_wrong_url_is_shown_without_its_password(name: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, url)
+    with pytest.raises(ConfigurationError, match=rf"^{name}='\w+://\*\*\*@") as error:
         settings()
     assert "s3cret" not in str(error.value)
 
@@ -321,7 +330,9 @@ def wrong_values(name: str) -> list[str]:
     if name == "SENTRY_DSN":
         return ["s3cret", "https://s3cret@h", "https://h/1", "ftp://s3cret@h/1", "https://s3cret@h/x", not_utf8]
     if name in ("QM_ALERT_WEBHOOK_URL", "QM_ALERT_SMTP_URL"):
+        unsendable = ["https://u:s3cret@h/x", "https://s3cret@h:1/x", "https://h/s3cret x"]
         return [
+            *(unsendable if name == "QM_ALERT_WEBHOOK_URL" else []),
             "s3cret",
             ":s3cret@h",
             "ftp://s3cret@h/1",

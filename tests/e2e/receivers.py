@@ -19,14 +19,25 @@ from dev.ports import LOOPBACK, free_port
 
 
 @contextmanager
-def receiving_posts(take: Callable[[str, bytes], int | None]) -> Iterator[int]:
-    """Yield the port of a server that hands path and body of each post to `take`, which may return a status."""
+def receiving_posts(take: Callable[[str, bytes], int | None], *, location: str = "") -> Iterator[int]:
+    """Yield the port of a server that hands path and body of each post to `take`, which may return a status.
+
+    `location` is where its answers redirect to; a GET of any path succeeds.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             status = take(self.path, gzip.decompress(body) if self.headers["Content-Encoding"] == "gzip" else body)
-            self.send_response(status or 200)
+            self._answer(status or 200)
+
+        def do_GET(self) -> None:
+            self._answer(200)
+
+        def _answer(self, status: int) -> None:
+            self.send_response(status)
+            if location:
+                self.send_header("Location", location)
             self.send_header("Content-Length", "0")
             self.end_headers()
 

@@ -112,6 +112,19 @@ def test_a_test_is_sent_to_each_channel_and_names_those_that_fail(tmp_path: Path
         assert (code, "webhook: HTTP Error 500" in said, "s3cret" in said) == (1, True, False)
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_webhook_that_redirects_has_not_taken_the_notification(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with receiving_posts(lambda *_: status, location="/elsewhere") as port:
+        monkeypatch.setenv("QM_ALERT_WEBHOOK_URL", f"http://{LOOPBACK}:{port}")
+        settings.cache_clear()
+        try:
+            error = send_to_channels(Notification("recovered", []))["webhook"]
+        finally:
+            monkeypatch.undo()
+            settings.cache_clear()
+    assert str(error).startswith(f"HTTP Error {status}: ")
+
+
 @pytest.mark.parametrize(("host", "is_sent"), [("mail.example.com", False), (LOOPBACK, True)])
 def test_a_password_leaves_the_host_encrypted_only(host: str, is_sent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     mails: list[EmailMessage] = []
