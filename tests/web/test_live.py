@@ -27,10 +27,11 @@ from tests.eventually import eventually
 from tests.pace import paced, promptly
 from tests.real_servers import Servers
 from tests.web.listener import ConnectionRefused, Listener
-from tests.web.web_process import SECRET, Web, forked_web, shared_web, token
+from tests.web.web_process import SECRET, Web, forked_web, say, shared_web, token
 
 EVENT = "support_room_updated"
 WEBSOCKET = "/socket.io/?EIO=4&transport=websocket"
+POLLING = "/socket.io/?EIO=4&transport=polling"
 
 
 @pytest.fixture(scope="session")
@@ -189,12 +190,21 @@ class WebSocket:
         self.until(lambda event: isinstance(event, TextMessage) and event.data.startswith(text))
 
 
+def new_session(process: Web) -> str:
+    """Begin to poll; return the query that names the session."""
+    return f"&sid={json.loads(process.get(POLLING).text[1:])['sid']}"
+
+
+def connected_session(process: Web) -> str:
+    """Begin to poll with a token; return the query that names the session."""
+    query = new_session(process)
+    process.post(POLLING + query, "40" + json.dumps({"token": token("a")}))
+    return query
+
+
 def upgraded(process: Web) -> WebSocket:
     """Return the WebSocket of a client that has presented its token by long polling."""
-    path = "/socket.io/?EIO=4&transport=polling"
-    query = f"&sid={json.loads(process.get(path).text[1:])['sid']}"
-    process.post(path + query, "40" + json.dumps({"token": token("a")}))
-    client = WebSocket(process, query)
+    client = WebSocket(process, connected_session(process))
     client.send(TextMessage("2probe"))
     client.until_text("3probe")
     client.send(TextMessage("5"))
@@ -211,6 +221,16 @@ def test_a_websocket_without_credentials_is_closed(secured: Web) -> None:
         client.until_text('431[{"joined":["a"]}]')
     for one in (client, nobody):
         one.socket.close()
+
+
+@pytest.mark.slow
+def test_a_session_of_long_polling_without_credentials_ends(secured: Web) -> None:
+    connected, nobody = connected_session(secured), new_session(secured)
+    assert say(secured, "GET", POLLING + nobody, None, {}).text == "1"  # the end, after the timeout
+    assert secured.get(POLLING + nobody).status == 400
+    assert secured.get(POLLING + connected).text.startswith("40")
+    secured.post(POLLING + connected, '421["join","a"]')
+    assert secured.get(POLLING + connected).text == '431[{"joined":["a"]}]'
 
 
 def test_what_clients_send_is_not_decompressed(secured: Web) -> None:

@@ -7,13 +7,16 @@ which is possible on loopback only, every client may join any account.
 Events: `join` and `leave` with an account id, acknowledged with `{"joined": […]}`, `{"left": …}` or
 `{"error", "message"}`.
 Guarantee: a client whose token, key or session ends is disconnected within 2 s. Packets that no client needs
-are ignored. A WebSocket whose client presents no valid credentials within `CREDENTIALS_TIMEOUT` is closed.
+are ignored. A WebSocket or a session of long polling whose client presents no valid credentials within
+`CREDENTIALS_TIMEOUT` is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs
@@ -76,6 +79,7 @@ class Live:
         self._secret = None if secret is None else secret.get_secret_value()
         self._has_events = "python" in chosen.socketio_adapter
         self._access: dict[str, Access] = {}
+        self._without_credentials: dict[str, float] = {}  # sessions of long polling, by when they were first seen
         self._sweeper: asyncio.Task[None] | None = None
         self.server = socketio.AsyncServer(
             async_mode="asgi",
@@ -195,13 +199,27 @@ class Live:
         while True:
             await asyncio.sleep(ACCESS_CHECK_INTERVAL)
             for sid in [sid for sid, access in self._access.items() if access.is_over()]:
-                await self._end(sid)
+                await _try_to_end(self.server.disconnect(sid))
+            for session in self._polling_without_credentials():
+                await _try_to_end(session.close(wait=False))  # answers a poll that waits
 
-    async def _end(self, sid: str) -> None:
-        try:
-            await self.server.disconnect(sid)
-        except Exception as error:
-            log.warning("A client whose access ended could not be disconnected; tried again", error=reason(error))
+    def _polling_without_credentials(self) -> list[Any]:
+        """Return the sessions of long polling that are too old; the library would keep them for a minute."""
+        now = time.monotonic()
+        found = {
+            sid: session
+            for sid, session in self.server.eio.sockets.items()
+            if not (session.upgraded or session.closed) and self.server.manager.sid_from_eio_sid(sid, "/") is None
+        }
+        self._without_credentials = {sid: self._without_credentials.get(sid, now) for sid in found}
+        return [found[sid] for sid, since in self._without_credentials.items() if now - since >= CREDENTIALS_TIMEOUT]
+
+
+async def _try_to_end(end: Awaitable[Any]) -> None:
+    try:
+        await end
+    except Exception as error:
+        log.warning("A client whose access ended could not be disconnected; tried again", error=reason(error))
 
 
 def _errors_of(name: str) -> logging.Logger:
