@@ -258,7 +258,7 @@ def require_replica_set() -> None:
     except OperationFailure as error:
         if error.code not in _AUTHENTICATION_FAILED:
             raise
-        raise ConfigurationError(f"MongoDB at {url} refuses our credentials ({error.details or error})") from error
+        raise ConfigurationError(f"MongoDB at {url} refuses our credentials ({reason(error)})") from error
     if "setName" not in hello and hello.get("msg") != "isdbgrid":
         raise ConfigurationError(
             f"MongoDB at {url} is a standalone server, which loses acknowledged writes in a crash; it must be a "

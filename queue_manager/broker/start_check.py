@@ -7,6 +7,7 @@ from typing import Any
 from celery import Celery
 from kombu.exceptions import OperationalError
 from kombu.transport import redis
+from redis.exceptions import AuthenticationError
 
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.server_check import refuse_unsuitable
@@ -26,13 +27,18 @@ def require_broker(app: Celery, url: str) -> None:
         try:
             connection.ensure_connection(max_retries=0)
             info = _redis_info(connection.default_channel)
-        except OperationalError:
+        except OperationalError as error:
+            if isinstance(error.__cause__, AuthenticationError):  # of Redis, which counts as a connection error
+                raise _refused(url, error) from error
             raise
         except (*connection.connection_errors, *connection.channel_errors) as error:  # such as a refused login
-            refused = f"The broker at {redact_url(url)} refuses the connection ({reason(error)})"
-            raise ConfigurationError(refused) from error
+            raise _refused(url, error) from error
     if info is not None:
         refuse_unsuitable(url, info)
+
+
+def _refused(url: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"The broker at {redact_url(url)} refuses the connection ({reason(error)})")
 
 
 def _redis_info(channel: Any) -> dict[str, Any] | None:

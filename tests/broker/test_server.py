@@ -13,10 +13,12 @@ from threading import Thread
 
 import pytest
 import redis
+from celery import Celery
 from redis.exceptions import ReadOnlyError
 
 from dev.ports import free_port
 from dev.servers import Valkey
+from queue_manager.broker import start_check
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.server_check import require_server
@@ -140,3 +142,10 @@ def test_a_web_process_does_not_start_on_an_older_server(servers: Servers, tmp_p
         ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert "is version 6.2.14" in ended.stderr
+
+
+def test_a_broker_that_refuses_the_password_is_not_taken_for_an_outage(servers: Servers) -> None:
+    url = f"redis://app:s3cret@127.0.0.1:{servers.valkey.port}/1"
+    with pytest.raises(ConfigurationError, match=r"refuses the connection \(invalid username-password pair") as error:
+        start_check.require_broker(Celery(broker=url), url)
+    assert "s3cret" not in str(error.value)

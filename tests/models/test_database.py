@@ -1,10 +1,13 @@
-"""Read and write concerns do not depend on the defaults of the deployment."""
+"""Read and write concerns do not depend on the defaults of the deployment; a refused login is named in a sentence."""
 
 from __future__ import annotations
 
+import pytest
 from pymongo import ReadPreference
 
 from models import database
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.settings import settings
 from tests.real_servers import Servers
 
 
@@ -12,3 +15,21 @@ def test_writes_are_acknowledged_by_a_majority_and_reads_go_to_the_primary(serve
     rooms = database.collection("rooms")
     assert rooms.write_concern.document["w"] == "majority"
     assert rooms.read_preference == ReadPreference.PRIMARY
+
+
+def test_a_refused_login_is_one_sentence_without_the_reply_of_the_server(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect_anew() -> None:
+        database.close()
+        settings.cache_clear()
+
+    connect_anew()
+    monkeypatch.setenv("MONGO_DB_URL", servers.mongo.url.replace("://", "://app:s3cret@"))
+    try:
+        with pytest.raises(ConfigurationError, match=r"refuses our credentials \(Authentication failed\.\)$") as error:
+            database.require_replica_set()
+    finally:
+        monkeypatch.undo()
+        connect_anew()
+    assert "s3cret" not in str(error.value)
