@@ -46,6 +46,7 @@ from queue_manager.beat.entry import EntryMissing, StoredEntry
 from queue_manager.beat.leader_lock import LeaderLock
 from queue_manager.broker.options import timeouts
 from queue_manager.core.clock import ServerClock, seconds
+from queue_manager.core.errors import reason
 from queue_manager.core.redis_client import time_of
 from queue_manager.telemetry import tracing
 
@@ -68,8 +69,8 @@ class MessageRefused(BrokerAway):
 
 
 def _is_wrong_type(error: RedisError) -> bool:
-    """Return True if the key of an entry holds something other than a hash."""
-    return "WRONGTYPE" in str(error)
+    """Return True if a key of an entry holds something other than a hash, or a text instead of a number."""
+    return "WRONGTYPE" in str(error) or "not an integer" in str(error)
 
 
 class LeaderScheduler(RedBeatScheduler):
@@ -183,7 +184,7 @@ class LeaderScheduler(RedBeatScheduler):
             if error is None:
                 logger.info("%s", state)
             else:
-                logger.error("%s (%s)", state, error)
+                logger.error("%s (%s)", state, reason(error))
 
     def _due_entries(self) -> tuple[list[StoredEntry], float]:
         """Return the entries that are due, and the seconds until the next one. One that cannot be loaded is skipped."""
@@ -238,10 +239,10 @@ class LeaderScheduler(RedBeatScheduler):
 
     def _skip(self, key: str, error: Exception) -> None:
         """Log that an entry is skipped, once per reason."""
-        reason = f"{type(error).__name__}: {error}"
-        if self._skipped.get(key) != reason:
-            self._skipped[key] = reason
-            logger.error("skipping the schedule entry %s, which cannot be used (%s)", key, reason)
+        said = f"{type(error).__name__}: {reason(error)}"
+        if self._skipped.get(key) != said:
+            self._skipped[key] = said
+            logger.error("skipping the schedule entry %s, which cannot be used (%s)", key, said)
 
     def update_from_dict(self, dict_: dict[str, Any]) -> None:
         """Store the entries of the configuration. Stored entries that cannot be loaded are replaced."""
@@ -311,9 +312,11 @@ class LeaderScheduler(RedBeatScheduler):
         """Skip an entry that raises an error of its own."""
         try:
             yield
-        except (SchedulingError, LeadershipLost, RedisError):
+        except (SchedulingError, LeadershipLost):
             raise
         except Exception as error:
+            if isinstance(error, RedisError) and not _is_wrong_type(error):
+                raise
             self._skip(entry.key, error)
 
     def _is_sent_together(self) -> bool:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ResponseError
 
+from queue_manager.core.errors import reason
+
 
 class ConnectionLost(RedisConnectionError):
     """The channel's connection is closed for good; its successor is another channel."""
@@ -30,6 +32,6 @@ def refusals_as_connection_errors(*, but: tuple[type[ResponseError], ...] = ()) 
     except but:
         raise
     except ResponseError as error:
-        raise BrokerRefuses(f"Redis refuses: {error}") from error
+        raise BrokerRefuses(f"Redis refuses: {reason(error)}") from error
     except InvalidResponse as error:
         raise ConnectionLost(f"the server sent an invalid reply: {error}") from error

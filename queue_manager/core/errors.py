@@ -92,6 +92,7 @@ _CONFIGURED_TIMEOUTS = re.compile(r" \(configured timeouts: [^)]*\)")
 _APPENDED = re.compile(r", (?:Timeout: .*, Topology Description: |full error: \{).*", re.DOTALL)
 _SESSION = re.compile(r"\s*\{[^{}]*(?:lsid|txnNumber|UUID|BinData|Timestamp)(?:[^{}]|\{[^{}]*\})*\}|\s*UUID\([^)]*\)")
 _MISSING_INDEX = re.compile(r"ns=[^.\s]+\.(\S+?)(?:Tree:|\s).*hint provided does not correspond", re.DOTALL)
+_WRONG_TYPE = re.compile(r"(WRONGTYPE .* wrong kind of value)(?!;)(?: script: .*@user_script:\d+\.)?")
 _OUTAGES = {
     "pymongo.errors.ConnectionFailure": "MongoDB",
     "redis.exceptions.ConnectionError": "Redis",
@@ -130,11 +131,12 @@ def reason(error: BaseException) -> ErrorText:
     """Return the text of an error, without what PyMongo appends and without ids of sessions; truncated.
 
     PyMongo appends timeouts, the topology and the server's reply. The error for a missing index is replaced, because
-    MongoDB does not name the cause.
+    MongoDB does not name the cause; that for a key of another type says who names the key.
     """
     text = rendered(lambda: _message_of(getattr(error, "details", None)) or str(error))[:MAX_ERROR_TEXT_LENGTH]
     if missing := _MISSING_INDEX.search(text):
         text = f"an index of {missing[1]} is missing: run `queue-manager migrate` while its system is switched on"
+    text = _WRONG_TYPE.sub(r"\1; `queue-manager doctor` names the key", text)
     text = _SESSION.sub("", _APPENDED.sub("", _CONFIGURED_TIMEOUTS.sub("", text)))
     return ErrorText.of(text or type(error).__name__, error)
 

@@ -102,6 +102,11 @@ CHECKS = (
         find=redis_servers.permissions,
     ),
     Check(
+        name="redis-keys",
+        statement="No other program has written a value of another type to a key of Queue Manager.",
+        find=redis_servers.key_types,
+    ),
+    Check(
         name="persistence",
         statement="Every Redis writes an append-only file or has a replica, and has memory left.",
         find=redis_servers.persistence,

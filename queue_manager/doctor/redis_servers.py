@@ -13,6 +13,7 @@ from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.redis_client import REDIS_OUTAGES, connect, outage
 from queue_manager.core.server_check import require_queue_server
 from queue_manager.core.settings import redact_url, settings
+from queue_manager.doctor import redis_keys
 from queue_manager.doctor.findings import Finding, Findings, NotChecked
 from queue_manager.doctor.redis_commands import COMMANDS, PROBE_KEY, refused
 from queue_manager.health_rules import Rule
@@ -73,6 +74,22 @@ def _probes(url: str) -> dict[str, tuple[str, ...]]:
         **{f"the key {key}": ("EXISTS", key) for key in keys},
         **{f"the channel {channel}": ("PUBLISH", channel, "") for channel in channels},
     }
+
+
+def key_types() -> Iterator[Findings]:
+    """Yield the keys that another program wrote with another type."""
+    for url, types in redis_keys.types().items():
+        try:
+            with connect(url) as client:
+                wrong = list(redis_keys.of_other_types(client, types))
+        except redis.RedisError as error:
+            yield _unread(url, error)
+            continue
+        for text in wrong:
+            yield Finding(
+                f"In Redis at {redact_url(url)}, the key {text}",
+                "Another program wrote it: rename or delete the key, and give that program a database of its own.",
+            )
 
 
 def persistence() -> Iterator[Findings]:

@@ -248,6 +248,22 @@ def test_broken_entry_is_skipped_and_logged_once(
     assert caplog.text.count("skipping the schedule entry") == (1 if score == 0 else 0)
 
 
+@pytest.mark.parametrize("ticks", ["a text", {"sent": "a text"}], ids=["no-hash", "no-number"])
+def test_entry_whose_ticks_cannot_be_numbered_does_not_stop_the_others(
+    ticks: Any, server: Valkey, client: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    with scheduling(server, {"items": every(1, "items"), "others": every(1, "others")}) as scheduler:
+        key = "qm:scan-ticks:others"
+        client.set(key, ticks) if isinstance(ticks, str) else client.hset(key, mapping=ticks)
+
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 3, within=10)
+
+        assert client.llen("others") == 0
+        assert caplog.text.count("skipping the schedule entry redbeat:others") == 1
+        client.delete(key)
+        eventually(lambda: scheduler.tick() and client.llen("others") >= 1, within=10)
+
+
 @pytest.mark.parametrize("kind", [*BROKEN, "no-hash"])
 def test_broken_entry_of_the_configuration_is_replaced(kind: str, server: Valkey, client: Redis) -> None:
     if kind == "no-hash":

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from models import deployment
-from queue_manager.doctor import CHECKS, installation, mongodb
+from queue_manager.core.settings import settings
+from queue_manager.doctor import CHECKS, installation, mongodb, redis_keys
 from queue_manager.doctor.redis_commands import COMMANDS
 from queue_manager.health_rules import Problem, Rule
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "doctor.md"
+DATA_PAGE = ROOT / "docs" / "reference" / "data.md"
 CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
 
 
@@ -33,6 +35,20 @@ def test_a_check_depends_on_checks_before_it_or_on_its_own_server() -> None:
 def test_the_page_has_the_same_table() -> None:
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     assert [row.split(" | ")[:2] for row in rows] == [[f"| `{check.name}`", check.statement] for check in CHECKS]
+
+
+def test_the_keys_that_are_checked_have_the_types_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QM_MESSAGE_QUEUE", "true")
+    settings.cache_clear()
+    (types,) = redis_keys.types().values()
+    settings.cache_clear()
+
+    rows = [line.split(" | ")[:2] for line in DATA_PAGE.read_text().splitlines() if line.startswith("| `q")]
+    documented = {key: kinds for names, kinds in rows for key in re.findall("`([^`]+)`", names)}
+    fixed = {key: kinds for key, kinds in documented.items() if key in types}
+    assert len(fixed) > 30
+    for key, kinds in fixed.items():
+        assert redis_keys.type_name(types[key]) in kinds.replace("streams", "stream").replace("hashes", "hash")
 
 
 def test_every_command_of_our_scripts_is_among_those_that_are_checked() -> None:

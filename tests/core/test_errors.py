@@ -28,6 +28,7 @@ from queue_manager.core.errors import (
 
 REFUSED = "127.0.0.1:1: [Errno 111] Connection refused"
 SESSION = '{ lsid: { id: UUID("0f"), uid: BinData(0, E3) }, txnNumber: 4 }'
+WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 NOT_CONFIRMED = {"code": 64, "codeName": "WriteConcernFailed", "errmsg": "waiting for replication timed out"}
 
 
@@ -50,6 +51,14 @@ NOT_CONFIRMED = {"code": 64, "codeName": "WriteConcernFailed", "errmsg": "waitin
         (DuplicateKeyError("x", 11000, {"errmsg": "E11000 dup key: { a: 1 }"}), "E11000 dup key: { a: 1 }"),
         (OperationFailure("failed", 1, {"ok": 0}), "failed"),
         (NotPrimaryError("not primary", {"errmsg": "not primary", "code": 10107}), "not primary"),
+        (
+            redis.ResponseError(f"{WRONG_TYPE} script: 0f1e, on @user_script:11."),
+            f"{WRONG_TYPE}; `queue-manager doctor` names the key",
+        ),
+        (
+            Unavailable(f"Redis refused a command ({WRONG_TYPE}; `queue-manager doctor` names the key)"),
+            f"Redis refused a command ({WRONG_TYPE}; `queue-manager doctor` names the key)",
+        ),
         (ValueError("boom"), "boom"),
         (ValueError(), "ValueError"),
     ],

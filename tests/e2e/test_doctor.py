@@ -93,7 +93,7 @@ def test_without_a_terminal_there_are_no_colours_and_a_line_for_each_check(well:
     lines = said(tmp_path).splitlines()
     assert "\x1b" not in "".join(lines)
     assert "ok           leader               A beat of this release leads." in lines
-    assert lines[-1] == "No problem in 18 checks"
+    assert lines[-1] == "No problem in 19 checks"
 
 
 def test_on_a_terminal_there_are_colours(well: Servers) -> None:
@@ -253,6 +253,19 @@ def test_a_redis_that_evicts_and_keeps_nothing_is_found(clean: Servers, tmp_path
     assert "maxmemory-policy 'allkeys-lru'" in eviction
     (persistence,) = answer.problems("persistence")
     assert persistence.startswith(f"Redis at {valkey.url} writes no append-only file and has no replica")
+
+
+def test_keys_that_another_program_wrote_are_named(clean: Servers, client: redis.Redis, tmp_path: Path) -> None:
+    client.set("qm:lease:support-snooze:cooling", "a text")
+    client.hset("support-snooze", "a", "hash")
+    client.set("queue_metadata", "a text")
+    found = doctor(tmp_path, QM_MESSAGE_QUEUE="true").problems("redis-keys")
+    where = f"In Redis at {clean.valkey.url}, the key"
+    assert found == [
+        f"{where} qm:lease:support-snooze:cooling is a string, and must be a sorted set",
+        f"{where} support-snooze is a hash, and must be a list",
+        f"{where} queue_metadata is a string, and must be a hash",
+    ]
 
 
 def test_a_memory_that_is_nearly_full_is_found(clean: Servers, tmp_path: Path) -> None:
