@@ -63,11 +63,12 @@ def permissions() -> Iterator[Findings]:
 def _probes(url: str) -> dict[str, tuple[str, ...]]:
     """Return commands, by their names or the keys and channels that they use, which the user of this Redis needs."""
     chosen = settings()
-    keys, probe_key = [f"{chosen.queue_name}_metadata"], f"{chosen.queue_name}_doctor"
-    channels: list[str] = []
+    keys = [f"{chosen.queue_name}{ending}" for ending in ("", "_metadata", ":deadlines")]
+    probe_key = f"{chosen.queue_name}_doctor"
+    channels = [f"{chosen.queue_name}_events"] if chosen.qm_message_queue and url == message_queue.server_url() else []
     if url in (chosen.redis_url, chosen.broker_redis_url):
         keys = [SCANS_QUEUE, DEFAULT_QUEUE, *item_queues(systems()), *(keys if chosen.qm_message_queue else [])]
-        channels, probe_key = [chosen.socketio_channel], PROBE_KEY
+        channels, probe_key = [chosen.socketio_channel, *channels], PROBE_KEY
     commands = COMMANDS.items()
     return {
         **{name: (*name.split(), *(probe_key if one == PROBE_KEY else one for one in of)) for name, of in commands},

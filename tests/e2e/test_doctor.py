@@ -282,10 +282,17 @@ def test_rights_that_the_user_of_redis_lacks_are_named_and_nothing_is_written(cl
     with Valkey(tmp_path / "valkey") as valkey:
         with refused_user(valkey, "+@all", "-xadd", "-@scripting", "resetkeys", "~qm:*", "~scans*") as url:
             (problem,) = doctor(tmp_path, REDIS_URL=url).problems("redis-permissions")
+        with refused_user(
+            valkey, "+@all", "resetkeys", "~queue_*", "~[^q]*", "~qm:*", "resetchannels", "&socketio"
+        ) as url:
+            (of_queue,) = doctor(tmp_path, REDIS_URL=url, QM_MESSAGE_QUEUE="true").problems("redis-permissions")
         with refused_user(valkey, "+@all", "allkeys") as url:
             assert doctor(tmp_path, REDIS_URL=url).checks["redis-permissions"]["status"] == "ok"
         with connect(valkey.url) as client:
             assert client.keys("*doctor*") == []
+    assert of_queue.endswith(
+        "may not use the key queue-manager, the key queue, the key queue:deadlines, the channel queue_events"
+    ), of_queue
     assert problem.startswith("The user of Redis at redis://***@")
     assert problem.endswith(
         "may not use EVAL, EVALSHA, XADD, the key queue-manager, the key support-snooze, the key review-request-pulse, "

@@ -41,8 +41,9 @@ end
 
 -- Moves an entry to the stream of typed messages, whose group can deliver it.
 local function pass_on(id, record, data)
-  redis.call('XDEL', record.stream, record.sid)
+  local stream, sid = record.stream, record.sid
   append(TYPED, id, record, data)
+  redis.call('XDEL', stream, sid)
   next_read = 1
   local entry
   repeat -- entries of other producers stay pending until heal.lua sets their deadline

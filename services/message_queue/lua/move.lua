@@ -33,12 +33,8 @@ local function take_out(id, record, state)
   end
   local data = entry_at(record.stream, record.sid)
   record.archived_at = nil
-  if data then
-    redis.call('XDEL', record.stream, record.sid)
-    redis.call('XACK', record.stream, GROUP, record.sid) -- in case another consumer has it pending
-    if state == 'main' then
-      unindex(id, record)
-    end
+  if data and state == 'main' then
+    unindex(id, record)
   end
   return data and without_outcome(record, data)
 end
@@ -72,11 +68,16 @@ local function move(id)
   if record.undecodable and to == 'main' then
     return 'UNDECODABLE'
   end
+  local stream, sid = record.stream, record.sid
   local data = take_out(id, record, state)
   if not data then
     return 'NOT_FOUND'
   end
   put_into(id, record, data, state)
+  if state ~= 'processing' then
+    redis.call('XDEL', stream, sid)
+    redis.call('XACK', stream, GROUP, sid) -- in case another consumer has it pending
+  end
   return 'MOVED'
 end
 

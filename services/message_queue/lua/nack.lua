@@ -15,23 +15,25 @@ if not record then
   return refusal
 end
 local data = release(id, record)
-finish_releases()
 if not data then
+  finish_releases()
   return 'LOCK_LOST'
 end
 record.undecodable = max_attempts == '0' or nil
 max_attempts = max_attempts ~= '0' and record.custom_max_attempts or tonumber(max_attempts)
 local is_final = record.attempt_count >= max_attempts
+if is_final then
+  dead_letter(id, record, data, reason)
+else
+  record.last_error = reason
+  remember(record, 'requeued', reason)
+  requeue(id, record, data)
+end
+save(id, record)
+finish_releases()
 add_count(is_final and 'failed' or 'retried', 1)
 announce_ids('nack', { id })
 if is_final then
-  dead_letter(id, record, data, reason)
-  save(id, record)
   announce_ids('move_to_dlq', { id })
-  return 'DEAD'
 end
-record.last_error = reason
-remember(record, 'requeued', reason)
-requeue(id, record, data)
-save(id, record)
-return 'REQUEUED'
+return is_final and 'DEAD' or 'REQUEUED'

@@ -3,6 +3,9 @@
 --
 -- KEYS[1]  queue name, the prefix of every other key. In Redis Cluster it is in braces, so that all keys share a slot.
 --
+-- The server may refuse a command in the middle of a script, such as one that the user of Redis may not use, and does not
+-- undo those before it. So an entry is deleted when it has been copied, and events are sent at the end.
+--
 -- A stream entry has the message as it was enqueued, in one field `data`. It is copied between streams byte for byte,
 -- never decoded and encoded again, because cjson turns [] into {} and rounds large numbers. Mutable fields are in the
 -- message's record, a JSON object in a hash, by message id:

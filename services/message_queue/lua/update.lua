@@ -50,8 +50,8 @@ if is_moved then
   elseif waiting_record(stream, sid, data) then -- its payload is its last member
     data = entry_of(record, string.match(data, ',"payload":(.*)}$'))
   end
-  redis.call('XDEL', stream, sid)
   append(state == 'main' and stream_of(record.priority) or stream, id, record, data)
+  redis.call('XDEL', stream, sid)
 end
 if state == 'main' then
   index(id, record)
