@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 from typing import Self
 
 BOUNDS_MS = (
@@ -34,14 +35,13 @@ class Histogram:
     """Numbers of durations, one for each of `BUCKETS`."""
 
     counts: tuple[int, ...] = (0,) * len(BUCKETS)
+    sum_ms: float = inf
+    """The sum of the durations, if it is known."""
 
     @classmethod
-    def of(cls, amounts: Mapping[str, int]) -> Self:
+    def of(cls, amounts: Mapping[str, int], *, sum_ms: float = inf) -> Self:
         """Make a histogram of numbers by the names of buckets; other names are ignored."""
-        return cls(tuple(amounts.get(name, 0) for name in BUCKETS))
-
-    def __add__(self, other: Histogram) -> Histogram:
-        return Histogram(tuple(map(sum, zip(self.counts, other.counts, strict=True))))
+        return cls(tuple(amounts.get(name, 0) for name in BUCKETS), sum_ms)
 
     @property
     def total(self) -> int:
@@ -50,14 +50,20 @@ class Histogram:
     def percentile(self, share: float) -> float | None:
         """Return the duration in ms that `share` (0 to 1) of all do not exceed; `None` if there are none.
 
-        It is interpolated within its bucket, as Prometheus does; of the last bucket it is the lower bound.
+        It is interpolated within its bucket, as Prometheus does; of the last bucket it is the lower bound. It does not
+        exceed the longest duration that the sum allows, which of a single one is that duration.
         """
         rank, below = share * self.total, 0
         for count, lower, upper in zip(self.counts, (0, *BOUNDS_MS), BOUNDS_MS, strict=False):
             if count and below + count >= rank:
-                return lower + (upper - lower) * max(rank - below, 0) / count
+                return min(lower + (upper - lower) * max(rank - below, 0) / count, self._longest_possible())
             below += count
         return float(BOUNDS_MS[-1]) if self.total else None
+
+    def _longest_possible(self) -> float:
+        """Return how long the longest duration is if all others are as short as their buckets allow."""
+        buckets = [(count, lower) for count, lower in zip(self.counts, (0, *BOUNDS_MS), strict=True) if count]
+        return self.sum_ms - sum(count * lower for count, lower in buckets) + buckets[-1][1]
 
     def count_within(self, bound_ms: int) -> int:
         """Return the number of durations up to `bound_ms`, which must be one of `BOUNDS_MS`."""

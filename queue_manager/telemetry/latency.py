@@ -6,6 +6,7 @@ by the clock of the server that judges what is due.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -69,7 +70,12 @@ def ready_ms(due_ms: int | None, headers: Any) -> int | None:
 
 def histograms(counts: Mapping[str, int]) -> dict[Measure, Histogram]:
     """Return the histograms that counts have."""
-    return {measure: Histogram.of({one: counts.get(f"{measure}.{one}", 0) for one in BUCKETS}) for measure in MEASURES}
+    return {
+        measure: Histogram.of(
+            {one: counts.get(f"{measure}.{one}", 0) for one in BUCKETS}, sum_ms=counts.get(f"{measure}.sum", math.inf)
+        )
+        for measure in MEASURES
+    }
 
 
 def sum_seconds(counts: Mapping[str, int], measure: Measure) -> float:

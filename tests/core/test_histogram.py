@@ -16,7 +16,7 @@ shares = st.floats(0.001, 1)
 
 
 def histogram(values: list[int]) -> Histogram:
-    return Histogram.of(Counter(map(bucket, values)))
+    return Histogram.of(Counter(map(bucket, values)), sum_ms=sum(values))
 
 
 def test_each_bound_is_about_twice_the_one_before() -> None:
@@ -47,14 +47,21 @@ def test_percentiles_do_not_fall(values: list[int]) -> None:
     assert found == sorted(found)
 
 
+@given(st.integers(0, 3 * BOUNDS_MS[-1]))
+def test_a_percentile_of_one_duration_does_not_exceed_it(value: int) -> None:
+    found = histogram([value]).percentile(0.99)
+    assert found is not None
+    assert found <= value
+
+
+def test_a_percentile_does_not_exceed_what_the_sum_allows() -> None:
+    assert Histogram.of({"125": 1, "250": 1}).percentile(1) == 250
+    assert histogram([100, 150]).percentile(1) == 190  # the other one took more than 60
+
+
 @given(durations, st.sampled_from(BOUNDS_MS))
 def test_the_share_within_a_bound_is_exact(values: list[int], bound: int) -> None:
     assert histogram(values).share_within(bound) == sum(one <= bound for one in values) / len(values)
-
-
-@given(durations, durations)
-def test_histograms_are_added_like_their_durations(some: list[int], others: list[int]) -> None:
-    assert histogram(some) + histogram(others) == histogram(some + others)
 
 
 def test_a_percentile_is_interpolated_and_of_nothing_there_is_none() -> None:
