@@ -13,6 +13,7 @@ from functools import cache
 from typing import Annotated, Any, Literal
 
 from dotenv import dotenv_values
+from dotenv.parser import parse_stream
 from pydantic import AliasChoices, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -44,6 +45,7 @@ from queue_manager.core.setting_types import (
 )
 
 _NO_PORT = re.compile(r":(?!\d*(?:[/,]|$))[^/,]*")  # not a port: probably a password without its @
+_FIRST_NAME = re.compile(r"\s*(?:export\s+)?(\w+)")
 _MAX_SHOWN_LENGTH = 100  # characters of a wrong value in its error
 _PUBLIC_OPTIONS = {
     *("replicaSet", "authSource", "directConnection", "tls", "ssl", "retryWrites"),
@@ -316,11 +318,26 @@ def settings() -> Settings:
         ConfigurationError: lists every invalid setting, one per line.
     """
     try:
+        _refuse_unreadable_lines()
         return Settings()
     except ValidationError as error:
         raise ConfigurationError("\n".join(_explain(detail) for detail in error.errors())) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f".env: must be a readable file in UTF-8 ({type(error).__name__})") from None
+
+
+def _refuse_unreadable_lines() -> None:
+    """Refuse a line of `.env` about a setting that cannot be read; python-dotenv would leave it out."""
+    if not os.path.isfile(".env"):
+        return
+    with open(".env", encoding="utf-8") as file:
+        for line in parse_stream(file):
+            name = _FIRST_NAME.match(line.original.string) if line.error else None
+            if name is not None and name[1].lower() in Settings.model_fields:
+                raise ConfigurationError(
+                    f".env, line {line.original.line}: {name[1]} must be written as {name[1]}=value, and a value that "
+                    "begins with a quote must end with it"
+                )
 
 
 def _explain(detail: Any) -> str:

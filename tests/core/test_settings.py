@@ -445,6 +445,22 @@ def test_env_file_that_is_not_utf8_is_one_line(tmp_path: Path) -> None:
         settings()
 
 
+@pytest.mark.parametrize(
+    "line",
+    ['MONGO_DB_URL="mongodb://u:s3cret@h/db', "MONGO_DB_URL: mongodb://u:s3cret@h/db", " export MONGO_DB_URL='s3cret"],
+)
+def test_line_of_the_env_file_that_cannot_be_read_is_refused(line: str, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(f"# one\n\nNOT OURS\n{line}\nQM_MAX_QUEUE=7\n")
+    with pytest.raises(ConfigurationError, match=r"^\.env, line 4: MONGO_DB_URL must be written as MONGO") as error:
+        settings()
+    assert "s3cret" not in str(error.value)
+
+
+def test_line_of_the_env_file_that_is_for_another_program_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("if [ -f other ]; then\n  . other\nfi\nQM_MAX_QUEUE=7\n")
+    assert settings().qm_max_queue == 7
+
+
 def test_env_file_is_looked_through_for_misspelt_names(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("QM_LEASE_SECOND=7\nQM_MAX_QUEU=1\n")
     assert [warning.partition(" ")[0] for warning in settings().warnings()] == ["QM_LEASE_SECOND", "QM_MAX_QUEU"]
