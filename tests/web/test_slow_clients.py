@@ -1,9 +1,10 @@
-"""Clients that send too little: their connections are closed after a time, and no others."""
+"""Clients that send or read too little: their connections are closed after a time, and no others."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import struct
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,6 +17,7 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from queue_manager.web.http import protocol
 from queue_manager.web.http.protocol import CLIENT_TIMEOUT, BoundedHttpProtocol
 from queue_manager.web.serve import KEEP_ALIVE_TIMEOUT
 
@@ -40,11 +42,12 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 
 @dataclass
 class Application:
-    """Reads the body of a request while it may, and answers once it may; counts the bytes of all bodies."""
+    """Reads the body of a request while it may, and answers `body` once it may; counts the bytes of all bodies."""
 
     may_read: asyncio.Event = field(default_factory=asyncio.Event)
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     received: int = 0
+    body: bytes = b""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "websocket":
@@ -59,8 +62,9 @@ class Application:
             more_body = message.get("more_body", False)
             self.received += len(message.get("body", b""))
         await self.may_answer.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body"})
+        headers = [(b"content-length", b"%d" % len(self.body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
 
 
 @dataclass
@@ -190,6 +194,22 @@ def test_a_response_may_take_any_time() -> None:
         await client.skip(10 * CLIENT_TIMEOUT)
         client.app.may_answer.set()
         assert await client.request(b"") == OK
+
+    play(scenario)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has this timeout")
+@pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"], ids=["kept", "to be closed"])
+def test_a_connection_whose_client_does_not_read_is_closed(header: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "CLIENT_TIMEOUT", 1)  # of the kernel, whose clock cannot be put forward
+
+    async def scenario(client: Client) -> None:
+        client.app.body = b"a" * 50_000_000
+        client.writer.write(HEAD + header + b"Content-Length: 0\r\n\r\n")
+        await client.reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(60):
+            while client.state.connections:
+                await asyncio.sleep(0.05)
 
     play(scenario)
 

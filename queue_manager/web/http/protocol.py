@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_SIZE = 64 * 1024  # bytes of the request line and headers, or of a body's trailers
-CLIENT_TIMEOUT = 60  # seconds for a request's head, and between parts of its body, as in nginx
+CLIENT_TIMEOUT = 60  # seconds for a request's head, between parts of its body, and between reads, as in nginx
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -17,6 +18,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     Closes a connection whose client sends nothing, half a head, or a part of a body, for `CLIENT_TIMEOUT`. uvicorn
     would keep it until the client closes it: its timeout only begins after a response, and ends with the next byte.
+    Linux closes a connection whose client does not read, also one that waits to be closed until all is sent.
     """
 
     _head_size = 0
@@ -27,6 +29,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._start_timeout()
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            connection = transport.get_extra_info("socket")
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1_000 * CLIENT_TIMEOUT)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
