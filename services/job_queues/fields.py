@@ -29,6 +29,7 @@ STATE_ALIASES = {"cancelled": JobState.CANCELED}
 MAX_PRIORITY = 100
 MAX_ARGUMENTS_BYTES = 1024 * 1024  # of one job
 MAX_ARGUMENT_DEPTH = 64  # levels of nesting; MongoDB refuses documents of 200 levels
+_REFERENCE = b"\x02$ref\0"  # a string named `$ref`, as BSON has it
 MAX_DELAY = timedelta(days=3650)
 MAX_SEARCH_TEXT_LENGTH = 2_000  # characters of the arguments; a search reads the text of thousands of jobs
 MAX_JOB_SEARCH_LENGTH = 256  # characters
@@ -82,12 +83,22 @@ def checked_arguments(arguments: Sequence[Any]) -> list[Any]:
         if not is_within_depth(argument, MAX_ARGUMENT_DEPTH):
             raise InvalidJob("arguments", f"argument {number} must have at most {MAX_ARGUMENT_DEPTH} levels of nesting")
         try:
-            size += len(bson.encode({"argument": argument}))
+            stored = bson.encode({"argument": argument})
+            size += len(stored)
+            if _REFERENCE in stored and _has_reference(argument):
+                raise TypeError("the driver would read an object with `$ref` and `$id` as a DBRef")
         except (BSONError, OverflowError, RecursionError, ValueError, TypeError) as error:
             raise InvalidJob("arguments", f"MongoDB cannot store argument {number} ({error!s:.200})") from None
     if size > MAX_ARGUMENTS_BYTES:
         raise InvalidJob("arguments", f"must have at most {MAX_ARGUMENTS_BYTES} bytes as BSON, not {size}")
     return list(arguments)
+
+
+def _has_reference(value: Any) -> bool:
+    """Return True if a dict in the value would become a DBRef, by which MongoDB's driver replaces such dicts."""
+    if isinstance(value, dict):
+        return (isinstance(value.get("$ref"), str) and "$id" in value) or any(map(_has_reference, value.values()))
+    return isinstance(value, list | tuple) and any(map(_has_reference, value))
 
 
 def checked_priority(priority: Any) -> int:

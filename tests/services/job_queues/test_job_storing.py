@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import bson
 import pytest
-from bson import ObjectId, json_util
+from bson import DBRef, ObjectId, json_util
 from pymongo import WriteConcern
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError
@@ -135,6 +135,7 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("argument 1", ("\ud800",), {}),
     ("argument 1", ({1: "a key that is no text"},), {}),
     ("argument 2", (1, uuid4()), {}),
+    ("argument 2", (1, [{"a": {"$id": 5, "$ref": "b"}}]), {}),
     ("argument 1", (nested(5_000),), {}),
     ("argument 1", (nested(190),), {}),
     ("arguments", ("x" * 1024 * 1024,), {}),
@@ -160,6 +161,13 @@ def test_what_cannot_be_stored_is_named_and_nothing_is_stored(
     with pytest.raises(InvalidJob, match=named):
         lab.jobs.run("mail", *arguments, **options)
     assert job.jobs().count_documents({}) == 0
+
+
+@pytest.mark.parametrize(
+    "argument", [{"$ref": "a"}, {"$ref": 5, "$id": 5}, {"a": "$ref", "$id": 5}, {"a": DBRef("b", 5)}], ids=str
+)
+def test_arguments_that_resemble_references_reach_the_function_as_they_were(lab: Lab, argument: Any) -> None:
+    assert lab.jobs.get(lab.run("mail", argument))["arguments"] == [argument]
 
 
 def test_deep_arguments_that_mongodb_takes_are_taken(lab: Lab) -> None:
