@@ -1,0 +1,84 @@
+"""The sweeper of a web process: it ends with it, and misses no deadline when its subscription ends."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from queue_manager.web.routes.messages import overdue_sweeper
+from queue_manager.web.routes.messages.overdue_sweeper import OverdueSweeper
+
+
+class SilentFeed:
+    @contextmanager
+    def subscribe(self) -> Any:
+        yield SimpleNamespace(next=asyncio.Event().wait)
+
+    async def reader_position(self) -> int:
+        return 1
+
+
+class FeedThatLosesEvents(SilentFeed):
+    """Ends the first subscription, and records all of them."""
+
+    def __init__(self, steps: list[str]) -> None:
+        self._steps = steps
+
+    @contextmanager
+    def subscribe(self) -> Any:
+        is_first = "subscribe" not in self._steps
+        self._steps.append("subscribe")
+        never = asyncio.Event().wait
+
+        async def end() -> list[Any]:
+            await asyncio.sleep(0.3)  # the first sweep is over
+            return []
+
+        yield SimpleNamespace(next=end if is_first else never)
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_sweeper_ends_though_a_deadline_is_announced_at_that_moment(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept = SimpleNamespace(is_locked=False, next_deadline_in=None)
+    monkeypatch.setattr(overdue_sweeper, "sweeper", lambda: SimpleNamespace(sweep=lambda budget: swept))
+    monkeypatch.setattr(overdue_sweeper, "other_programs", lambda: SimpleNamespace(heal=lambda: False))
+
+    async def run() -> None:
+        async with OverdueSweeper(SilentFeed()) as one:  # type: ignore[arg-type]
+            sweep, *_ = one._tasks
+            await asyncio.sleep(0.3)
+            one._is_earlier.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            sweep.cancel()
+            await asyncio.wait([sweep], timeout=10)
+            assert sweep.cancelled()
+
+    asyncio.run(run())
+
+
+def test_a_sweep_follows_each_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds the deadlines that were announced before the subscription."""
+    steps: list[str] = []
+
+    def sweep(budget: object) -> SimpleNamespace:
+        steps.append("sweep")
+        return SimpleNamespace(is_locked=False, next_deadline_in=None)
+
+    monkeypatch.setattr(overdue_sweeper, "sweeper", lambda: SimpleNamespace(sweep=sweep))
+    monkeypatch.setattr(overdue_sweeper, "other_programs", lambda: SimpleNamespace(heal=lambda: False))
+
+    async def run() -> None:
+        sweeper = OverdueSweeper(FeedThatLosesEvents(steps))  # type: ignore[arg-type]
+        sweeper._period = 3600.0
+        async with asyncio.timeout(30), sweeper:
+            while steps.count("subscribe") < 2 or steps[-1] != "sweep":
+                await asyncio.sleep(0.01)
+
+    asyncio.run(run())
