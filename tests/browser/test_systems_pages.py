@@ -44,7 +44,11 @@ def test_only_ids_are_taken_out_of_the_text_of_a_problem(visit: Visit) -> None:
     page = visit.open("/")
     names = "3 failing jobs: demo.order (2), demo.import (1)"
     assert page.evaluate(NOTICE, names) == [names, ""]
-    assert page.evaluate(NOTICE, "2 stuck rooms (a, b)") == ["2 stuck rooms (a, b)", " (a, b)"]
+    for text, ids in (
+        ("2 stuck rooms (a, b)", " (a, b)"),
+        ("7 dead letters: used all attempts (a, b and 5 more)", " (a, b and 5 more)"),
+    ):
+        assert page.evaluate(NOTICE, text) == [text, ids]
 
 
 def figure(card: Locator, name: str) -> Locator:

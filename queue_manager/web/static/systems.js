@@ -18,9 +18,9 @@ export const bad = ({ text, action, page }) => ({ kind: "bad", text, action, pag
 /** What stands between backticks is code. @param {string} text */
 const withCode = (text) => text.split("`").map((part, index) => (index % 2 ? element("code", {}, part) : part));
 
-/** What is wrong, with a link to the items, and what to do. Ids at the end of the text, but no list, are shown below it. @param {Need} need */
+/** What is wrong, with a link to the items, and what to do. Ids in brackets at the end of the text, but no count, are shown below it. @param {Need} need */
 export function notice({ kind, text, action, page }) {
-  const [, what = text, ids = ""] = /^([^(:]*)( \(.*\))$/s.exec(text) ?? [];
+  const [, what = text, ids = ""] = /^(.*?)( \((?!\d+\))[^()]*\))$/s.exec(text) ?? [];
   return element("div", { class: "need" },
     element("p", { class: kind }, page ? element("a", { href: PREFIX + page }, what) : what, element("small", { class: "soft" }, ids)),
     action && element("p", { class: "hint" }, withCode(action)));
