@@ -25,12 +25,16 @@ class Picture:
     width: int
     height: int
     scheme: Literal["dark", "light"]
+    content: str
+    """Selector of what must be seen."""
 
 
 PICTURES = (
-    Picture(name="overview-light", path="/", width=1280, height=800, scheme="light"),
-    Picture(name="overview-dark", path="/", width=1280, height=800, scheme="dark"),
-    Picture(name="messages-phone", path="/messages/processing", width=360, height=740, scheme="light"),
+    Picture(name="overview-light", path="/", width=1280, height=800, scheme="light", content=".plot"),
+    Picture(name="overview-dark", path="/", width=1280, height=800, scheme="dark", content=".plot"),
+    Picture(
+        name="messages-phone", path="/messages/processing", width=360, height=740, scheme="light", content="#rows > tr"
+    ),
 )
 
 
@@ -43,8 +47,8 @@ def take(url: str) -> None:
                 reduced_motion="reduce",
             )
             page.goto(url + picture.path)
-            page.locator("#rows > tr, .card").first.wait_for()
             page.wait_for_timeout(SETTLING)
+            page.locator(picture.content).first.wait_for()
             page.screenshot(path=DOCS / f"{picture.name}.png")
             page.close()
 

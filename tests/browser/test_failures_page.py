@@ -64,7 +64,7 @@ def test_items_are_filtered_by_system_and_retried(visit: Visit, queue: Queue, cl
 
 def test_a_new_failure_appears_without_reloading(visit: Visit, queue: Queue) -> None:
     page = visit.open("/failures")
-    expect(page.get_by_role("heading", name="Nothing is failed now")).to_be_visible()
+    expect(page.get_by_role("heading", name="No current failures")).to_be_visible()
     queue.dead()
     expect(page.locator("#rows > tr")).to_contain_text("broken")
 
