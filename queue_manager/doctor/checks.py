@@ -134,8 +134,8 @@ CHECKS = (
     ),
     Check(
         name="workers",
-        statement="Workers of this release consume every queue, and reach MongoDB.",
-        find=processes.releases,
+        statement="Workers of this release and with the same database consume every queue, and reach MongoDB.",
+        find=processes.other_workers,
         rules=(Rule.NO_WORKERS, Rule.PAUSED_WORKERS, Rule.QUEUE_WITHOUT_WORKER),
         needs=(SETTINGS, "redis"),
     ),

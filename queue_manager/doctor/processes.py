@@ -25,10 +25,11 @@ def broker_at_redis_url() -> Iterator[Findings]:
             yield from ()
 
 
-def releases() -> Iterator[Findings]:
-    """Yield the workers of other releases."""
+def other_workers() -> Iterator[Findings]:
+    """Yield the workers of other releases, and those of another database."""
     with redis_server() as client:
         workers = worker_heartbeats.online(client)
+        elsewhere = [f"{name} ({used})" for name, used in worker_heartbeats.with_other_database(client).items()]
     others = [
         f"{worker.name} ({worker.release or 'before 0.2'})"
         for worker in workers
@@ -39,6 +40,12 @@ def releases() -> Iterator[Findings]:
             f"{many(len(others), 'worker')} of another release than this, {worker_heartbeats.OWN_RELEASE}: "
             f"{first_ids(others, len(others))}",
             "Restart them with this release; during a rolling upgrade this is expected.",
+        )
+    if elsewhere:
+        yield Finding(
+            f"{many(len(elsewhere), 'worker')} with another database than this, {worker_heartbeats.own_database()}, "
+            f"on the same Redis: {ids(elsewhere, len(elsewhere))}",
+            "Give the processes of one deployment the same MONGO_DB_URL, and each deployment its own Redis database.",
         )
 
 

@@ -23,7 +23,7 @@ from pydantic import Field
 from queue_manager.core.clock import from_unix_ms, hours, milliseconds, seconds, unix_ms
 from queue_manager.core.json_types import Moment
 from queue_manager.core.redis_client import PerProcess, Script, make_client, time_of
-from queue_manager.core.settings import settings
+from queue_manager.core.settings import redact_url, settings
 from queue_manager.telemetry import worker_activity
 from queue_manager.telemetry.worker_activity import Activity
 
@@ -77,6 +77,8 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[str] | None = None
     release: str | None = None
     paused: str | None = None
+    database: str | None = None
+    """The hosts of MongoDB and the name of the database."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +162,8 @@ def record(
         paused: why it takes no items.
         is_periodic: another one follows in two seconds, so that not each one that changes nothing has to be recorded.
     """
-    details = Details(queues=None if queues is None else sorted(queues), release=OWN_RELEASE, paused=paused)
+    own_queues = None if queues is None else sorted(queues)
+    details = Details(queues=own_queues, release=OWN_RELEASE, paused=paused, database=own_database())
     with suppress(redis.RedisError):
         _recorder().record(_member(name), details, activity, is_periodic=is_periodic)
 
@@ -185,6 +188,25 @@ def active(client: redis.Redis) -> list[ActiveWorker]:
         pipe.hgetall(ACTIVITY_KEY)
         *replies, activity = pipe.execute()
     return [_active(worker, activity.get(member)) for member, worker in _online(*replies).items()]
+
+
+def own_database() -> str:
+    """Return the hosts of MongoDB and the name of the database of this process, without credentials and options."""
+    _, _, place = redact_url(settings().mongo_db_url).partition("?")[0].partition("://")
+    return place.rpartition("@")[2]
+
+
+def with_other_database(client: redis.Redis) -> dict[str, str]:
+    """Return, by their names, the database of online workers that use another one than this process. Like `online`."""
+    with client.pipeline(transaction=False) as pipe:
+        _read_workers(pipe)
+        time_, found, details = pipe.execute()
+    databases = {
+        worker.name: _decode_details(details[member]).database
+        for member, worker in _online(time_, found, details).items()
+        if member in details
+    }
+    return {name: used for name, used in databases.items() if used not in (None, own_database())}
 
 
 def unconsumed(workers: Iterable[OnlineWorker], queues: Iterable[str]) -> list[str]:

@@ -323,6 +323,26 @@ def test_a_worker_of_another_release_is_named(well: Servers, tmp_path: Path) -> 
     assert problem.endswith(": older@there (0.0.9)")
 
 
+def test_a_worker_with_another_database_is_named(well: Servers, tmp_path: Path) -> None:
+    elsewhere = json.dumps(
+        {"queues": QUEUES, "release": worker_heartbeats.OWN_RELEASE, "database": "mongo.test/staging"}
+    )
+    with connect(well.valkey.url) as client:
+
+        def record() -> None:
+            worker_heartbeats.record("staging@there", QUEUES)
+            client.hset(worker_heartbeats.DETAILS_KEY, f"staging@there {os.getpid()}", elsewhere)
+
+        with repeated(record):
+            problem = doctor(tmp_path).only_problem("workers")
+    worker_heartbeats.remove("staging@there")
+    own = f"{LOOPBACK}:{well.mongo.port}/{DATABASE}"
+    assert (
+        problem
+        == f"1 worker with another database than this, {own}, on the same Redis: staging@there (mongo.test/staging)"
+    )
+
+
 def test_a_queue_that_is_too_long_or_that_nobody_consumes_is_named(well: Servers, tmp_path: Path) -> None:
     with connect(well.valkey.url) as client:
         client.rpush(str(support_snooze.queue), "one", "two")
