@@ -15,6 +15,7 @@ from models import transaction
 from models.database import Document, as_stored, copy_of, value_at, with_value
 from models.due_documents import Update, UpdateGroup
 from queue_manager.core.errors import PermanentError
+from queue_manager.core.functions import contained
 from services.due_documents.declaration import DueDocuments, Run
 
 MAX_CALL_TIME = 0.25  # seconds for the functions of one transaction; the other items of a batch are in the next one
@@ -75,7 +76,8 @@ class Updates:
     def _call(self, document: Document, run: Run) -> Any:
         item, own = self.system.functions.item, copy_of(document)  # which the function may change
         assert item is not None
-        return item.function(own, run=run) if item.wants_run else item.function(own)
+        with contained():
+            return item.function(own, run=run) if item.wants_run else item.function(own)
 
     def _checked(self, update: Any) -> tuple[Update, datetime | None]:
         """Return the update that a function returned, and the date that it sets.

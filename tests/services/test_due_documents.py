@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -17,7 +18,7 @@ from models import database, failed_item, outbox, schema, transaction
 from models.database import collection
 from models.document_id import MAX_ID_DEPTH, id_text
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
-from queue_manager.core.errors import ConfigurationError, Contended, NotYetDue, PermanentError, reason
+from queue_manager.core.errors import ConfigurationError, Contended, FunctionExited, NotYetDue, PermanentError, reason
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem, Verdict
@@ -459,18 +460,22 @@ class TestBatch:
         def end(account: Document) -> Any:
             if account["seats"] == 1:
                 raise ValueError("boom")
+            if account["seats"] == 4:
+                sys.exit(3)
             return {2: None, 3: {"$set": {"a": object()}}}.get(account["seats"], EXPIRE)
 
         work = work_on(declare(end), clock)
-        ids = [make_account(seats=seats) for seats in range(5)]
+        ids = [make_account(seats=seats) for seats in range(6)]
         items = [item_of(work, id) for id in ids]
 
         results = work.execute_batch(items)
 
-        assert [result is None for result in results] == [False, True, True, True, False]
-        assert [get_account(id)["status"] for id in ids] == ["expired", "trial", "trial", "trial", "expired"]
+        assert [result is None for result in results] == [False, True, True, True, True, False]
+        assert [get_account(id)["status"] for id in ids] == ["expired", *["trial"] * 4, "expired"]
         with pytest.raises(ValueError, match="boom"):
             execute(work, items[1])
+        with pytest.raises(FunctionExited, match="SystemExit: 3"):
+            execute(work, items[4])
 
     def test_update_that_leaves_one_due_writes_none_and_each_is_executed_alone(self, clock: AgingClock) -> None:
         work = work_on(declare(lambda account: account["update"]), clock)
