@@ -10,7 +10,7 @@ from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
 from models import alert, archive, audit, history, item_events, mark, old_claims, scan_run
-from models.database import DUPLICATE_KEY, collection, database, within
+from models.database import OUTAGES, collection, database, within
 from queue_manager.core.clock import hours
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.settings import redact_url, settings
@@ -18,6 +18,7 @@ from queue_manager.system import System
 
 MAX_INDEX_BUILD = hours(24)  # of all indexes of a system
 MAX_REBUILDS = 5  # of an index that other processes migrate at the same time
+_IS_A_VIEW = 166
 _NOT_AUTHORIZED = 13
 _INDEX_NOT_FOUND = 27
 _BUILD_ABORTED = 276  # another process has dropped the index while it was built
@@ -25,13 +26,13 @@ _INDEX_DIFFERS = (85, 86, _BUILD_ABORTED)
 
 
 class Obstructed(ConfigurationError):
-    """Existing documents violate unique indexes of some systems; the `indexes` of the others were created."""
+    """Existing documents or collections do not allow indexes of some systems; `indexes` of the others were created."""
 
     def __init__(self, obstacles: dict[str, list[str]], indexes: list[str]) -> None:
         lines = [line for some in obstacles.values() for line in some]
         super().__init__(
-            f"{', '.join(obstacles)} could not be migrated, everything else is done. Fix these documents and "
-            "run it again\n" + "\n".join(lines)
+            f"{', '.join(obstacles)} could not be migrated, everything else is done. Correct this and run it "
+            "again\n" + "\n".join(lines)
         )
         self.indexes = indexes
 
@@ -51,7 +52,7 @@ def migrate(systems: Iterable[System]) -> list[str]:
                 continue
             created += create_indexes(system.collections())
         except OperationFailure as error:
-            if error.code != DUPLICATE_KEY:
+            if error.code == _NOT_AUTHORIZED or isinstance(error, OUTAGES):
                 raise
             obstacles[system.name] = [reason(error)]
     if obstacles:
@@ -83,9 +84,19 @@ def missing_shared() -> list[str]:
 
 
 def _missing(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
-    found = {name: collection(name).index_information() for name in wanted}
+    found = {name: _indexes_of(name) for name in wanted}
     names = ((name, index.document["name"]) for name, indexes in wanted.items() for index in indexes)
     return [f"{name}.{index}" for name, index in names if index not in found[name]]
+
+
+def _indexes_of(name: str) -> Mapping[str, object]:
+    """Return the indexes of a collection; none of a view, which cannot have any."""
+    try:
+        return collection(name).index_information()
+    except OperationFailure as error:
+        if error.code != _IS_A_VIEW:
+            raise
+        return {}
 
 
 def obsolete(system: System) -> list[str]:

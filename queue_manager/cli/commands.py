@@ -116,8 +116,8 @@ def migrate(
     """Create the missing indexes of the systems that are switched on.
 
     Idempotent; waits until MongoDB is reachable. Other programs may read and write while an index is built; the
-    progress of a large one is logged. If documents violate an index, lists them and the systems that were not
-    migrated, migrates the other systems, and exits with 2.
+    progress of a large one is logged. If documents violate an index, or a collection cannot have it, lists them and the
+    systems that were not migrated, migrates the other systems, and exits with 2.
 
     Example: `queue-manager migrate`
     """

@@ -89,6 +89,19 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return elapsed
 
 
+@pytest.mark.parametrize("options", [{"viewOn": "accounts"}, {"timeseries": {"timeField": "trial_ends_at"}}], ids=str)
+def test_collection_that_cannot_have_the_index_is_named_and_the_other_systems_are_migrated(options: Document) -> None:
+    odd, other = declare(collection="odd_accounts"), declare(name="other-end", collection="other_accounts")
+    database.database().create_collection("odd_accounts", **options)
+    try:
+        with pytest.raises(schema.Obstructed, match=r"^trial-end could not be migrated, everything else is done"):
+            schema.migrate([odd, other])
+        assert (len(schema.missing(odd)), schema.missing(other)) == (1, [])
+    finally:
+        database.database().drop_collection("odd_accounts")
+        database.database().drop_collection("other_accounts")
+
+
 class TestFinding:
     def test_due_documents_that_match_are_dispatched_and_get_no_field(self, clock: AgingClock) -> None:
         work = work_on(declare(), clock)
