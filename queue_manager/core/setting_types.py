@@ -35,7 +35,7 @@ _STRONG_OPTIONS = {
     "journal": ("true",),
     "j": ("true",),
     "readpreference": ("primary",),
-    "readconcernlevel": ("majority", "linearizable"),
+    "readconcernlevel": ("majority",),  # transactions refuse linearizable
 }
 
 _FILE_OPTIONS = ("tlscafile", "tlscertificatekeyfile", "tlscrlfile")

@@ -131,6 +131,14 @@ def test_an_option_that_weakens_the_guarantees_is_refused(option: str, monkeypat
         settings()
 
 
+def test_read_concern_that_transactions_refuse_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONGO_DB_URL", "mongodb://db/product?readConcernLevel=linearizable")
+    with pytest.raises(
+        ConfigurationError, match=r"^MONGO_DB_URL=.*: must be readConcernLevel=majority, or the URL with"
+    ):
+        settings()
+
+
 def test_options_that_weaken_nothing_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "mongodb://db/product?replicaSet=qm&w=majority&journal=true&readPreference=primary&readConcernLevel=majority"
     monkeypatch.setenv("MONGO_DB_URL", url)
