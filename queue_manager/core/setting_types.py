@@ -146,7 +146,7 @@ def _check_options(url: str) -> None:
     for name, value in options:
         strong = _STRONG_OPTIONS.get(name.lower())
         if strong is not None and value.lower() not in strong:
-            raise ValueError(f"{name}={strong[0]}, or the URL without {name}: another value weakens the guarantees")
+            raise ValueError(f"{name}={strong[0]}, or the URL without {name}: no other value keeps the guarantees")
         if name.lower() in _FILE_OPTIONS:
             require_file(name, value)
 

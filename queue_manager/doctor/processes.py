@@ -44,7 +44,7 @@ def other_workers() -> Iterator[Findings]:
     if elsewhere:
         yield Finding(
             f"{many(len(elsewhere), 'worker')} with another database than this, {worker_heartbeats.own_database()}, "
-            f"on the same Redis: {ids(elsewhere, len(elsewhere))}",
+            f"on the same Redis: {first_ids(elsewhere, len(elsewhere))}",
             "Give the processes of one deployment the same MONGO_DB_URL, and each deployment its own Redis database.",
         )
 

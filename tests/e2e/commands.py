@@ -44,7 +44,8 @@ def _same_logging_and_signals() -> Iterator[None]:
         root.handlers[:] = handlers
         root.setLevel(levels[0])
         strategy.setLevel(levels[1])
-        signal.signal(signal.SIGTERM, terminate)
+        if signal.getsignal(signal.SIGTERM) is not terminate:  # only the main thread can change and undo it
+            signal.signal(signal.SIGTERM, terminate)
 
 
 def said_on_a_terminal(command: Sequence[str]) -> str:

@@ -39,6 +39,7 @@ from tests import many
 from tests.any_jobs import INVOICE, MODULE
 from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
 from tests.e2e.commands import COMMAND, invoke
+from tests.e2e.health_command import repeated
 from tests.e2e.watching import is_open
 from tests.eventually import eventually
 from tests.pace import promptly
@@ -99,11 +100,15 @@ def test_migrate_finish_refuses_while_a_worker_of_an_older_release_is_online(
 ) -> None:
     claim = {"token": "t", "held": True, "claimed_until": server_now(), "due_at": server_now(), "losses": 0}
     room = make_room(claim=claim)
-    worker_heartbeats.record("newer@here")
-    with monkeypatch.context() as older:
-        older.setattr(worker_heartbeats, "OWN_RELEASE", release)
-        worker_heartbeats.record("older@there")
-    result = queue_manager("migrate", "--finish", cwd=tmp_path)
+
+    def show_workers() -> None:
+        worker_heartbeats.record("newer@here")
+        with monkeypatch.context() as older:
+            older.setattr(worker_heartbeats, "OWN_RELEASE", release)
+            worker_heartbeats.record("older@there")
+
+    with repeated(show_workers):
+        result = queue_manager("migrate", "--finish", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     refused = "Nothing was changed, because workers of another release are online: stop older@there first"
     assert result.stderr == f"queue-manager: {refused}\n"
