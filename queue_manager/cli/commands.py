@@ -32,6 +32,7 @@ from queue_manager.cli.items import items_cli
 from queue_manager.cli.jobs import jobs
 from queue_manager.cli.keys import keys
 from queue_manager.cli.messages import queue
+from queue_manager.cli.messages_render import printable
 from queue_manager.cli.start import start
 from queue_manager.cli.systems import systems_cli
 from queue_manager.cli.why import why
@@ -266,13 +267,20 @@ def _print_health(console: Console, state: Health) -> None:
     for name, numbers in state.systems.items():
         console.print(f"{name}  {_line(numbers)}", highlight=False)
     for detail in state.details:
-        console.print(f"  {escape(detail)}", highlight=False)
+        console.print(f"  {_shown(detail)}", highlight=False)
     for problem in state.problems:
-        what = escape(f"{problem.system}, {problem.rule.id}: {problem.text}")
-        console.print(f"[bold red]problem[/]  {what}\n         {escape(problem.action)}", highlight=False)
+        what = _shown(f"{problem.system}, {problem.rule.id}: {problem.text}")
+        console.print(f"[bold red]problem[/]  {what}\n         {_shown(problem.action)}", highlight=False)
     if not state.problems:
         console.print("[green]no problems[/]")
 
 
 def _line(stats: Mapping[str, Any]) -> str:
-    return "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in stats.items() if name != "scan")
+    return "  ".join(
+        f"{name.replace('_', ' ')} {_shown(str(value))}" for name, value in stats.items() if name != "scan"
+    )
+
+
+def _shown(text: str) -> str:
+    """Return text of applications, such as an error or the reason of a pause, without control characters and markup."""
+    return escape(printable(text))

@@ -51,6 +51,16 @@ def test_nothing_wrong_is_exit_code_0(well: Servers, tmp_path: Path) -> None:
     assert (answer.exit_code, answer.problems, answer.state["details"]) == (0, [], [])
 
 
+def test_text_of_applications_reaches_the_terminal_without_control_characters_and_markup(
+    well: Servers, tmp_path: Path
+) -> None:
+    run = {"found": 0, "claimed": 0, "enqueued": 0, "errors": 1, "duration_ms": 1}
+    scan_run.record(support_snooze.scan_task, run, error="\x1b[31m [/red]\nno problems", now=server_now() + seconds(30))
+    shown = queue_manager("health", cwd=tmp_path)
+    assert "Traceback" not in shown.stderr
+    assert "error \\x1b[31m [/red]\\nno problems" in shown.stdout
+
+
 # Items
 
 
