@@ -24,6 +24,7 @@ interface ScanResult {
   enqueued: number;
   errors: number;
   duration_ms: number;
+  is_paused: boolean;
   error?: string;
 }
 

@@ -32,9 +32,9 @@ from queue_manager.cli.items import items_cli
 from queue_manager.cli.jobs import jobs
 from queue_manager.cli.keys import keys
 from queue_manager.cli.messages import queue
-from queue_manager.cli.messages_render import printable
 from queue_manager.cli.start import start
 from queue_manager.cli.systems import systems_cli
+from queue_manager.cli.terminal import printable
 from queue_manager.cli.why import why
 from queue_manager.cli.workers import workers
 from queue_manager.core import log as logging

@@ -12,8 +12,6 @@ let seen; // what was true of the schedule when it was last read
 let away = ""; // why a server does not answer
 /** @type {Record<string, System["idle"]>} */
 let idle = {}; // why a system dispatches nothing, by name
-/** @type {Record<string, Pause | null>} */
-let pauses = {};
 /** @type {Record<string, string | null>} */
 let pages = {}; // of the systems that have one of their own
 
@@ -22,7 +20,7 @@ const read = () => attempt(async () => {
   const { entries, leader } = await get("/schedule");
   complain(away);
   lead(leader);
-  fill(byId("entries"), entries.map((entry) => ({ ...entry, idle: idle[entry.name], pause: pauses[entry.name], page: pages[entry.name] })), row);
+  fill(byId("entries"), entries.map((entry) => ({ ...entry, idle: idle[entry.name], page: pages[entry.name] })), row);
   byId("schedule").hidden = false;
   byId("all-off").hidden = entries.some((entry) => entry.is_on);
 }, ({ message }) => {
@@ -37,7 +35,6 @@ function receive({ systems, leader, servers }) {
   if (servers.redis) byId("leader").replaceChildren("Leader unknown: Redis does not answer.");
   else lead(leader);
   idle = Object.fromEntries(systems.map((one) => [one.name, one.is_on ? one.idle : null]));
-  pauses = Object.fromEntries(systems.map((one) => [one.name, one.pause]));
   pages = Object.fromEntries(systems.map(({ name, page }) => [name, PREFIX + page === location.pathname ? null : page]));
   const news = JSON.stringify([away, idle, systems.map((one) => [one.name, one.is_on, one.is_running, one.last_scan?.at, one.next_scan_at])]);
   if (news === seen) return;
@@ -65,7 +62,7 @@ function row(entry) {
       element("b", {}, page ? element("a", { href: PREFIX + page }, title) : title), " ", pill(isOn ? "on" : "off", isOn ? "good" : ""), " ", idle[name] && [pill(idle[name], "warn"), " "], flag && element("code", {}, flag), " ", isRunning && pill("running now", "warn"),
       element("p", {}, description), element("code", {}, task.split(/(?<=[.])/).flatMap((part) => [element("wbr"), part]))),
     cell("Runs", every(entry), "nowrap"),
-    cell("Last run", last ? element("div", {}, moment(last.at), element("p", { class: last.errors || last.error ? "bad" : "soft" }, summary(entry.name, last)), last.error && element("p", { class: "clip bad" }, last.error)) : "none in 24 h"),
+    cell("Last run", last ? element("div", {}, moment(last.at), element("p", { class: last.errors || last.error ? "bad" : "soft" }, summary(last)), last.error && element("p", { class: "clip bad" }, last.error)) : "none in 24 h"),
     cell("Last results", marks(entry)),
     cell("Next run", !isOn ? "—" : idle[name] === "paused" ? "paused" : countdown(next ? at(next) : null, until), "nowrap"),
     mayAct && element("td", { class: "number" }, trigger(entry)));
@@ -81,11 +78,8 @@ function inWords(cron) {
   return hour === "*" ? `every hour at :${minute.padStart(2, "0")}` : `daily at ${hour.padStart(2, "0")}:${minute.padStart(2, "0")} UTC`;
 }
 
-/** True if the run dispatched nothing because the system is paused since. @param {string} name @param {ScanResult} run */
-const isPaused = (name, run) => Boolean(pauses[name]?.at) && at(run.at) >= at(pauses[name]?.at ?? "");
-
-/** @param {string} name @param {ScanResult} run */
-const summary = (name, run) => (isPaused(name, run) && !isBad(run) ? "paused" : numbers(run));
+/** @param {ScanResult} run */
+const summary = (run) => (run.is_paused && !isBad(run) ? "paused" : numbers(run));
 
 /** @param {ScanResult} run */
 const numbers = ({ found, enqueued: sent, errors, duration_ms: took }) => [`${number(found)} found`, sent && `${number(sent)} sent`, errors && `${number(errors)} error${errors === 1 ? "" : "s"}`, span(took)].filter((part) => typeof part === "string").map((part) => part.replace(" ", "\u00a0")).join(", ");
@@ -95,9 +89,9 @@ const isBad = (run) => run.errors > 0 || Boolean(run.error);
 
 // The last runs at a glance, the newest on the right; pressed, in a table.
 /** @param {ScheduleEntry} entry */
-function marks({ name, title, last_runs: runs }) {
+function marks({ title, last_runs: runs }) {
   if (!runs.length) return "—";
-  const shown = runs.toReversed().map((run) => element("span", { class: isBad(run) && "bad", title: `${moment(run.at).textContent}: ${summary(name, run)}` }, isBad(run) ? "×" : isPaused(name, run) ? "–" : run.found ? "■" : "·"));
+  const shown = runs.toReversed().map((run) => element("span", { class: isBad(run) && "bad", title: `${moment(run.at).textContent}: ${summary(run)}` }, isBad(run) ? "×" : run.is_paused ? "–" : run.found ? "■" : "·"));
   const about = `Last ${runs.length} runs of ${title}, ${runs.filter(isBad).length} with errors`;
   return element("button", { type: "button", class: "quiet marks", "aria-label": about, onclick: () => show(`Last runs: ${title}`, table(runs)) }, shown);
 }
