@@ -21,7 +21,7 @@ from tests.client.clients import LossyProxy, connected, url_of
 from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.web.credentials import OPERATOR, VIEWER
-from tests.web.queue_client import Queue
+from tests.web.queue_client import NAME, Queue
 from tests.web.web_process import shared_web
 
 
@@ -229,8 +229,11 @@ def test_a_message_queue_that_is_switched_off_is_not_an_empty_one(
 # Events
 
 
-def test_events_resume_where_the_connection_was_lost(lossy: Client, proxy: LossyProxy) -> None:
-    with closing(lossy.messages.events("0-0")) as events:
+def test_events_resume_where_the_connection_was_lost(lossy: Client, proxy: LossyProxy, queue: Queue) -> None:
+    lossy.messages.enqueue("mail")
+    with queue.redis() as client:
+        [(start, _)] = client.xrange(f"{NAME}:events")
+    with closing(lossy.messages.events(start.decode())) as events:
         ids = [lossy.messages.enqueue("mail")]
         seen = [next(events)]
         proxy.close_connections()

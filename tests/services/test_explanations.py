@@ -334,8 +334,8 @@ class TestFinding:
 
     def test_one_system_alone(self) -> None:
         room = str(make_room(server_now() + hours(1)))
-        assert [one.system for one in diagnose(room, among=["support-snooze"]).found] == ["support-snooze"]
-        assert diagnose(room, among=["stale-thumbnails"]).found == []
+        assert [one.system for one in diagnose(room, system_names=["support-snooze"]).found] == ["support-snooze"]
+        assert diagnose(room, system_names=["stale-thumbnails"]).found == []
 
 
 class TestSites:
