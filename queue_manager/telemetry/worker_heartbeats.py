@@ -206,7 +206,21 @@ def with_other_database(client: redis.Redis) -> dict[str, str]:
         for member, worker in _online(time_, found, details).items()
         if member in details
     }
-    return {name: used for name, used in databases.items() if used not in (None, own_database())}
+    own = own_database()
+    return {name: used for name, used in databases.items() if used is not None and not is_same_database(used, own)}
+
+
+def is_same_database(one: str, other: str) -> bool:
+    """Return True if two databases, as `own_database` describes them, have the same name and a host in common.
+
+    Processes may list the members of a replica set in any order, and not all of them.
+    """
+    (hosts, _, name), (other_hosts, _, other_name) = one.partition("/"), other.partition("/")
+    return name == other_name and not _hosts(hosts).isdisjoint(_hosts(other_hosts))
+
+
+def _hosts(listed: str) -> set[str]:
+    return {host.removesuffix(":27017") for host in listed.lower().split(",")}
 
 
 def unconsumed(workers: Iterable[OnlineWorker], queues: Iterable[str]) -> list[str]:

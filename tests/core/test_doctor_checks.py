@@ -12,6 +12,7 @@ from queue_manager.core.settings import settings
 from queue_manager.doctor import CHECKS, installation, mongodb, redis_keys
 from queue_manager.doctor.redis_commands import COMMANDS
 from queue_manager.health_rules import Problem, Rule
+from queue_manager.telemetry.worker_heartbeats import is_same_database
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "doctor.md"
@@ -70,3 +71,17 @@ def test_a_dependency_of_another_version_is_named(monkeypatch: pytest.MonkeyPatc
     assert len(texts) == 2
     assert re.fullmatch(r"redis is [\d.]+, and must be >=999", texts[0])
     assert texts[1] == "no-such-package is not installed, and must be >=1"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("a,b:27018/app", "b:27018,c/app", True),
+        ("Mongo.test/app", "mongo.test:27017/app", True),
+        ("a,b/app", "a,b/staging", False),
+        ("a:27018/app", "a:27019/app", False),
+        ("a/app", "b/app", False),
+    ],
+)
+def test_databases_are_the_same_with_one_name_and_a_common_host(one: str, other: str, expected: bool) -> None:
+    assert is_same_database(one, other) is expected
