@@ -40,8 +40,7 @@ _UNIQUE = ("name", "scan_task", "item_task", "queue", "trigger", "page", "counte
 class SystemStats:
     """The state of one system: `numbers` by name, `details`, and `problems` by rule.
 
-    A problem is one sentence: what is wrong, how many, which ids (five at most). The rule says what
-    to do.
+    A problem is one sentence: what is wrong, how many, which ids (five at most). The rule says what to do.
     """
 
     numbers: dict[str, float] = field(default_factory=dict)

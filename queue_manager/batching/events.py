@@ -77,22 +77,25 @@ class Dispatcher(UnconfirmedDispatcher):
         Event: Any = Event,
         **fields: Any,
     ) -> None:
-        group = _group_of(type)
-        if group not in self.buffer_group or (self.groups and group not in self.groups):
+        if not self._is_buffered(type):
             super().send(type, blind, utcoffset, retry, retry_policy, Event, **fields)
         elif self.enabled:
-            self._keep(self._group_buffer[group], type, [fields])
+            self._keep(type, [fields])
 
     def send_all(self, type: str, fields: Sequence[dict[str, Any]]) -> None:
         """Send an event of one type with each of `fields`, to which `type` is added."""
-        group = _group_of(type)
-        if group in self.buffer_group and (not self.groups or group in self.groups) and self.enabled:
-            self._keep(self._group_buffer[group], type, fields)
-        else:
+        if not self._is_buffered(type):
             for one in fields:
                 self.send(type, **one)
+        elif self.enabled:
+            self._keep(type, fields)
 
-    def _keep(self, buffer: list[bytes], type: str, all_fields: Sequence[dict[str, Any]]) -> None:
+    def _is_buffered(self, type: str) -> bool:
+        group = _group_of(type)
+        return group in self.buffer_group and (not self.groups or group in self.groups)
+
+    def _keep(self, type: str, all_fields: Sequence[dict[str, Any]]) -> None:
+        buffer = self._group_buffer[_group_of(type)]
         if not buffer:
             self._beginning = write({"hostname": self.hostname, "utcoffset": utcoffset(), "pid": self.pid})[:-1]
         beginning = b'%b,"timestamp":%.6f' % (self._beginning, time.time())

@@ -1,8 +1,8 @@
 """The pool of a worker, as batches need it. A `PoolStep` changes it before it starts.
 
-Semaphore: what waits for a process is called one after another, never from within another. A request that was revoked,
-has expired or was put back releases its slot at once. Celery's semaphore calls the next one from within, so that some
-hundred of them in a row exceed the depth of Python's stack, and the worker exits.
+Semaphore: requests that wait for a process are started one after another. A request that was revoked, has expired or
+was put back releases its slot at once. Celery's semaphore then starts the next one recursively, so that some hundred of
+them in a row exceed Python's recursion limit, and the worker exits.
 
 Pipes: each holds a whole batch. With Linux's 64 KiB the worker sends and receives a batch in parts, one in each turn of
 its event loop, and the process waits for each of them.
@@ -19,7 +19,7 @@ from celery.concurrency.asynpool import AsynPool
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 PIPE_SIZE = 512 * 1024
-"""In bytes. A batch of 1,000 rooms has some 400 KB, its results 200 KB."""
+"""In bytes. A batch of 1,000 rooms has some 400 KB, its results 120 KB."""
 
 
 class FlatSemaphore(LaxBoundedSemaphore):
