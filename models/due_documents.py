@@ -28,6 +28,7 @@ from models.document_id import id_key
 from models.listing import Order, Position
 from models.transaction import commands, transact
 from queue_manager.core.clock import EPOCH, MILLISECOND
+from queue_manager.core.wording import many
 
 # MongoDB uses a partial index only for a query that repeats the condition of the index word for word. Dates before the
 # epoch were written by mistake; the driver cannot even read all of them.
@@ -54,7 +55,7 @@ class StillDue(Exception):
 
     def __init__(self, ids: Sequence[Any]) -> None:
         self.ids = ids
-        super().__init__(f"{len(ids)} documents are still due after their update")
+        super().__init__(f"{many(len(ids), 'document')} still due after the update")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
+from pymongo.errors import WriteError
 from structlog.stdlib import BoundLogger
 
 from models import database, failed_item, outbox
@@ -26,10 +27,14 @@ from services.due_documents.updates import Updates, require_update
 from services.due_work import Due, DueWork
 from services.item_work import ItemResult
 
+T = TypeVar("T")
+
 AFTER = ".after"  # ends the name under which the leases of such calls are kept
 AFTER_RETRY_DELAY = minutes(1)
 MAX_EARLY = seconds(0.1)  # our clock lags by a round trip, so what is dispatched ahead comes a little early
 MAX_BATCH_TIME = 1.0  # seconds after which a batch begins no further transaction; another batch executes the items left
+MAX_REFUSALS = 32  # of the transactions of a batch; to find three documents of a thousand takes 30 at most
+_REFUSED = (WriteError, StillDue)
 
 log = get_logger("QM/systems")
 
@@ -112,13 +117,21 @@ class DocumentWork(DueWork):
         """
         key, expected = self._arguments(id, due_at)
         run = Run(id=token, now=self.clock())
-        written = self._write({key: expected}, run)
+        try:
+            written = self._write({key: expected}, run)
+        except StillDue as error:
+            raise PermanentError(self.still_due(", ".join(map(shown_id, error.ids)))) from None
+        except database.Error as error:
+            self._log.error(f"Database update failed: {reason(error)}")
+            raise
         if key in written:
             return self.system.result(written[key], written_at=run.now)
         return self._not_written(key, expected, run.now)
 
     def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | Verdict | None]:
         """Act on many documents as `execute` does, in one transaction, or in several if they are large or take long.
+
+        A document whose update is refused is left to its own task; to find it, the batch is halved again and again.
 
         Returns:
             The result of each, `None` for one that its own task executes, or `UNREACHED` once `MAX_BATCH_TIME` is over.
@@ -129,17 +142,27 @@ class DocumentWork(DueWork):
         early = [one[1] - run.now for one in arguments if one and one[1] and run.now < one[1] <= run.now + MAX_EARLY]
         if early:
             raise NotYetDue(max(early))
-        remaining = {one[0]: one[1] for one in arguments if one}
+        parts, refusals = [{one[0]: one[1] for one in arguments if one}], 0
         results: list[ItemResult | Verdict | None] = [None] * len(items)
-        while remaining:
+        while parts and (part := parts.pop()):
             unreached: list[Any] = []
-            written = self._write(remaining, run, unreached=unreached)
-            for number, one in enumerate(arguments):
-                if one and one[0] in written:
-                    results[number] = self._result(written, *one, run)
-            remaining = {key: remaining[key] for key in map(id_key, unreached)}
+            try:
+                written = self._write(part, run, unreached=unreached)
+            except _REFUSED as error:
+                refusals += 1
+                if refusals == 1:
+                    self._log.warning("An update was refused; its batch is written in parts", error=reason(error))
+                if refusals <= MAX_REFUSALS:
+                    parts += _halves(part)
+            else:
+                for number, one in enumerate(arguments):
+                    if one and one[0] in written:
+                        results[number] = self._result(written, *one, run)
+                if unreached:
+                    parts.append({key: part[key] for key in map(id_key, unreached)})
             if time.monotonic() > ends_at:
                 break
+        remaining = set().union(*parts)
         return [
             Verdict.UNREACHED if one and one[0] in remaining else result
             for one, result in zip(arguments, results, strict=True)
@@ -238,20 +261,14 @@ class DocumentWork(DueWork):
         record = None
         if self.system.functions.after is not None:
             record = outbox.OutboxRecord(id=uuid4().hex, system=self.system.name, lease=self.leases.lease)
-        try:
-            groups = self.documents.apply(
-                due_at,
-                lambda documents: self.updates.grouped_updates(documents, run, unreached=unreached),
-                fields=self.system.fields,
-                now=run.now,
-                record=record,
-                unreached=unreached,
-            )
-        except StillDue as error:
-            raise PermanentError(self.still_due(", ".join(map(shown_id, error.ids[:5])))) from None
-        except database.Error as error:
-            self._log.error(f"Database update failed: {reason(error)}")
-            raise
+        groups = self.documents.apply(
+            due_at,
+            lambda documents: self.updates.grouped_updates(documents, run, unreached=unreached),
+            fields=self.system.fields,
+            now=run.now,
+            record=record,
+            unreached=unreached,
+        )
         before = {id_key(one["_id"]): one for group in groups for one in group.documents}
         if before:
             failed_item.delete(self.system.name, list(before))
@@ -344,6 +361,12 @@ class Outbox(DueWork):
             error=error,
         )
         self.leases.release([item.lease], cool_down=AFTER_RETRY_DELAY)
+
+
+def _halves(part: Mapping[Any, T]) -> list[dict[Any, T]]:
+    """Return a part in two; nothing for a part of one."""
+    ids, middle = list(part), len(part) // 2
+    return [{id: part[id] for id in half} for half in (ids[middle:], ids[:middle])] if middle else []
 
 
 def skipped(reason: str) -> ItemResult:

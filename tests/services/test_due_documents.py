@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from bson import Decimal128, Int64, ObjectId
-from pymongo.errors import OperationFailure
+from pymongo.errors import OperationFailure, WriteError
 
 from models import database, failed_item, outbox, schema, transaction
 from models.database import collection
@@ -76,6 +77,17 @@ def get_account(id: Any) -> Document:
 def item_of(work: DocumentWork, id: Any, due_at: Any = OVER) -> DueItem:
     args = (id_text(id), due_at and to_iso(due_at))
     return DueItem(token="t", args=args, lease=work.lease_of(args))
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Have MongoDB refuse to expire an account that is `fixed`."""
+    validator = {"$or": [{"fixed": {"$exists": False}}, {"status": "trial"}]}
+    database.database().command("collMod", "accounts", validator=validator)
+    try:
+        yield
+    finally:
+        database.database().command("collMod", "accounts", validator={})
 
 
 async def never_awaited() -> None: ...
@@ -490,14 +502,16 @@ class TestBatch:
         with pytest.raises(FunctionExited, match="SystemExit: 3"):
             execute(work, items[4])
 
-    def test_update_that_leaves_one_due_writes_none_and_each_is_executed_alone(self, clock: AgingClock) -> None:
+    def test_update_that_leaves_one_due_leaves_it_alone_to_its_own_task(self, clock: AgingClock) -> None:
         work = work_on(declare(lambda account: account["update"]), clock)
-        ids = [make_account(update=EXPIRE), make_account(update={"$set": {"told": 1}})]
+        ids = [make_account(update=EXPIRE), make_account(update={"$set": {"told": 1}}), make_account(update=EXPIRE)]
         items = [item_of(work, id) for id in ids]
+        results = work.execute_batch(items)
+        assert [result is None for result in results] == [False, True, False]
+        assert [get_account(id)["status"] for id in ids] == ["expired", "trial", "expired"]
         with pytest.raises(PermanentError, match=str(ids[1])):
-            work.execute_batch(items)
-        assert [get_account(id)["status"] for id in ids] == ["trial", "trial"]
-        assert execute(work, items[0])["success"] is True
+            execute(work, items[1])
+        assert "told" not in get_account(ids[1])
 
     def test_functions_of_a_transaction_have_a_quarter_of_a_second_and_the_rest_of_the_batch_follows(
         self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
@@ -828,22 +842,40 @@ class TestAfter:
         self, clock: AgingClock, system: DueDocuments, calls: list[Written]
     ) -> None:
         ours = work_on(system, clock)
-        good, refused = make_account(), make_account(refused=True)
+        good, refused = make_account(), make_account(fixed=True)
         items = [item_of(ours, good), item_of(ours, refused)]
-        validator = {"$or": [{"refused": {"$exists": False}}, {"status": "trial"}]}
-        database.database().command("collMod", "accounts", validator=validator)
-        try:
-            with pytest.raises(OperationFailure):
-                ours.execute_batch(items)
-            assert execute(ours, items[0])["success"] is True
-            with pytest.raises(OperationFailure):
+        with refusing():
+            written, left = ours.execute_batch(items)
+            assert (written and written["success"], left) == (True, None)
+            with pytest.raises(WriteError):
                 execute(ours, items[1])
-        finally:
-            database.database().command("collMod", "accounts", validator={})
         clock.advance(minutes(10))
         assert scan(ours.outbox_work()) == []
         assert [one.id for one in calls] == [good]
         assert get_account(refused)["status"] == "trial"
+
+    def test_few_refused_documents_cost_their_batch_few_transactions(
+        self, clock: AgingClock, system: DueDocuments, calls: list[Written]
+    ) -> None:
+        ours = work_on(system, clock)
+        accounts = [make_account(**({"fixed": True} if number in (0, 17, 99) else {})) for number in range(100)]
+        good = [id for id in accounts if "fixed" not in get_account(id)]
+        with refusing(), commands() as sent:
+            results = ours.execute_batch([item_of(ours, id) for id in accounts])
+        assert [id for id, result in zip(accounts, results, strict=True) if result is not None] == good
+        assert [one.id for one in calls] == good
+        assert {get_account(id)["status"] for id in good} == {"expired"}
+        assert sum(one.startswith("find accounts") for one in sent) <= 40
+
+    def test_batch_of_refused_documents_is_soon_left_to_their_tasks(
+        self, clock: AgingClock, system: DueDocuments, calls: list[Written]
+    ) -> None:
+        ours = work_on(system, clock)
+        accounts = [make_account(fixed=True) for _ in range(100)]
+        with refusing(), commands() as sent:
+            assert ours.execute_batch([item_of(ours, id) for id in accounts]) == [None] * 100
+        assert calls == []
+        assert sum(one.startswith("find accounts") for one in sent) <= 2 * work.MAX_REFUSALS
 
     def test_document_that_was_deleted_meanwhile_has_its_id(
         self, clock: AgingClock, system: DueDocuments, calls: list[Written]
