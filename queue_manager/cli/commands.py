@@ -6,7 +6,9 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any, NoReturn
 
@@ -19,24 +21,10 @@ from typer.core import TyperGroup
 from beat_schedule import SYSTEMS, systems, unknown_system
 from models import index_builds, mark, schema
 from models.database import OUTAGES, describe, require_replica_set
-from queue_manager.cli.adopt import adopt_cli
-from queue_manager.cli.alerts import alerts_cli
-from queue_manager.cli.audit import audit_cli
 from queue_manager.cli.changes import audited, current_actor
 from queue_manager.cli.completion import complete_system
-from queue_manager.cli.dead_letters import dead_letters_cli
-from queue_manager.cli.doctor import doctor
 from queue_manager.cli.errors import fail, report_errors, with_outcome
-from queue_manager.cli.failures import failures_cli
-from queue_manager.cli.items import items_cli
-from queue_manager.cli.jobs import jobs
-from queue_manager.cli.keys import keys
-from queue_manager.cli.messages import queue
-from queue_manager.cli.start import start
-from queue_manager.cli.systems import systems_cli
 from queue_manager.cli.terminal import printable
-from queue_manager.cli.why import why
-from queue_manager.cli.workers import workers
 from queue_manager.core import log as logging
 from queue_manager.core.errors import AppError, ConfigurationError, reason
 from queue_manager.core.redis_client import connect, describe_outage
@@ -51,8 +39,51 @@ NOT_ONE_OF = re.compile(r"'([^']*)' is not one of (.*)\.")
 """The error of a value that is not one of those allowed."""
 
 
+OTHERS = {
+    "start": "queue_manager.cli.start:start",
+    "doctor": "queue_manager.cli.doctor:doctor",
+    "why": "queue_manager.cli.why:why",
+    "workers": "queue_manager.cli.workers:workers",
+    "keys": "queue_manager.cli.keys:keys",
+    "systems": "queue_manager.cli.systems:systems_cli",
+    "items": "queue_manager.cli.items:items_cli",
+    "queue": "queue_manager.cli.messages:queue",
+    "jobs": "queue_manager.cli.jobs:jobs",
+    "dead-letters": "queue_manager.cli.dead_letters:dead_letters_cli",
+    "failures": "queue_manager.cli.failures:failures_cli",
+    "adopt": "queue_manager.cli.adopt:adopt_cli",
+    "alerts": "queue_manager.cli.alerts:alerts_cli",
+    "audit": "queue_manager.cli.audit:audit_cli",
+}
+"""The commands and groups of other modules, which are imported when they are needed."""
+
+
+class LazyCommands(UserDict[str, Any]):
+    """Commands by name. A text `module:name` is replaced by the command that it names at the first use."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        if isinstance(found, str):
+            module, _, attribute = found.partition(":")
+            self[name] = found = _command(name, getattr(import_module(module), attribute))
+        return found
+
+
+def _command(name: str, found: typer.Typer | Callable[..., Any]) -> Any:
+    parent = typer.Typer()
+    if isinstance(found, typer.Typer):
+        parent.add_typer(found, name=name)
+    else:
+        parent.command(name)(found)
+    return typer.main.get_group(parent).commands[name]
+
+
 class Commands(TyperGroup):
     """The commands. A value that is not one of those allowed gets a suggestion, as a misspelt command does."""
+
+    def __init__(self, *, commands: dict[str, Any], **options: Any) -> None:
+        found: Any = LazyCommands({**commands, **OTHERS})
+        super().__init__(commands=found, **options)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -71,20 +102,6 @@ cli = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-cli.add_typer(systems_cli, name="systems")
-cli.add_typer(items_cli, name="items")
-cli.add_typer(queue, name="queue")
-cli.add_typer(jobs, name="jobs")
-cli.add_typer(dead_letters_cli, name="dead-letters")
-cli.add_typer(failures_cli, name="failures")
-cli.add_typer(adopt_cli, name="adopt")
-cli.add_typer(alerts_cli, name="alerts")
-cli.add_typer(audit_cli, name="audit")
-cli.command()(doctor)
-cli.command()(keys)
-cli.command()(start)
-cli.command()(why)
-cli.command()(workers)
 log = logging.get_logger("QM/cli")
 NAMES = ", ".join(system.name for system in SYSTEMS)
 

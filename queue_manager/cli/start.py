@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
 from queue_manager.cli.errors import fail
@@ -27,8 +29,9 @@ PROCESSES = {
 """As in the Procfile."""
 SHARED = (
     *("celery.app.amqp", "celery.app.control", "celery.app.log", "celery.apps.beat", "celery.apps.worker"),
-    *("celery.bin.celery", "celery.concurrency.prefork", "celery.concurrency.thread", "celery.worker.components"),
-    *("celery.worker.consumer", "celery.worker.strategy", "flower.app", "tornado.platform.asyncio"),
+    *("celery.bin.beat", "celery.bin.worker", "celery.concurrency.prefork", "celery.concurrency.thread"),
+    *("celery.worker.components", "celery.worker.consumer", "celery.worker.strategy"),
+    *("flower.command", "tornado.platform.asyncio"),
     *("queue_manager.batching.eta", "queue_manager.batching.events", "queue_manager.batching.pool"),
     *("queue_manager.batching.strategy", "queue_manager.beat.scheduler", "queue_manager.broker.transport"),
     "queue_manager.web.serve",
@@ -73,11 +76,26 @@ def _import_shared() -> None:
 
 def _become(command: str, *options: str) -> None:
     """Run a command in this process."""
-    from celery.__main__ import main as celery
-
-    from queue_manager.cli import main as queue_manager
-
-    program, *arguments = shlex.split(command)
+    program, *arguments = [*shlex.split(command), *options]
     # With its path, because Celery executes it again at SIGHUP.
-    sys.argv = [str(Path(sys.executable).with_name(program)), *arguments, *options]
-    {"celery": celery, "queue-manager": queue_manager}[program]()
+    sys.argv = [str(Path(sys.executable).with_name(program)), *arguments]
+    if program == "celery":
+        _run_celery(arguments)
+    else:
+        from queue_manager.cli import main
+
+        main()
+
+
+def _run_celery(arguments: list[str]) -> None:
+    """Run the command `celery` without those of its commands that are not used here: their shell takes 6 MB."""
+    from celery.bin.base import CLIContext
+    from celery.bin.beat import beat
+    from celery.bin.worker import worker
+    from flower.command import flower
+
+    from tasks import app
+
+    context = CLIContext(app=app, no_color="NO_COLOR" in os.environ, workdir=None)
+    celery = click.Group(params=[click.Option(["-A"], expose_value=False)], commands=[worker, beat, flower])
+    celery.main(arguments, obj=context, auto_envvar_prefix="CELERY")

@@ -15,7 +15,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from tasks.app import app
 
-PERIOD = 2.0  # seconds
+PERIOD = 3.0  # seconds
 DRAIN_LOCK = "qm:old_keys:turn"
 
 log = get_logger("QM/broker")

@@ -39,7 +39,7 @@ from services.message_queue import InvalidMessage, MessageState, QueueAdmin, Que
 from services.message_queue.browser import MESSAGE_STATES
 from services.message_queue.messages import Message
 
-STREAM_READ_TIMEOUT = 4.0  # seconds that one XREAD waits; a read costs a web process two commands
+STREAM_READ_TIMEOUT = 5.0  # seconds that one XREAD waits; a read costs a web process two commands
 EVENTS_PER_READ = 500
 READ_PAUSE = 0.02  # seconds after a read, so that one read has the events of many changes
 MAX_ADDED_MESSAGES = 100  # that are sent along with the events of one read
