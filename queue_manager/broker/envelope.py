@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -80,7 +81,8 @@ class BrokerMessage(virtual.Message):
         self.headers, self.properties = headers, properties
         self._raw, self.channel = payload, channel
         self.errors: list[Any] = []
-        self._decoded_cache, self._state, self.accept = None, "RECEIVED", None
+        self._decoded_cache, self._state = None, "RECEIVED"
+        self.accept: Collection[str] | None = None
 
     def _decode(self) -> Any:
         form = (self.content_type, self.content_encoding)
