@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -13,9 +12,11 @@ from pymongo import MongoClient
 from dev.ports import free_port
 from models import database
 from queue_manager.core.clock import ServerClock, seconds
+from queue_manager.core.redis_client import connect, time_of
 from queue_manager.core.settings import settings
 from services.message_queue import MessageQueue, message_queue, queue_admin
 from tasks.overdue_messages import requeue_at_deadline, requeue_overdue_messages, schedule_sweep
+from tests.eventually import eventually
 from tests.pace import Pace, paced, promptly
 from tests.real_servers import Servers
 from tests.tasks.hand_worker import Message, run, waiting_messages
@@ -31,12 +32,22 @@ def queue(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageQu
     settings.cache_clear()
 
 
-def hold(queue: MessageQueue, *, timeout: float, **message: int) -> str:
+def hold(queue: MessageQueue, *, timeout: float, **message: Any) -> str:
     """Enqueue a message and let a consumer fall silent with it."""
     queue.enqueue("report", **message)
     held = queue.dequeue(ack_timeout=timeout)
     assert held is not None
     return held.id
+
+
+def wait_for_deadline(servers: Servers, id: str) -> None:
+    """Wait until the deadline of a message is over by the server's clock."""
+    held = queue_admin().find(id)
+    assert held is not None
+    assert held.deadline_at is not None
+    deadline_at = held.deadline_at
+    with connect(servers.valkey.url) as client:
+        eventually(lambda: time_of(client.time()).timestamp() > deadline_at, within=10)
 
 
 def is_planned_for(planned: Message, id: str, pace: Pace) -> bool:
@@ -47,9 +58,9 @@ def is_planned_for(planned: Message, id: str, pace: Pace) -> bool:
     return abs(planned.eta - datetime.fromtimestamp(held.deadline_at, UTC)) < seconds(pace.allowed(0.5))
 
 
-def test_it_reports_what_it_took_back(queue: MessageQueue) -> None:
+def test_it_reports_what_it_took_back(queue: MessageQueue, clean: Servers) -> None:
     again, dead = hold(queue, timeout=0.001), hold(queue, timeout=0.001, max_attempts=1)
-    time.sleep(0.005)  # the deadlines are by the server's clock
+    wait_for_deadline(clean, dead)
     report = requeue_overdue_messages()
     assert report["requeued"] == 1
     assert report["dead_lettered"] == 1
@@ -64,7 +75,7 @@ def test_a_deadline_before_the_next_tick_gets_a_sweep_of_its_own(queue: MessageQ
     requeue_overdue_messages()  # the chain is planned once, however many look
     [planned] = waiting_messages(clean.valkey.url, "scans")
     assert is_planned_for(planned, held, pace)
-    time.sleep(4.1)
+    wait_for_deadline(clean, held)
     run(planned)
     assert [message.id for message in queue_admin().list("main").messages] == [held]
 
@@ -89,7 +100,7 @@ def test_a_dequeue_with_an_earlier_deadline_pulls_the_sweep_forward(clean: Serve
 
 def test_the_chain_goes_on_from_deadline_to_deadline(queue: MessageQueue, clean: Servers) -> None:
     first, second = hold(queue, timeout=0.001), hold(queue, timeout=60)
-    time.sleep(0.005)
+    wait_for_deadline(clean, first)
     with paced() as pace:
         requeue_at_deadline()
     assert [message.id for message in queue_admin().list("main").messages] == [first]
@@ -105,6 +116,6 @@ def test_a_mongodb_that_is_away_does_not_hold_up_the_sweep(
     hold(queue, timeout=0.001)
     with MongoClient[dict[str, Any]](nobody, serverSelectionTimeoutMS=60_000) as away:
         monkeypatch.setattr(database, "client", lambda: away)
-        monkeypatch.setattr(database, "_clock", ServerClock(lambda: away.admin.command("hello")))
+        monkeypatch.setattr(database, "_clock", ServerClock(lambda: away.admin.command("hello")["localTime"]))
         with promptly(6):  # unbounded, a single look at MongoDB would take 60 s
             assert requeue_overdue_messages()["requeued"] == 1

@@ -35,7 +35,8 @@ class FeedThatLosesEvents(SilentFeed):
         never = asyncio.Event().wait
 
         async def end() -> list[Any]:
-            await asyncio.sleep(0.3)  # the first sweep is over
+            while self._steps.count("sweep") < 2:  # the one at the start, and that of this subscription
+                await asyncio.sleep(0.001)
             return []
 
         yield SimpleNamespace(next=end if is_first else never)
@@ -52,7 +53,8 @@ def test_sweeper_ends_though_a_deadline_is_announced_at_that_moment(
     async def run() -> None:
         async with OverdueSweeper(SilentFeed()) as one:  # type: ignore[arg-type]
             sweep, *_ = one._tasks
-            await asyncio.sleep(0.3)
+            while not one._is_earlier._waiters:  # until the sweep waits for an earlier deadline
+                await asyncio.sleep(0.001)
             one._is_earlier.set()
             for _ in range(turns):
                 await asyncio.sleep(0)

@@ -150,8 +150,8 @@ def test_each_message_goes_to_one_of_those_who_wait(queue: Queue) -> None:
 
 def test_a_wait_for_a_type_ends_with_that_type(queue: Queue) -> None:
     with waiting(queue, "timeout=20&type=sms") as (answer,):
-        queue.add("mail")
-        time.sleep(0.3)
+        with looking(queue, 1):
+            queue.add("mail")
         assert not answer.done()
         wanted = queue.add("sms")
         assert answer.result(20).body["id"] == wanted
