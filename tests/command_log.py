@@ -10,6 +10,7 @@ from pymongo import MongoClient
 from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
 from models import database
+from models.database import Document
 from queue_manager.core.settings import settings
 
 
@@ -34,6 +35,7 @@ class Commands(CommandListener):
 def commands() -> Iterator[list[str]]:
     """Record the commands that are sent within."""
     seen = Commands()
-    with MongoClient(settings().mongo_db_url, event_listeners=[seen]) as client, pytest.MonkeyPatch.context() as patch:
+    url = settings().mongo_db_url
+    with MongoClient[Document](url, event_listeners=[seen]) as client, pytest.MonkeyPatch.context() as patch:
         patch.setattr(database, "client", lambda: client)
         yield seen.sent

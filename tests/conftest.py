@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -95,8 +96,10 @@ def _close_breakers() -> None:
     """Have this process use Redis and MongoDB again for what it leaves out for seconds after a slow call."""
     for counting in counters._counters._made:
         counting._try_again_at = 0.0
-    for recording in (*leases._recorder._made, *item_events._inserter._made):
-        recording._retry_at = 0.0
+    for recorder in leases._recorder._made:
+        recorder._retry_at = 0.0
+    for inserter in item_events._inserter._made:
+        inserter._retry_at = 0.0
 
 
 def _read_clock() -> None:
@@ -108,14 +111,16 @@ def _read_clock() -> None:
 def _filled_collections() -> list[str]:
     """Return the collections that hold documents, with one command for all."""
     first, *others = database.database().list_collection_names() or ["none"]
-    one = {name: [{"$limit": 1}, {"$project": {"_id": name}}] for name in (first, *others)}
+    one: dict[str, list[dict[str, Any]]] = {
+        name: [{"$limit": 1}, {"$project": {"_id": name}}] for name in (first, *others)
+    }
     union = [{"$unionWith": {"coll": name, "pipeline": one[name]}} for name in others]
     return [found["_id"] for found in database.collection(first).aggregate([*one[first], *union])]
 
 
 def _indexes() -> frozenset[str]:
     """Return the database's indexes with all their options, with one command for all collections."""
-    pipeline = [{"$listCatalog": {}}, {"$match": {"db": DATABASE}}]
+    pipeline: list[dict[str, Any]] = [{"$listCatalog": {}}, {"$match": {"db": DATABASE}}]
     catalog = database.database().client.admin.aggregate(pipeline)
     return frozenset(
         f"{found['name']} {index['spec']}" for found in catalog for index in found.get("md", {}).get("indexes", ())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
 
-def eventually(check: Callable[[], T], *, within: float = 30.0, every: float = 0.02) -> T:
+def eventually(check: Callable[..., T | Literal[False] | None], *, within: float = 30.0, every: float = 0.02) -> T:
     """Return the first truthy value of `check`, asked every `every` seconds.
 
     Raises AssertionError, naming the check and its last value, after `within` seconds. An AssertionError

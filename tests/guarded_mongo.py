@@ -41,7 +41,7 @@ class GuardedMongo(Mongo, ABC):
         if not self._has_users:
             return super()._is_ready()
         try:
-            with MongoClient(self.url_of("admin"), directConnection=True, serverSelectionTimeoutMS=2000) as client:
+            with MongoClient[Any](self.url_of("admin"), directConnection=True, serverSelectionTimeoutMS=2000) as client:
                 return bool(client.admin.command("hello")["isWritablePrimary"])
         except PyMongoError:
             return False

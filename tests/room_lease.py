@@ -5,7 +5,8 @@ from __future__ import annotations
 from bson import ObjectId
 
 from queue_manager import leases
-from queue_manager.leases import Leases, LeaseStatus
+from queue_manager.leases import Leases
+from queue_manager.leases.state import LeaseStatus
 from tests.rooms import get_room
 
 LEASES = Leases("support-snooze")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,7 +14,7 @@ from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import milliseconds, minutes, seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
-from queue_manager.items import DueItem
+from queue_manager.items import DueItem, Verdict
 from services.due_documents import work_of
 from services.due_documents.work import DocumentWork
 from services.due_work import DueWork, Limits
@@ -113,6 +113,14 @@ def scan(work: DueWork, waiting: int = 0) -> list[DueItem]:
 def execute(work: DocumentWork, item: DueItem) -> dict[str, Any]:
     """Do what the task of an item does."""
     return work.execute(*item.args, token=item.token)
+
+
+def execute_batch(work: DocumentWork, items: Sequence[DueItem]) -> list[dict[str, Any] | None]:
+    """Do what a batch of these items does, and require that it reaches all of them."""
+    results = work.execute_batch(items)
+    reached = [result for result in results if not isinstance(result, Verdict)]
+    assert len(reached) == len(results)
+    return reached
 
 
 def lose(work: DocumentWork, item: DueItem, *, ago: timedelta) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer
 
@@ -40,11 +40,12 @@ def test_every_action_has_a_command_and_every_exception_a_reason() -> None:
     assert [cells for cells in rows(WITHOUT_COMMAND) if len(cells[-1].split()) < 5] == []
 
 
-def command_of(line: str) -> tuple[click.Command, list[str]]:
+def command_of(line: str) -> tuple[Any, list[str]]:
     """Return the command that a line names, and the rest of the line."""
-    command, words = typer.main.get_command(cli), line.split()[1:]
+    command: Any = typer.main.get_command(cli)
+    words = line.split()[1:]
     while words and words[0] in getattr(command, "commands", {}):
-        command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
+        command = command.commands[words.pop(0)]
     return command, words
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer
 
@@ -94,7 +94,7 @@ def test_rates_of_sizing_are_those_of_the_benchmarks() -> None:
         assert f"{float(number.replace(',', '')):.{digits - 1}e}" in rounded, number
 
 
-def commands(command: click.Command, path: str) -> list[str]:
+def commands(command: Any, path: str) -> list[str]:
     below = getattr(command, "commands", {})
     return [path] if not below else [name for one in below for name in commands(below[one], f"{path} {one}")]
 

@@ -144,7 +144,7 @@ def private_names(path: Path) -> Iterator[str]:
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
-            used |= {one.value for one in node.args[1:2] if isinstance(one, ast.Constant)}
+            used |= {str(one.value) for one in node.args[1:2] if isinstance(one, ast.Constant)}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in UPSTREAM:
             used |= {part for alias in node.names for part in f"{node.module}.{alias.name}".split(".")}
     yield from sorted(name for name in used - defined(tree) if name.startswith("_") and not name.endswith("__"))
