@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from queue_manager.broker.options import register_transport
 
-TRANSPORT_OPTIONS = {
+TRANSPORT_OPTIONS: dict[str, Any] = {
     "visibility_timeout": 8,  # 600 in production; a test does not wait that long for a message to come back
     "unacked_restore_interval": 1,
     "unacked_restore_throttle": 1,

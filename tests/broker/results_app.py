@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,7 @@ def make_results_app(broker_url: str) -> Celery:
         worker_prefetch_multiplier=2,
     )
     app.conf.update(json.loads(os.environ.get("GUARD_APP_SETTINGS", "{}")))
+    function: Callable[..., object]
     for function in (add, total, fail, hold, write, die):
         app.task(name=function.__name__)(function)
     for function in (try_again, reject_first, store_and_reject, replace_with, stamps):

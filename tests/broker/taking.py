@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from base64 import b64decode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -78,7 +78,7 @@ def waiting(client: Redis, name: str) -> list[Any]:
     return [body(message) for message in reversed(client.lrange(name, 0, -1))]
 
 
-def body(raw: bytes) -> Any:
+def body(raw: bytes | str) -> Any:
     """Return what a message as it is on the wire carries."""
     message = json.loads(raw)
     is_encoded = message["properties"].get("body_encoding") == "base64"
@@ -101,6 +101,6 @@ def envelope(body: Any, **headers: Any) -> dict[str, Any]:
     }
 
 
-def held(client: Redis) -> Sequence[int]:
+def held(client: Redis) -> tuple[int, int]:
     """Return how many messages are registered in the hash and in the index: the same."""
     return client.hlen("unacked"), client.zcard("unacked_index")

@@ -153,7 +153,9 @@ def test_only_queues_that_have_changed_are_requested(
     assert requested == [{"b"}]
 
     with client.pipeline() as pipe:
-        pipe.lpush("a", json.dumps(envelope("two"))).lpush("c", json.dumps(envelope("three"))).execute()
+        pipe.lpush("a", json.dumps(envelope("two")))
+        pipe.lpush("c", json.dumps(envelope("three")))
+        pipe.execute()
     assert sorted(taker.drain()[1:]) == ["three", "two"]
     assert set.union(*requested[1:]) == {"a", "c"}
 

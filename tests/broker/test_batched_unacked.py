@@ -26,7 +26,8 @@ def test_closing_gives_back_in_order(server: Valkey, client: Redis) -> None:
 
     assert waiting(client, "q") == [0, *range(2, 1300)]
     assert held(client) == (0, 0)
-    assert json.loads(client.lindex("q", -1))["properties"]["delivery_info"]["redelivered"] is True
+    last: Any = client.lindex("q", -1)
+    assert json.loads(last)["properties"]["delivery_info"]["redelivered"] is True
 
 
 def test_closing_gives_back_what_was_taken_and_not_read(server: Valkey, client: Redis) -> None:
@@ -75,8 +76,7 @@ def test_overdue_messages_are_put_back_and_renewed_ones_are_not(server: Valkey, 
         send(ours, "kept", "kept")
         keeper = Taker(ours, "kept")
         keeper.drain()
-        for tag in client.zrange("unacked_index", 0, -1):
-            client.zadd("unacked_index", {tag: 1})
+        overdue(client)
 
         keeper.channel.qos.renew()
         keeper.channel.qos.restore_visible()
@@ -88,8 +88,19 @@ def test_overdue_messages_are_put_back_and_renewed_ones_are_not(server: Valkey, 
 
 def renewed_at(client: Redis) -> float:
     """Return when the only message was renewed, by the clock of Redis."""
-    [(_, at)] = client.zrange("unacked_index", 0, -1, withscores=True)
-    return float(at)
+    [(_, at)] = index(client)
+    return at
+
+
+def index(client: Redis) -> list[tuple[str, float]]:
+    """Return the tag of each message and when it was renewed."""
+    found: Any = client.zrange("unacked_index", 0, -1, withscores=True)
+    return found
+
+
+def overdue(client: Redis) -> None:
+    """Let all messages have been renewed long ago."""
+    client.zadd("unacked_index", dict.fromkeys(dict(index(client)), 1))
 
 
 @pytest.mark.slow
@@ -175,8 +186,7 @@ def test_stock_transport_gives_back_what_ours_held(server: Valkey, client: Redis
         send(ours, "q", *range(3))
         Taker(ours, "q").drain()
         with Connection(server.url, transport_options={"visibility_timeout": 1}) as stock:
-            for tag in client.zrange("unacked_index", 0, -1):
-                client.zadd("unacked_index", {tag: 1})
+            overdue(client)
             stock.default_channel.qos.restore_visible()
 
         assert sorted(waiting(client, "q")) == [0, 1, 2]

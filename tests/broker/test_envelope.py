@@ -33,7 +33,7 @@ CHANNEL = Channel()
 
 
 def message(kind: type[virtual.Message], body: Any, content_type: str, encoding: str, accept: set[str] | None) -> Any:
-    properties = {"delivery_tag": "1", "delivery_info": {}, "body_encoding": None}
+    properties: dict[str, Any] = {"delivery_tag": "1", "delivery_info": {}, "body_encoding": None}
     raw = {"body": body, "content-type": content_type, "content-encoding": encoding, "properties": properties}
     one = kind({**raw, "headers": {}}, channel=Channel())
     one.accept = accept
@@ -51,6 +51,7 @@ def test_json_is_read_as_kombu_reads_it(body: Any, accept: set[str] | None) -> N
     assert ours == theirs
 
 
+NO_MAPPINGS: list[Any] = [None, [], ""]
 PLAIN: dict[str, Any] = {
     "body": '[["é"], {}, {}]',
     "content-type": "application/json",
@@ -69,8 +70,8 @@ PLAIN: dict[str, Any] = {
         {"body": "W10=", "properties": {**PLAIN["properties"], "body_encoding": "base64"}},
         {"headers": {"compression": "application/x-gzip"}},
         {"headers": {}},
-        *({"headers": wrong} for wrong in (None, [], "", ["x"], "x")),
-        *({"properties": {"delivery_tag": "1", "delivery_info": wrong}} for wrong in (None, [], "")),
+        *({"headers": wrong} for wrong in [*NO_MAPPINGS, ["x"], "x"]),
+        *({"properties": {"delivery_tag": "1", "delivery_info": wrong}} for wrong in NO_MAPPINGS),
         {"content-type": None},
         {"properties": {"delivery_tag": "1"}},
     ],

@@ -19,7 +19,7 @@ from queue_manager.core.errors import ConfigurationError
 from tasks import app
 
 SAID = {"uuid": "an id", "name": 'päth\n"quoted"\ud800', "retries": 3, "runtime": 0.25, "eta": None, "is": True}
-EVENTS = [
+EVENTS: list[tuple[str, dict[str, Any]]] = [
     ("task-received", {**SAID, "args": "('x',)", "parts": [1, {"deep": None}]}),
     ("task-started", {"uuid": "an id"}),
     ("task-succeeded", {"uuid": "an id", "result": "None", "runtime": 1e-9}),

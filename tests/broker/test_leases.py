@@ -11,6 +11,7 @@ import redis
 from queue_manager import leases
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.leases import Leases, MustCoolDown
+from queue_manager.leases.scripts import MAX_ARGUMENTS
 from queue_manager.server_calls import redis_server
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -67,7 +68,7 @@ class TestTake:
         eventually(lambda: take(ours, ONE) == [ONE])
 
     def test_more_names_than_one_command_takes(self, ours: Leases) -> None:
-        names = [leases.name(str(number), AT) for number in range(2 * leases.MAX_ARGUMENTS + 1)]
+        names = [leases.name(str(number), AT) for number in range(2 * MAX_ARGUMENTS + 1)]
         assert take(ours, *names) == names
         assert take(ours, *names) == []
         assert states(ours, *names) == ["in-progress"] * len(names)
@@ -84,7 +85,7 @@ class TestWaiting:
         assert (status.state, status.ends_at) == ("in-progress", None)
 
     def test_so_is_each_of_more_names_than_one_command_takes(self, ours: Leases) -> None:
-        names = [leases.name(str(number), AT) for number in range(3 * leases.MAX_ARGUMENTS)]
+        names = [leases.name(str(number), AT) for number in range(3 * MAX_ARGUMENTS)]
         dispatch(ours, *names)
         assert {status.ends_at for status in ours.statuses(names)} == {None}
 
@@ -129,7 +130,7 @@ class TestWaiting:
         assert short.free_lost(2) == 0
 
     def test_all_are_freed_at_once_however_many(self, ours: Leases, client: redis.Redis) -> None:
-        names = [leases.name(str(number), AT) for number in range(3 * leases.MAX_ARGUMENTS)]
+        names = [leases.name(str(number), AT) for number in range(3 * MAX_ARGUMENTS)]
         dispatch(ours, *names)
         client.zadd("qm:lease:trial-end:waiting", dict.fromkeys(names, 1_000))
         assert ours.free_lost(10) == len(names) - 10
