@@ -116,8 +116,9 @@ def test_a_record_that_is_too_large_for_mongodb_is_deleted_without_a_copy(
         assert keep is not None
         large, small = [{"id": "large", "payload": "x" * 17 * 1024 * 1024}], [{"id": "small"}]
         keep(large)(large)
-        assert action.undo is None
+        before = action.undo
         keep(small)(small)
+    assert before is None
     assert caplog.text.count("What an action deletes cannot be restored") == 1
     (entry,) = entries()
     assert (entry.outcome, action.undo) == ("done", entry.id)

@@ -24,6 +24,7 @@ from tests.rooms import (
     HandClock,
     RecordedEvents,
     execute,
+    execute_batch,
     get_room,
     is_awake,
     lease_state,
@@ -45,7 +46,7 @@ def test_rooms_wake_and_are_told(snooze: DocumentWork, events: RecordedEvents, t
     ids = make_rooms()
     items = scan(snooze)
     assert all(get_room(id)["snooze_queue_in_progress"] for id in ids)
-    results = snooze.execute_batch(items) if together else [execute(snooze, item) for item in items]
+    results = execute_batch(snooze, items) if together else [execute(snooze, item) for item in items]
     assert [result and result["success"] for result in results] == [True] * len(ids)
     assert all(map(is_awake, ids))
     assert sorted(data["room_id"] for _, data, _ in events.sent) == sorted(map(shown_id, ids))

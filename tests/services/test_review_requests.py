@@ -21,7 +21,7 @@ from pymongo.monitoring import (
 
 from beat_schedule import SYSTEMS
 from models import pulse, schema, subscription
-from models.database import collection
+from models.database import Document, collection
 from models.document_id import id_text
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes, to_iso
@@ -390,7 +390,8 @@ def test_scan_reads_the_index_and_no_subscription(reviews: ReviewRequests) -> No
     for number in range(50):
         subscribe(status="active" if number < 10 else "canceled")
     seen = Statements()
-    with MongoClient(settings().mongo_db_url, event_listeners=[seen]) as client, pytest.MonkeyPatch.context() as patch:
+    url = settings().mongo_db_url
+    with MongoClient[Document](url, event_listeners=[seen]) as client, pytest.MonkeyPatch.context() as patch:
         own = client.get_default_database()["store-subscription"]
         patch.setattr(subscription, "subscriptions", lambda: own)
         assert len(list(subscription.eligible(["seo"], until=MONTH_AGO, asked_since=T0))) == 10

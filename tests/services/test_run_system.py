@@ -61,7 +61,12 @@ def test_attempts_follow_without_waits_and_the_last_error_is_the_result(run_syst
         raise ValueError("boom")
 
     failing = declare(fails, batch=False)
-    failing.failed(lambda failure: failures.append(failure) or {"$set": {"error": failure.error}})
+
+    @failing.failed
+    def tell(failure: Failure) -> dict[str, Any]:
+        failures.append(failure)
+        return {"$set": {"error": failure.error}}
+
     outcome = run_system(failing, {"_id": 7, "ends_at": T0}, now=T0)
     assert attempts == [7, 7, 7]
     assert outcome.document["error"] == "boom"
@@ -78,8 +83,12 @@ def test_an_update_that_leaves_it_due_is_an_error(run_system: RunSystem) -> None
 def test_a_function_that_takes_longer_than_a_transaction_is_an_error(
     run_system: RunSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def takes_long(_: Any) -> dict[str, Any]:
+        time.sleep(2.1)
+        return {"$unset": {"ends_at": ""}}
+
     monkeypatch.setattr(transaction, "MAX_TRANSACTION", seconds(2))
-    outcome = run_system(declare(lambda _: time.sleep(2.1) or {"$unset": {"ends_at": ""}}), {"ends_at": T0}, now=T0)
+    outcome = run_system(declare(takes_long), {"ends_at": T0}, now=T0)
     assert isinstance(outcome.results[0]["error"], PermanentError)
     assert "a transaction may take 2 s: put slow work into `after`" in str(outcome.results[0]["error"])
 

@@ -63,8 +63,9 @@ class JobModel:
     # Asking
 
     def executing(self, name: str) -> Modelled | None:
-        [found] = [job for job in self.jobs.values() if job.name == name and job.state == "executing"] or [None]
-        return found
+        found = [job for job in self.jobs.values() if job.name == name and job.state == "executing"]
+        assert len(found) <= 1
+        return found[0] if found else None
 
     def due(self, name: str, now: datetime) -> list[Modelled]:
         found = [job for job in self.jobs.values() if job.name == name and job.waiting and job.waiting <= now]

@@ -272,7 +272,7 @@ def test_clear_takes_fewer_jobs_after_others_have_locked_some_and_more_again_lat
     lab.jobs.run_many("mail", [[number] for number in range(300)])
     sizes, delete = list[int](), job_operations.clear
 
-    def locked_at_first(*arguments: Any, limit: int, **options: Any) -> int:
+    def locked_at_first(*arguments: Any, limit: int, **options: Any) -> tuple[int, bool]:
         sizes.append(limit)
         if len(sizes) < 3:
             raise Contended(seconds(5))

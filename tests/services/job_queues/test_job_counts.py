@@ -335,9 +335,9 @@ def test_transaction_that_fails_changes_neither_the_marks_nor_the_counts(
 ) -> None:
     kept.jobs.cancel(kept.run("mail"))
 
-    def fail_at_its_end(act: object) -> None:
+    def fail_at_its_end(act: Callable[[object], object]) -> None:
         def act_and_fail(session: object) -> None:
-            act(session)  # type: ignore[operator]
+            act(session)
             raise KeyboardInterrupt
 
         transact(act_and_fail)

@@ -162,9 +162,12 @@ def test_repeating_job_that_is_canceled_while_it_executes_is_not_repeated(lab: L
 def test_function_that_asks_often_reads_the_claim_once_a_second(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     read_at: list[float] = []
     read_claim = job_attempt.read_claim
-    monkeypatch.setattr(
-        job_attempt, "read_claim", lambda *a, **k: (read_at.append(time.monotonic()), read_claim(*a, **k))[1]
-    )
+
+    def read(*arguments: Any, **options: Any) -> Any:
+        read_at.append(time.monotonic())
+        return read_claim(*arguments, **options)
+
+    monkeypatch.setattr(job_attempt, "read_claim", read)
 
     def ask_often(run: JobRun) -> None:
         while len(read_at) < 3:

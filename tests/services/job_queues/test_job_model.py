@@ -63,7 +63,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(name=names, argument=st.integers(0, 2), priority=priorities, wait=waits, kind=st.sampled_from("pppsu"))
     def run(self, name: str, argument: int, priority: int, wait: int, kind: str) -> None:
-        only = {"unique": kind == "u", "singular": kind == "s"}
+        only: dict[str, Any] = {"unique": kind == "u", "singular": kind == "s"}
         is_blocked = self.model.is_blocked(name, argument, **only)
         stored = self.lab.jobs.run(name, argument, delay=seconds(wait), priority=priority, **only)
         assert (stored is None) == is_blocked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,7 +24,7 @@ FAILED = JobOutcome(state=JobState.FAILURE, backoff=seconds(0), error="lost")
 
 
 @pytest.fixture
-def racing() -> Callable[..., list[Any]]:
+def racing() -> Iterator[Callable[..., list[Any]]]:
     """Run functions at the same moment, each in a thread; return what each answered."""
 
     def race(*acts: Callable[[], Any]) -> list[Any]:

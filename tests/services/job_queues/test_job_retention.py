@@ -12,6 +12,7 @@ import pytest
 
 from models import job, job_operations
 from models.job import JobState
+from models.transaction import transact
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Contended
 from queue_manager.core.settings import settings
@@ -86,7 +87,7 @@ def test_deletion_keeps_up_with_more_jobs_than_one_transaction_deletes(lab: Lab,
 
 def test_large_jobs_are_deleted_in_transactions_of_few(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "MAX_TRANSACTION_BYTES", 25_000)
-    transactions, transact = count(), job_operations.transact
+    transactions = count()
 
     def counting(act: Any) -> Any:
         next(transactions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from threading import Barrier, Event
 from typing import Any
@@ -235,9 +236,9 @@ def test_cancel_racing_with_a_reservation_exactly_one_wins(lab: Lab) -> None:
     with ThreadPoolExecutor(2) as threads:
         for _ in range(100):
             ids = [lab.run("mail", number) for number in range(2)]
-            canceling = threads.submit(at_once, lambda ids=ids: try_to_cancel(ids[1]))
-            reserving = threads.submit(at_once, lambda ids=ids: len(reserve(lab, *ids)) == 2)
-            assert canceling.result() != reserving.result()
+            canceling = threads.submit(at_once, partial(try_to_cancel, ids[1]))
+            reserving = threads.submit(at_once, partial(reserve, lab, *ids))
+            assert canceling.result() != (len(reserving.result()) == 2)
             assert lab.state(ids[1]) == ("canceled" if canceling.result() else "pending")
             job.jobs().delete_many({})
 

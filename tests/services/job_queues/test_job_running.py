@@ -22,6 +22,7 @@ from bson import ObjectId
 from pymongo.errors import AutoReconnect, OperationFailure
 
 from models import database, job, job_attempt
+from models.database import collection
 from models.job import MAX_HISTORY, JobState
 from models.job_attempt import JobOutcome
 from queue_manager.core.clock import hours, minutes, seconds
@@ -49,7 +50,7 @@ def fails_with(error: BaseException) -> Callable[..., None]:
 async def never_awaited() -> None: ...
 
 
-@pytest.mark.parametrize("result", [never_awaited, lambda: (one for one in ())])
+@pytest.mark.parametrize("result", [never_awaited, lambda: (number for number in range(0))])
 def test_function_that_returns_what_was_not_executed_fails(lab: Lab, result: Callable[[], Any]) -> None:
     lab.works["mail"] = lambda run: result()
     lab.run("mail")
@@ -479,7 +480,7 @@ def test_long_job_keeps_its_lease(lab: Lab) -> None:
     """Only the hand's clock decides when the lease ends, so a pause of this process cannot end it."""
     lease, id = seconds(0.3), lab.run("mail")
 
-    def take_long(*_: Any, run: Any) -> None:
+    def take_long(*arguments: Any, run: Any) -> None:
         for _ in range(5):
             lab.hand.advance(lease * 0.9)
             eventually(lambda: lab.jobs.get(id)["claim"]["claimed_until"] == lab.hand() + lease, within=10)
@@ -522,7 +523,7 @@ def test_heartbeat_outlives_an_outage(lab: Lab) -> None:
 @pytest.fixture
 def outage(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """While it is set, every query of the jobs and of the clock fails."""
-    away, collection = threading.Event(), job.collection
+    away = threading.Event()
 
     def asked(name: str) -> Any:
         if away.is_set():

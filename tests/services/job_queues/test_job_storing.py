@@ -264,10 +264,11 @@ def test_after_a_list_of_times_only_the_jobs_that_are_returned_are_read(lab: Lab
 @pytest.mark.parametrize("option", ["unique", "singular"])
 def test_of_many_jobs_those_that_exist_are_blocked(lab: Lab, option: str) -> None:
     lab.run("mail", 1)
-    found = lab.jobs.run_many("mail", [[0], [1], [2], [0], [3]], **{option: True})
+    only: dict[str, Any] = {option: True}
+    found = lab.jobs.run_many("mail", [[0], [1], [2], [0], [3]], **only)
     assert [stored and stored["arguments"][0] for stored in found.jobs] == [0, None, 2, None, 3]
     assert (found.stored, found.blocked) == (3, 2)
-    assert lab.jobs.run_many("mail", [[2]], **{option: True}).jobs == [None]
+    assert lab.jobs.run_many("mail", [[2]], **only).jobs == [None]
     assert lab.states() == {"pending": 4}
 
 
@@ -367,7 +368,8 @@ def test_module_that_cannot_be_imported_is_named(source: str, tmp_path: Path, mo
 @pytest.mark.parametrize("option", ["unique", "singular"])
 @pytest.mark.parametrize("attempt", range(5))
 def test_sixteen_threads_store_one_job(lab: Lab, option: str, attempt: int) -> None:
-    stored = at_once(lambda: lab.jobs.run("mail", "42", **{option: True}))
+    only: dict[str, Any] = {option: True}
+    stored = at_once(lambda: lab.jobs.run("mail", "42", **only))
     assert sum(document is not None for document in stored) == 1
     assert lab.states() == {"pending": 1}
 
@@ -401,12 +403,13 @@ STATES = ["pending", "executing", "failure", "success", "canceled"]
 def test_the_only_one_is_blocked_by_the_states_that_it_must_not_share(
     lab: Lab, option: str, state: str, plain: bool
 ) -> None:
-    in_state(lab, state, **({} if plain else {option: True}))
-    again = lab.jobs.run("mail", "42", **{option: True})
+    only: dict[str, Any] = {option: True}
+    in_state(lab, state, **({} if plain else only))
+    again = lab.jobs.run("mail", "42", **only)
     is_blocked = option == "unique" or state in ("pending", "executing", "failure")
     assert (again is None) is is_blocked
-    assert lab.jobs.run("mail", "43", **{option: True}) is not None
-    assert lab.jobs.run("report", "42", **{option: True}) is not None
+    assert lab.jobs.run("mail", "43", **only) is not None
+    assert lab.jobs.run("report", "42", **only) is not None
 
 
 def test_unique_job_that_was_cleared_may_come_again(lab: Lab) -> None:

@@ -15,11 +15,11 @@ from dev.binaries import VALKEY
 from dev.servers import Valkey
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import CLIENT_OPTIONS
-from services.message_queue import Message, MessageQueue, MessageState, QueueAdmin, Scripts, Sweeper
+from services.message_queue import Message, MessageQueue, MessageState, QueueAdmin, Sweeper
 from services.message_queue.arrivals import READ_BLOCK_TIMEOUT, ArrivalNotifier
 from services.message_queue.messages import QueueOptions
 from services.message_queue.other_programs import OtherPrograms
-from services.message_queue.scripts import streams
+from services.message_queue.scripts import Scripts, streams
 
 ASIDE = ("healed", "healed_until", "forget_cursor", "adopted")
 """Keys that say how far a search has come: they may change when nothing else does."""
@@ -54,7 +54,8 @@ class Lab:
     schedule_sweep: Callable[[timedelta], object] | None = None
 
     def __post_init__(self) -> None:
-        self.client = redis.Redis.from_url(self.url, **CLIENT_OPTIONS)
+        # Its replies are bytes, whereas redis-py's types allow for each protocol and decoding.
+        self.client: Any = redis.Redis.from_url(self.url, **CLIENT_OPTIONS)
         self.scripts = Scripts(redis.Redis.from_url(self.url, **CLIENT_OPTIONS), queue=self.name)
         self.waiting_name = f"arrivals-{uuid4().hex}"
         self.streams = streams(self.name, self.levels)

@@ -21,7 +21,7 @@ def store(lab: Lab, type: str, *ids: str, at: int = 0, **payload: Any) -> None:
 
 
 def anomalies(lab: Lab) -> list[str | None]:
-    return [entry.anomaly and entry.anomaly.type for entry in lab.contents.activity()]
+    return [entry.anomaly.type if entry.anomaly else None for entry in lab.contents.activity()]
 
 
 def test_log_has_an_entry_for_each_message_of_each_event(lab: Lab) -> None:
@@ -137,7 +137,7 @@ def test_anomaly_of_long_processing(lab: Lab) -> None:
         store(lab, "acknowledge", id, at=took)
 
     def found(entry: ActivityEntry) -> tuple[str | None, str | None]:
-        return entry.message_id, entry.anomaly and entry.anomaly.type
+        return entry.message_id, entry.anomaly.type if entry.anomaly else None
 
     assert [found(entry) for entry in lab.contents.activity() if entry.type == "acknowledge"] == [
         ("short", None),

@@ -624,7 +624,7 @@ def fuzz(lab: Lab, examples: int) -> None:
                 take_as_another(lab)
         look_everywhere(lab)
         held = []
-        while (message := lab.queue.dequeue(type="job")) is not None if types else False:
+        while types and (message := lab.queue.dequeue(type="job")) is not None:
             held.append(message)
         while (message := lab.queue.dequeue()) is not None:
             held.append(message)

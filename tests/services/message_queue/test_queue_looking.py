@@ -74,8 +74,8 @@ def test_ascending_alone_is_the_opposite_order(lab: Lab, limit: int) -> None:
     bury(lab, lab.ids("main")[::3])
 
     for place in ("main", "dead"):
-        newest_first = lab.ids(place)  # type: ignore[arg-type]
-        found = lab.everything(place, limit=limit, ascending=True)  # type: ignore[arg-type]
+        newest_first = lab.ids(place)
+        found = lab.everything(place, limit=limit, ascending=True)
         assert ids_of(found) == newest_first[::-1]
 
 
@@ -326,7 +326,7 @@ def test_looking_through_everything_costs_little_more_than_reading_the_records(
         for name, look in looks.items():
             cost(lab, look)  # loads the scripts
             found: list[Cost] = []
-            plain: list[int] = []
+            plain: list[float] = []
             times = inf
             while len(found) < 3 or (times >= 8 and len(found) < 12):  # other work on the machine only adds to either
                 found.append(cost(lab, look))

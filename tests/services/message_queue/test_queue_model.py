@@ -411,7 +411,7 @@ class QueueMachine(RuleBasedStateMachine):
     def compare_events(self, found: list[Any]) -> None:
         if found:
             self.events_end = f"({found[-1][0].decode()}"
-        told = []
+        told: list[Any] = []
         for _, fields in found:
             event = json.loads(fields[b"event"])
             about = event["payload"]

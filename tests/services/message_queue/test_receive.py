@@ -50,7 +50,7 @@ def test_message_is_kept_while_it_is_worked_on_past_its_deadline(lab: Lab, own_t
         assert message is not None
         first = message.deadline_at or 0
         # No sweep meanwhile: after a pause of the machine that is longer than 0.6 s, it would be right to requeue it.
-        eventually(lambda: (lab.contents.find("a").deadline_at or 0) > first + 0.7)
+        eventually(lambda: (found := lab.contents.find("a")) and (found.deadline_at or 0) > first + 0.7)
 
     assert lab.ids("acknowledged") == ["a"]
     assert any(b'"type":"touch"' in event for event in lab.events())

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from services.message_queue import Message
+from services.message_queue import Message, MessageState
 from tests.services.message_queue.message_lab import Lab
 
 IN_PROCESSING: dict[str, Callable[[Lab, Message], object]] = {
@@ -55,7 +55,8 @@ def test_event_that_may_not_be_published_loses_no_waiting_message(lab: Lab, name
     with rights(lab, "resetchannels"), pytest.raises(redis.ResponseError):
         WAITING[name](lab)
     assert copies(lab) == 1
-    assert lab.ids({"move": "archived", "update": "main", "dequeue by type": "processing"}[name]) == ["m"]
+    places: dict[str, MessageState] = {"move": "archived", "update": "main", "dequeue by type": "processing"}
+    assert lab.ids(places[name]) == ["m"]
 
 
 @pytest.mark.parametrize("name", ["last nack", "move"])

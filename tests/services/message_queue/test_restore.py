@@ -67,7 +67,7 @@ def test_restore_that_is_repeated_adds_nothing_twice(lab: Lab) -> None:
     lab.contents.delete(ids, keep=kept)
     assert lab.contents.restore(kept[:2]) == 2
     assert lab.contents.restore(kept) == 1
-    assert [lab.queue.dequeue().id for _ in ids] == ids  # type: ignore[union-attr]
+    assert [lab.take().id for _ in ids] == ids
 
 
 def test_restored_messages_are_received_by_their_type(lab: Lab) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -167,6 +167,7 @@ def test_clear_that_was_interrupted_leaves_a_queue_that_works_and_is_continued(l
             lab.take()
 
     slices = lab.contents.clear_in_batches(place)
+    assert isinstance(slices, Generator)
     cleared = next(slices)
     slices.close()
 

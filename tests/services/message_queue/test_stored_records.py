@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from services.message_queue import NewMessage
+from services.message_queue import Message, NewMessage
 from tests.services.message_queue.message_lab import Lab
 
 
@@ -38,7 +38,7 @@ def test_first_consumer_that_asks_for_a_type_gets_messages_from_before(lab: Lab)
         lab.queue.enqueue("job", id=f"job-{number}", priority=number)
     assert not lab.client.exists("q:type:job")
 
-    received = []
+    received: list[Message] = []
     while len(received) < 3:  # on a busy machine one dequeue may not get so far
         received += lab.queue.receive_many(10, type="job")
 

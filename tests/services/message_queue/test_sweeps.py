@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Barrier
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,10 @@ from tests.services.message_queue.message_lab import Lab
 HELD, OVERDUE = 10_000, 100
 
 
-def enqueue_many(lab: Lab, count: int, **of_each: object) -> list[str]:
+def enqueue_many(lab: Lab, count: int, **of_each: Any) -> list[str]:
     ids = [f"{number:05}" for number in range(count)]
     for begin in range(0, count, 500):
-        lab.queue.enqueue_batch([NewMessage(type="job", id=id, **of_each) for id in ids[begin : begin + 500]])  # type: ignore[arg-type]
+        lab.queue.enqueue_batch([NewMessage(type="job", id=id, **of_each) for id in ids[begin : begin + 500]])
     return ids
 
 
