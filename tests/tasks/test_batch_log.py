@@ -18,7 +18,9 @@ UNSNOOZED, ENDED, ITEMS = "Unsnoozed 3 rooms", "A batch of tasks ended", "Items 
 
 
 def run_batch(rooms: list[ObjectId]) -> None:
-    requests = [(f"task-{room}", {"id": f"task-{room}"}, ((str(room),), {}, {})) for room in rooms]
+    requests: list[strategy.PoolRequest] = [
+        (f"task-{room}", {"id": f"task-{room}"}, ((str(room),), {}, {})) for room in rooms
+    ]
     strategy.run(unsnooze_room.name, requests)
 
 

@@ -186,7 +186,8 @@ def test_what_follows_an_item_of_a_group_is_sent(watched: Watched) -> None:
 )
 def test_malformed_message_fails_alone(watched: Watched, body: list[Any]) -> None:
     app.send_task(TASK, ["ok-3"], task_id="malformed", queue="elsewhere")
-    message = json.loads(watched.client.lpop("elsewhere"))
+    sent: Any = watched.client.lpop("elsewhere")
+    message = json.loads(sent)
     message["body"] = json.dumps(body)
     with watched.held():
         watched.send("ok-1")

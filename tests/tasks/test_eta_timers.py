@@ -22,7 +22,7 @@ class Request(SimpleNamespace):
         return id(self)
 
 
-class HandTimer(Timer):  # type: ignore[misc]
+class HandTimer(Timer):
     """Celery's timer, whose clock a test moves."""
 
     def __init__(self, worker: Worker) -> None:

@@ -17,11 +17,12 @@ from pymongo.errors import AutoReconnect, ExecutionTimeout, OperationFailure
 from models import database
 from models.database import server_now
 from models.due_documents import DueCollection
+from queue_manager.batching.task import WAIT_IN_PLACE
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from tasks import app, item
-from tasks.item import MAX_FREE_REPEATS, WAIT_IN_PLACE
+from tasks.item import MAX_FREE_REPEATS
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 from tests.pace import paced
 from tests.room_lease import lease

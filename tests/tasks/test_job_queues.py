@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from typing import Any
 
 import pytest
 import redis
@@ -46,7 +47,7 @@ def require_close(eta: datetime | None, due: datetime, pace: Pace) -> None:
 
 
 @pytest.fixture
-def lab(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+def lab(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """The installation's own jobs, with the laboratory's functions."""
     lab = Lab(server_now)
     monkeypatch.setattr(queue_run, "registry", lab.registry)
@@ -201,7 +202,7 @@ def test_queue_whose_task_fails_for_good_cools_down_and_is_a_problem(lab: Lab, b
         ({"qm_jobs": True, "jobs_production_only": True, "APP_ENV": "production"}, True),
     ],
 )
-def test_dispatch_fires_where_jobs_may_run_and_carries_the_epoch(chosen: dict[str, object], fires: bool) -> None:
+def test_dispatch_fires_where_jobs_may_run_and_carries_the_epoch(chosen: dict[str, Any], fires: bool) -> None:
     entries = beat_entries(SYSTEMS, Settings(_env_file=None, **chosen))  # type: ignore[call-arg]
     assert ("job-queues" in entries) is fires
     if fires:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from celery.concurrency.asynpool import AsynPool
 
-from queue_manager.batching import pool
 from queue_manager.batching.pool import PIPE_SIZE, FlatSemaphore, PoolStep, WidePool
 
 MANY = sys.getrecursionlimit() * 3
@@ -73,7 +72,7 @@ def test_pipes_that_cannot_be_larger_stay_as_they_are(monkeypatch: pytest.Monkey
     def refuse(*_: Any) -> None:
         raise PermissionError("more pages than the user may have")
 
-    monkeypatch.setattr(pool.fcntl, "fcntl", refuse)
+    monkeypatch.setattr("fcntl.fcntl", refuse)
     with queues() as (jobs, _):
         jobs.put("a job")
         assert jobs.get() == "a job"
@@ -82,7 +81,7 @@ def test_pipes_that_cannot_be_larger_stay_as_they_are(monkeypatch: pytest.Monkey
 def test_a_worker_with_processes_has_both() -> None:
     of_processes = SimpleNamespace(Pool=AsynPool, options={})
     worker = SimpleNamespace(semaphore=object(), min_concurrency=2, pool=of_processes)
-    PoolStep.create(object(), worker)
+    PoolStep(worker).create(worker)
     assert of_processes.Pool is WidePool
     assert worker.semaphore is of_processes.options["semaphore"]
     assert isinstance(worker.semaphore, FlatSemaphore)
@@ -90,5 +89,5 @@ def test_a_worker_with_processes_has_both() -> None:
 
 def test_a_worker_with_threads_has_neither() -> None:
     worker = SimpleNamespace(semaphore=None, pool=SimpleNamespace())
-    PoolStep.create(object(), worker)
+    PoolStep(worker).create(worker)
     assert vars(worker) == {"semaphore": None, "pool": SimpleNamespace()}

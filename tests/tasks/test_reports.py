@@ -42,7 +42,8 @@ class Message:
         self.headers = {"id": id, "task": NAME}
         self.payload: Any = [[], {}, {}]
         self.body, self.content_type, self.content_encoding = b"[[],{},{}]", "application/json", "utf-8"
-        self.properties, self.delivery_info = {"delivery_tag": id}, {}
+        self.properties = {"delivery_tag": id}
+        self.delivery_info: dict[str, Any] = {}
 
 
 class Pool:

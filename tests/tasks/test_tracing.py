@@ -71,7 +71,9 @@ def is_child(span: ReadableSpan, parent: ReadableSpan) -> bool:
 
 
 def run_batch(messages: list[Message]) -> None:
-    requests = [(one.id, {"id": one.id, **one.headers}, (one.args, one.kwargs, {})) for one in messages]
+    requests: list[strategy.PoolRequest] = [
+        (one.id, {"id": one.id, **one.headers}, (one.args, one.kwargs, {})) for one in messages
+    ]
     strategy.run(unsnooze_room.name, requests)
 
 
