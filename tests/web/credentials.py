@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ EYE, HAND = key("eye", VIEWER, "viewer"), key("hand", OPERATOR, "operator")
 KEYS = json.dumps([EYE, HAND, key("old", EXPIRED, "operator", LONG_AGO)])
 
 
-def rewrite(file: Path, *keys: dict[str, str]) -> None:
+def rewrite(file: Path, *keys: Mapping[str, object]) -> None:
     """Replace the keys as an operator should: by renaming."""
     new = file.with_suffix(".new")
     new.write_text(json.dumps(keys))

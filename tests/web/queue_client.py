@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import redis
@@ -79,7 +79,8 @@ class Queue:
         return tuple(status[place] for place in ("main", "processing", "dead", "acknowledged", "archived"))
 
     @contextmanager
-    def redis(self) -> Iterator[redis.Redis]:
+    def redis(self) -> Iterator[Any]:
+        """A client that sees bytes, whereas redis-py's types allow for each protocol and decoding."""
         with redis.Redis.from_url(self.redis_url) as client:
             yield client
 
@@ -164,7 +165,7 @@ class Stream:
         self._file.close()
         self._socket.close()
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

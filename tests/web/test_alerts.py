@@ -177,7 +177,12 @@ def test_a_round_ends_no_problem_that_it_could_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[str] = []
-    watch = Watch(after=seconds(0), repeat=minutes(240), send=lambda one: sent.append(one.title) is None)
+
+    def send(one: Notification) -> bool:
+        sent.append(one.title)
+        return True
+
+    watch = Watch(after=seconds(0), repeat=minutes(240), send=send)
     healthy = asyncio.run(read())
     stats = {**healthy.stats, **unread.get("stats", {})}
 

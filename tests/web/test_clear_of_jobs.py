@@ -15,7 +15,7 @@ import pytest
 from fastapi import Request
 from pymongo.errors import AutoReconnect
 
-from models import job, job_operations
+from models import job, job_operations, transaction
 from models.audit import AuditEntry, AuditQuery
 from models.audit import page as audit_page
 from models.job import JobState
@@ -73,9 +73,8 @@ class TestTransactions:
 
         def transact(act: Callable[..., Any]) -> Any:
             counts[-1] += 1
-            return stored_transact(act)
+            return transaction.transact(act)
 
-        stored_transact = job_operations.transact
         monkeypatch.setattr(operations, "mongodb", counting)
         monkeypatch.setattr(job_operations, "transact", transact)
         assert (cleared().deleted, sum(counts), max(counts)) == (9, 4, 1)
@@ -121,12 +120,12 @@ class TestTransactions:
 
 
 def fail_after(transactions: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, transact = count(1), job_operations.transact
+    calls = count(1)
 
     def fail(act: Callable[..., Any]) -> Any:
         if next(calls) > transactions:
             raise error
-        return transact(act)
+        return transaction.transact(act)
 
     monkeypatch.setattr(job_operations, "transact", fail)
 
@@ -148,7 +147,7 @@ def test_the_time_is_over_after_50_s_or_when_the_process_ends(monkeypatch: pytes
 def test_chosen_jobs_that_the_time_was_not_enough_for_are_left() -> None:
     ids = [str(one["_id"]) for one in job.jobs().find({}, {"_id": 1})]
     time_left = iter([False, False, True])
-    answer = endpoints._changed_many(ADA, "remove", endpoints.jobs.remove, ids, is_over=lambda: next(time_left))
+    answer = endpoints._changed_many(ADA, "remove", jobs.remove, ids, is_over=lambda: next(time_left))
     assert (answer.changed, answer.of, answer.is_complete) == (2, len(ids), False)
     assert [one.id for one in answer.results] == ids[:2]
     assert (jobs.count(), audited().detail) == (len(ids) - 2, INCOMPLETE_DETAIL)

@@ -76,15 +76,19 @@ def ask(api: ASGIApp, method: str, path: str, query: str = "", **headers: str) -
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {
+    scope: dict[str, Any] = {
         "type": "http",
         "method": method,
         "path": path,
         "query_string": query.encode(),
         "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
     }
+
+    async def respond() -> None:
+        await api(scope, receive, send)
+
     try:
-        asyncio.run(api(scope, receive, send))
+        asyncio.run(respond())
     except LookupError:
         assert sent, "an unexpected error is logged by the server, after the response"
     return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:]))

@@ -58,9 +58,8 @@ class OneEvent(EventSource[int]):
     async def start(self, last: str | None, reader_position: ReaderPosition[int]) -> StartPosition[int]:
         raise NotImplementedError
 
-    async def history(self, after: int, until: int) -> AsyncGenerator[Sequence[Event[int]], None]:
+    def history(self, after: int, until: int) -> AsyncGenerator[Sequence[Event[int]], None]:
         raise NotImplementedError
-        yield
 
     async def live(self, after: int | None) -> AsyncGenerator[ReadBatch[int], None]:
         yield ReadBatch(1, [event(1)])

@@ -168,7 +168,7 @@ def test_a_client_that_heard_nothing_yet_can_come_back_too(process: Web) -> None
 
 
 def test_while_jobs_storm_in_a_client_that_comes_back_often_misses_none(process: Web) -> None:
-    last, seen = heard(process), []
+    last, seen = heard(process), list[str]()
     with ThreadPoolExecutor(4) as threads:
         stored = [threads.submit(run, process) for _ in range(400)]
         while len(seen) < 400:
@@ -267,7 +267,7 @@ def test_one_who_hears_nothing_keeps_a_token_that_the_log_reaches(process: Web) 
 def readers() -> int:
     """Count the change streams of jobs that are read: those of processes that were killed stay on the server unread."""
     read = {"cursor.lastAccessDate": {"$gt": database.server_now() - seconds(5)}}
-    stages = [
+    stages: list[dict[str, Any]] = [
         {"$currentOp": {"idleCursors": True, "allUsers": True}},
         {"$match": {"ns": f"{database.database().name}.{model.JOBS_COLLECTION}", **read}},
     ]
@@ -407,6 +407,6 @@ def test_no_change_is_missed_over_a_step_down(tmp_path: Path) -> None:
             ids = [run(process) for _ in range(5)]
             members.step_down()
             for _ in range(5):
-                eventually(lambda: ids.append(run(process)) is None)
+                ids.append(eventually(lambda: run(process)))
             assert until(stream, ids[-1]) == ids
         assert "Traceback" not in process.log

@@ -36,7 +36,7 @@ from tests.real_servers import Servers
 from tests.web.web_process import COMMAND, SECRET, Answer, Web, forked_web, say, shared_web
 
 ON = {"QM_JOBS": "true", "JOBS_IMPORTS": json.dumps([MODULE])}
-NOT_YET = {"delay_seconds": 3600}
+NOT_YET: dict[str, Any] = {"delay_seconds": 3600}
 TOO_LONG = timedelta(days=3651)
 MIB = 1024 * 1024
 SOME_ID = ObjectId("6b033e5b2e6e6abceb1b5df0")
@@ -604,7 +604,8 @@ def test_the_python_api_and_http_see_the_same_jobs(api: Api) -> None:
 def test_documents_of_another_program_stop_no_page(sort: str, api: Api) -> None:
     others = add_foreign_jobs(INVOICE, server_now())
     ids = {api.run(INVOICE, str(number), **NOT_YET)["_id"] for number in range(3)}
-    found, cursor = [], ""
+    found: list[str] = []
+    cursor: str | None = ""
     while cursor is not None:
         answer = api.get(f"?limit=1&sort={sort}&cursor={quote(cursor)}")
         assert answer.status == 200, answer.text

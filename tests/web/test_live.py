@@ -277,7 +277,7 @@ def test_what_is_no_account_id_is_refused(unsecured: Web, account: Any) -> None:
 
 
 @pytest.mark.parametrize("header", [{"origin": "https://evil.example"}, {"host": "evil.example"}])
-def test_without_a_secret_pages_of_other_sites_are_refused(unsecured: Web, header: dict[str, str]) -> None:
+def test_without_a_secret_pages_of_other_sites_are_refused(unsecured: Web, header: dict[str, Any]) -> None:
     with pytest.raises(ConnectionRefused, match="HTTP 4"):
         Listener(unsecured.port, **header)
 

@@ -156,7 +156,7 @@ def test_a_client_that_heard_nothing_yet_can_come_back_too(queue: Queue) -> None
 
 
 def test_while_messages_storm_in_a_client_that_comes_back_often_misses_none(queue: Queue) -> None:
-    last, seen = heard(queue), []
+    last, seen = heard(queue), list[str]()
     with ThreadPoolExecutor(4) as threads:
         added = [threads.submit(queue.add) for _ in range(400)]
         while len(seen) < 400:

@@ -347,7 +347,8 @@ def test_a_date_range_is_searched_for_a_bounded_time(clean: Servers, monkeypatch
             lab.queue.enqueue_batch([NewMessage(type="mail")] * 500)
 
         def found(start: float) -> int:
-            return len(json.loads(listing.messages_of_date_range(start, time.time() + 60, limit=1000).body))
+            answer = listing.messages_of_date_range(start, time.time() + 60, limit=1000)
+            return len(json.loads(bytes(answer.body)))
 
         assert (found(0), found(time.time() + 30)) == (1_000, 0)
 

@@ -82,7 +82,8 @@ def test_a_repeated_id_is_201_both_times_and_one_message(queue: Queue) -> None:
 
 @pytest.mark.parametrize("names", [("ackTimeout", "maxAttempts"), ("custom_ack_timeout", "custom_max_attempts")])
 def test_overrides_have_two_spellings(names: tuple[str, str], queue: Queue) -> None:
-    queue.add(**dict(zip(names, (7.5, 9), strict=True)))
+    overrides: dict[str, Any] = dict(zip(names, (7.5, 9), strict=True))
+    queue.add(**overrides)
     taken = queue.take()
     assert (taken["custom_ack_timeout"], taken["custom_max_attempts"]) == (7.5, 9)
     assert taken["deadline_at"] - taken["dequeued_at"] == pytest.approx(7.5, abs=0.002)

@@ -163,7 +163,7 @@ def test_scans_are_listed_by_pages_the_newest_first(clean: Servers, process: Web
     for number in range(7):  # pairs at one moment
         scan_run.record(SCAN, {**RUN, "found": number, "stamped": 2}, error=None, now=now - seconds(number // 2))
     seen: list[Any] = []
-    cursor = ""
+    cursor: str | None = ""
     for _ in range(4):
         page = get(process, f"/systems/support-snooze/scans?limit=2&cursor={cursor}")
         seen += page["scans"]

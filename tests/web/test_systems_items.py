@@ -20,7 +20,7 @@ from models.database import collection, server_now
 from models.document_id import id_text
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.items import DueItem
-from queue_manager.leases import LeaseStatus
+from queue_manager.leases.state import LeaseStatus
 from tests.e2e.celery_processes import worker
 from tests.e2e.watching import is_open, times_woken
 from tests.eventually import eventually

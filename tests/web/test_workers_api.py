@@ -163,7 +163,8 @@ def test_a_worker_that_reports_nothing_that_can_be_read_is_listed(client: redis.
 
 def test_the_list_is_bounded(client: redis.Redis, process: Web) -> None:
     record()
-    ((_, seen_at),) = client.zrange(worker_heartbeats.WORKERS_KEY, 0, -1, withscores=True)
+    beats: Any = client.zrange(worker_heartbeats.WORKERS_KEY, 0, -1, withscores=True)
+    ((_, seen_at),) = beats
     client.zadd(worker_heartbeats.WORKERS_KEY, {f"w{number:03}@there 1": seen_at for number in range(250)})
     body = workers(process)
     assert (len(body["workers"]), body["count"]) == (MAX_WORKERS_SHOWN, 251)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ _addresses = (f"203.0.113.{number}" for number in range(1, 255))
 
 
 @pytest.fixture
-def address() -> dict[str, str]:
+def address() -> dict[str, Any]:
     """The headers of a client that nobody else is, as a proxy on this machine sends them."""
     return {"X_Forwarded_For": next(_addresses)}
 
@@ -92,7 +93,7 @@ def test_a_program_that_never_ends_repeating_a_wrong_key_is_slowed_down_too(
     assert ask(guarded, VIEWER, **address).status == 200
 
 
-def test_the_log_in_and_socket_io_count_too(guarded: Web, address: dict[str, str]) -> None:
+def test_the_log_in_and_socket_io_count_too(guarded: Web, address: dict[str, Any]) -> None:
     for number in range(FREE - 2):
         assert log_in(guarded, wrong(number), **address).status == 401
     for number in range(FREE - 2, FREE):
