@@ -25,5 +25,5 @@ def execute_none(*_: Any, **__: Any) -> Any:
     raise RuntimeError("one by one")
 
 
-DueCollection.apply = apply_late  # type: ignore[method-assign]
+DueCollection.apply = apply_late  # type: ignore[assignment,method-assign]
 DocumentWork.execute_batch = execute_none  # type: ignore[method-assign]

@@ -35,4 +35,4 @@ def poisoned(documents: DueCollection, due_at: Mapping[Any, Any], *arguments: An
     return apply(documents, due_at, *arguments, **options)
 
 
-DueCollection.apply = poisoned  # type: ignore[method-assign]
+DueCollection.apply = poisoned  # type: ignore[assignment,method-assign]

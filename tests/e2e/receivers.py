@@ -61,6 +61,7 @@ def receiving_mails(mails: list[EmailMessage], user: str = "", password: str = "
 
     class Handler:
         async def handle_DATA(self, server: object, session: object, envelope: Envelope) -> str:
+            assert envelope.original_content is not None
             mails.append(message_from_bytes(envelope.original_content, policy=policy.default))
             return "250 taken"
 
@@ -68,8 +69,8 @@ def receiving_mails(mails: list[EmailMessage], user: str = "", password: str = "
         *_, login = arguments
         return AuthResult(success=(login.login, login.password) == (user.encode(), password.encode()))
 
-    login = {"authenticator": authenticate, "auth_required": True, "auth_require_tls": False} if user else {}
-    controller = Controller(Handler(), hostname=LOOPBACK, port=free_port(), **login)
+    required: dict[str, Any] = {"authenticator": authenticate, "auth_required": True, "auth_require_tls": False}
+    controller = Controller(Handler(), hostname=LOOPBACK, port=free_port(), **(required if user else {}))
     with catch_warnings():
         simplefilter("ignore" if user else "default", UserWarning)  # a login without TLS
         controller.start()

@@ -61,7 +61,7 @@ def test_all_processes_follow_the_address_to_the_new_primary(
             before = make_room(server_now() - seconds(1))
             eventually(lambda: is_open(before), within=60)
             assert enqueue(the_web) == 201
-            epoch = eventually(lambda: (found := leadership(on_new, LEADER_LOCK)) and found.epoch)
+            epoch = eventually(lambda: leadership(on_new, LEADER_LOCK)).epoch
 
             on_new.replicaof("NO", "ONE")
             proxy.target = new.port

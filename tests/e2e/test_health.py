@@ -120,7 +120,7 @@ def test_sites_that_hang_after_each_reset_are_one_problem(well: Servers, tmp_pat
 JOBS = {"QM_JOBS": "true", "QM_CONVERSATIONS": "false", **SLOW}
 
 
-def fail(name: str) -> None:
+def fail(name: str) -> Any:
     raise ValueError(name)
 
 
@@ -204,7 +204,7 @@ def test_messages_that_nobody_takes_back_are_a_problem(well: Servers, tmp_path: 
     id = queue.enqueue("mail", {}, ack_timeout=0.1)
     assert queue.dequeue(timeout=0) is not None
     env = {"QM_MESSAGE_QUEUE": "true", "QM_CONVERSATIONS": "false", "OVERDUE_CHECK_INTERVAL_MS": "100"}
-    answer = eventually(lambda: (found := health(tmp_path, **env)).problems and found, within=60)
+    answer = eventually(lambda: found if (found := health(tmp_path, **env)).problems else None, within=60)
     problem = answer.only_problem("overdue-messages", Rule.LAG)
     assert problem.startswith("The oldest due item has waited")
     assert problem.endswith(f"({id})")

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bson import ObjectId
@@ -280,8 +281,8 @@ def a_broker_message_cannot_be_read(servers: Servers, *_: object) -> Iterator[No
         assert dead_letters.clear(client) == 1
 
 
-def record_scan(**changed: object) -> None:
-    scan_run.record(support_snooze.scan_task, {**RUN, **changed}, error=None, now=server_now())  # type: ignore[dict-item]
+def record_scan(**changed: Any) -> None:
+    scan_run.record(support_snooze.scan_task, {**RUN, **changed}, error=None, now=server_now())
 
 
 @causes("support-snooze", Rule.LATE_SCAN)

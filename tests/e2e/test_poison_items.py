@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -49,7 +50,7 @@ def scan() -> None:
 
 
 def losses(client: redis.Redis, room: ObjectId) -> int:
-    found = client.hgetall("qm:lease:support-snooze:losses")
+    found: Any = client.hgetall("qm:lease:support-snooze:losses")
     return sum(int(value.split(":")[0]) for item, value in found.items() if str(room) in item)
 
 
@@ -61,7 +62,7 @@ def waiting_together(client: redis.Redis, rooms: list[ObjectId]) -> list[ObjectI
 
 def recorded_error(room: ObjectId) -> str | None:
     found = support_room.rooms().find_one({"_id": room})
-    return found and found.get("unsnooze_error")
+    return found.get("unsnooze_error") if found else None
 
 
 def is_released(room: ObjectId) -> bool:

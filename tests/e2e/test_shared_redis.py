@@ -6,9 +6,11 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
+from bson import ObjectId
 from celery import Celery
 from celery.schedules import schedule
 from redbeat import RedBeatSchedulerEntry
@@ -50,7 +52,7 @@ def charged(client: redis.Redis) -> list[int]:
     return sorted(map(int, client.lrange("shop:charged", 0, -1)))
 
 
-def due_room() -> object:
+def due_room() -> ObjectId:
     return make_room(server_now() - seconds(1), snooze_queue_in_progress=True)
 
 
@@ -141,7 +143,7 @@ def test_what_workers_of_release_0_1_held_is_put_back_when_overdue(
 def hold(client: redis.Redis, shop: Celery, tag: str, task: str, argument: object, *, queue: str, ago: float) -> None:
     """Have a message as a worker held it that renewed it `ago` seconds ago."""
     shop.send_task(task, [str(argument)], queue="held-for-a-test")
-    message = client.rpop("held-for-a-test")
+    message: Any = client.rpop("held-for-a-test")
     client.hset(keys.OLD_UNACKED, tag, f'[{message}, "", {json.dumps(queue)}]')
     client.zadd(keys.OLD_UNACKED_INDEX, {tag: time.time() - ago})
 
@@ -194,7 +196,7 @@ def test_leader_takes_our_entries_of_release_0_1_and_no_others(
         save_entry(app, task, task, "redbeat:")
     save_entry(app, "no-longer-a-system", UNSNOOZE, "redbeat:")
     client.sadd(old_schedule.OLD_STATICS, "no-longer-a-system", "charge")
-    broken = {b"redbeat:\xff": 1, "redbeat:a-text": 1, "another-key": 1}
+    broken: dict[Any, int] = {b"redbeat:\xff": 1, "redbeat:a-text": 1, "another-key": 1}
     client.zadd(old_schedule.OLD_SCHEDULE, broken)
     client.set("redbeat:a-text", "a text")
     stored = client.hgetall("redbeat:shop.charge")

@@ -65,7 +65,7 @@ def update(room: ObjectId, **fields: Any) -> None:
 
 def message(queue: str, task: str, id: str, *args: Any, eta: datetime | None = None) -> str:
     body = [args, {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
-    headers = {
+    headers: dict[str, Any] = {
         "lang": "py",
         "task": task,
         "id": id,
@@ -175,9 +175,9 @@ def test_rooms_of_release_0_1_are_opened_once_and_on_time(clean: Servers, client
         assert [len(moments) for moments in woken(ids)] == [2] * len(ids)
     schema.finish(SYSTEMS)
     left = {"claim", "snooze_time", "unsnooze_error", "unsnooze_failures", "unsnooze_retry_at"}
-    for room in map(get_room, ids):
-        assert not left & {*room}
-        assert room["snooze_queue_in_progress"] is False
+    for found in map(get_room, ids):
+        assert not left & {*found}
+        assert found["snooze_queue_in_progress"] is False
 
 
 def left_queues(client: redis.Redis) -> None:

@@ -105,12 +105,12 @@ def user(clean: Servers, tmp_path: Path) -> Iterator[User]:
 
 def add(count: int = 1, **fields: Any) -> list[Any]:
     """Insert accounts whose trial ends from 5 s ago to 5 s from now, with ids of several types."""
-    kinds = [int, str, Int64, float, lambda _: ObjectId(), lambda i: {"tenant": i, "kind": "a"}]
+    kinds: list[Any] = [int, str, Int64, float, lambda _: ObjectId(), lambda i: {"tenant": i, "kind": "a"}]
     kinds += [lambda i: Decimal128(f"{i}.5"), lambda i: Binary(str(i).encode(), 5)]
     now = server_now()
     accounts = [
         {
-            "_id": kinds[i % len(kinds)](i),  # type: ignore[operator]
+            "_id": kinds[i % len(kinds)](i),
             "status": "trial",
             "trial_ends_at": now + seconds(i % 11 - 5),
             **fields,

@@ -50,8 +50,8 @@ def test_an_answer_and_a_timeline(tmp_path: Path) -> None:
 
 
 def test_json_is_that_of_the_api(tmp_path: Path) -> None:
-    room = make_room(["soon"], _id="a-room")
-    (one,) = json.loads(why(tmp_path, room, "--json").stdout)["found"]
+    make_room(["soon"], _id="a-room")
+    (one,) = json.loads(why(tmp_path, "a-room", "--json").stdout)["found"]
     assert (one["id"], one["label"]) == ('"a-room"', "malformed")
 
 

@@ -81,7 +81,7 @@ class Heard:
         self._pubsub = pubsub
         self._events: list[dict[str, Any]] = []
 
-    def of(self, room_id: ObjectId) -> list[dict[str, Any]]:
+    def of(self, room_id: ObjectId | str) -> list[dict[str, Any]]:
         """Return the data of every event about the room, in order."""
         while (message := self._pubsub.get_message(ignore_subscribe_messages=True)) is not None:
             self._events.append(json.loads(message["data"]))

@@ -42,7 +42,7 @@ class _AnyDatetime(type):
         return issubclass(subclass, _DATETIME)
 
 
-class _ShiftedDatetime(_DATETIME, metaclass=_AnyDatetime):
+class _ShiftedDatetime(datetime.datetime, metaclass=_AnyDatetime):
     @classmethod
     def now(cls, tz: Any = None) -> Any:
         return _DATETIME.now(tz) + datetime.timedelta(seconds=_shift())
