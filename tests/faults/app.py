@@ -70,4 +70,4 @@ def watched(execute: Callable[..., Any]) -> Callable[..., Any]:
 
 DocumentWork.execute = watched(DocumentWork.execute)  # type: ignore[method-assign]
 DocumentWork.execute_batch = watched(DocumentWork.execute_batch)  # type: ignore[method-assign]
-DueCollection.apply = poisoned  # type: ignore[method-assign]
+DueCollection.apply = poisoned  # type: ignore[assignment,method-assign]

@@ -158,14 +158,14 @@ def wrong_clock_of_redis(world: World, fault: Fault) -> Iterator[None]:
 )
 def wrong_clock_of_mongodb(world: World, fault: Fault) -> Iterator[None]:
     """The clocks of all members jump, and back. Leases of jobs may be over at once, as MongoDB's clock is theirs."""
-    members, shift = list(world.mongo.members), float(fault.one_of(*MONGODB_CLOCKS))
-    for member in members:
-        member.clock.set(shift)
+    shift = float(fault.one_of(*MONGODB_CLOCKS))
+    for clock in world.mongodb_clocks:
+        clock.set(shift)
     try:
         yield
     finally:
-        for member in members:
-            member.clock.set(0)
+        for clock in world.mongodb_clocks:
+            clock.set(0)
 
 
 @kind(MONGODB, (0.5, 4), weight=3, may_outlast_leases=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from http.client import HTTPException
 from threading import Event
 from typing import Any
@@ -32,6 +33,8 @@ from tests.faults.app import poison_id
 from tests.faults.history import Ack, Delivery, History, JobRecord, JobRun, Probe, RoomChange, Sent
 from tests.faults.job_works import NAMES
 from tests.faults.world import World, call
+
+Producer = Callable[[float, random.Random], None]
 
 SPAN = 8.0  # seconds in which work falls due
 ROOMS, RESNOOZES, MESSAGES, JOBS = 120, 40, 70, 48
@@ -72,7 +75,7 @@ class Work:
         with ExitStack() as stack:
             for produce in (self._snooze_again, self._send_messages, self._add_jobs):
                 plan = random.Random(self._chance.random())
-                stack.enter_context(in_thread(lambda _, p=produce, c=plan: p(began, c), name=produce.__name__))
+                stack.enter_context(in_thread(_until_done(produce, began, plan), name=produce.__name__))
             yield
 
     @contextmanager
@@ -81,9 +84,9 @@ class Work:
         with ExitStack() as stack:
             for number in range(CONSUMERS):
                 plan = random.Random(self._chance.random())
-                stack.enter_context(in_thread(lambda over, c=plan: self._consume(over, c), name=f"consumer{number}"))
+                stack.enter_context(in_thread(partial(self._consume, chance=plan), name=f"consumer{number}"))
             for port in self.world.web_ports.values():
-                stack.enter_context(in_thread(lambda over, port=port: self._probe(over, port), name="probe"))
+                stack.enter_context(in_thread(partial(self._probe, port=port), name="probe"))
             yield
 
     # Rooms
@@ -106,7 +109,7 @@ class Work:
             _sleep_until(at)
             until = datetime.now(UTC) + seconds(chance.uniform(0.3, 2))
             update = {"$set": {"snooze_time": {"time": until, "set_at": until}, "status": "snoozed"}}
-            _insist(lambda id=id, update=update: rooms().update_one({"_id": id}, update))
+            _insist(partial(rooms().update_one, {"_id": id}, update))
 
     def remove_poison(self) -> None:
         ids = [ObjectId(id) for id in self.history.poison]
@@ -187,7 +190,7 @@ class Work:
             took = chance.uniform(0.2, LONG_JOB) if chance.random() < LONG_JOBS else chance.choice([0, 0, 0.02])
             arguments = [self.seed, number, round(took, 2), *([POISON_JOB] if number in poison else [])]
             name, delay = chance.choice(NAMES), seconds(chance.uniform(0, SPAN * 0.2))
-            _insist(lambda n=name, a=arguments, d=delay: jobs.run(n, *a, delay=d, unique=True))
+            _insist(partial(jobs.run, name, *arguments, delay=delay, unique=True))
 
     # Whether it is done
 
@@ -292,6 +295,10 @@ def _job_runs(lines: list[dict[str, Any]]) -> list[JobRun]:
 
 def _sleep_until(at: float) -> None:
     time.sleep(max(0.0, at - time.monotonic()))
+
+
+def _until_done(produce: Producer, began: float, chance: random.Random) -> Callable[[Event], None]:
+    return lambda _: produce(began, chance)
 
 
 def _insist(act: Callable[[], object]) -> None:

@@ -24,9 +24,9 @@ import redis
 from beat_schedule import SYSTEMS
 from benchmarks import release
 from benchmarks.harness import set_environment
-from benchmarks.rooms.processes import children
 from dev.binaries import VALKEY
 from dev.ports import LOOPBACK, free_port
+from dev.processes import children
 from dev.procfile import RELEASE, Process, read
 from dev.servers import Valkey
 from models import database, schema
@@ -152,6 +152,10 @@ class World:
         """Processes that did not end when they should."""
         self._lost_events: list[RoomEvent] = []
         self._next_redis = 1
+
+    @property
+    def mongodb_clocks(self) -> list[Clock]:
+        return [member.clock for member in self.mongo.members if isinstance(member, IsolatedMember)]
 
     @property
     def job_log(self) -> Path:
