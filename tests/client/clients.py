@@ -70,9 +70,9 @@ def connected(kind: str, url: str, **options: Any) -> Iterator[Client]:
             yield client
         return
     with asyncio.Runner() as runner:
-        client = AsyncClient(url, **options)
-        yield cast(Client, Waited(client, runner.get_loop()))
-        runner.run(client.aclose())
+        asynchronous = AsyncClient(url, **options)
+        yield cast(Client, Waited(asynchronous, runner.get_loop()))
+        runner.run(asynchronous.aclose())
 
 
 def served(servers: Servers, directories: pytest.TempPathFactory) -> Queue:

@@ -38,8 +38,12 @@ def lossy(kind: str, proxy: LossyProxy) -> Iterator[Client]:
         yield client
 
 
+ProxyAnswer = tuple[int, dict[str, str], str]
+"""Status, headers and body."""
+
+
 @contextmanager
-def answering(*answers: tuple[int, dict[str, str], str]) -> Iterator[str]:
+def answering(*answers: ProxyAnswer) -> Iterator[str]:
     """Run a server that gives these answers, one a request; yield its address."""
     remaining = iter(answers)
 
@@ -183,7 +187,8 @@ def test_a_full_queue_is_tried_again_when_it_says(kind: str) -> None:
 
 
 def test_an_answer_of_a_proxy_is_an_error(kind: str) -> None:
-    bad_gateway, page = (502, {}, "<html>Bad Gateway</html>"), (200, {}, "<html>Welcome</html>")
+    bad_gateway: ProxyAnswer = (502, {}, "<html>Bad Gateway</html>")
+    page: ProxyAnswer = (200, {}, "<html>Welcome</html>")
     with answering(bad_gateway, page) as url, connected(kind, url, retry_for=0) as client:
         with pytest.raises(ClientError) as caught:
             client.jobs.run(INVOICE)

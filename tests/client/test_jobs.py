@@ -22,6 +22,8 @@ HOUR = timedelta(hours=1)
 def test_a_job_is_stored_and_found(client: Client) -> None:
     job = client.jobs.run(INVOICE, 42, {"a": [None, 1.5]}, delay=HOUR, priority=3)
     assert (job.name, job.arguments, job.priority, job.state) == (INVOICE, [42, {"a": [None, 1.5]}], 3, "pending")
+    assert job.due is not None
+    assert job.created is not None
     assert job.due - job.created == HOUR
     assert client.jobs.get(job.id) == job
 
@@ -104,7 +106,8 @@ def test_a_job_is_waited_for(state: JobState, client: Client) -> None:
     job = client.jobs.wait(id, timeout=30)
     worker.join()
     assert (job.state, job.is_finished, job.attempts) == (state, True, 1)
-    assert [entry.state for entry in job.history][-1] == state
+    assert job.history is not None
+    assert job.history[-1].state == state
 
 
 def test_waiting_ends(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

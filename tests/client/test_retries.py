@@ -238,6 +238,7 @@ def test_a_request_for_the_state_of_a_job_lasts_no_longer_than_the_wait(
     monkeypatch.setattr("queue_manager.client.jobs.time", clock)
     with httpx2.Client(base_url="http://127.0.0.1", timeout=60) as http:
         request = next(JobClient.wait(JobClient(http, RETRY_FOR), "1", timeout=5))
+    assert isinstance(request, httpx2.Request)
     assert request.extensions["timeout"] == dict.fromkeys(("connect", "read", "write", "pool"), 5)
 
 
