@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import expect
 
+from tests.any_jobs import INVOICE
 from tests.browser import furnished
 from tests.browser.visit import Visit
 from tests.real_servers import Servers
@@ -63,5 +64,5 @@ def test_counts_of_jobs_and_groups_of_failures_lead_to_their_members(
 ) -> None:
     furnished.everything(queue, clean.valkey.url)
     followed = follow(visit, "/jobs", ".queues td.number a")
-    assert f"/jobs?name={furnished.INVOICE}&state=failure" in followed
+    assert f"/jobs?name={INVOICE}&state=failure" in followed
     assert len(follow(visit, "/failures", "#rows th a")) == 4

@@ -314,7 +314,7 @@ def test_a_deletion_is_undone(visit: Visit, queue: Queue) -> None:
 
 
 def test_long_types_and_the_time_that_remains_are_seen_as_a_whole(visit: Visit, queue: Queue) -> None:
-    payloads = {}, {"text": "an address and a few lines " * 9}
+    payloads: list[Any] = [{}, {"text": "an address and a few lines " * 9}]
     ids = [queue.add(type="demo.make_thumbnail", payload=payload) for payload in payloads]
     for _ in ids:
         queue.take("consumerId=worker-7f9c4d5b6c-x2x9q")

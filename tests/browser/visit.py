@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from axe_core_python.base import AXE_SCRIPT  # type: ignore[import-untyped]
+from axe_core_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Locator, Page, Request, Response, ViewportSize
 
 from tests.eventually import eventually

@@ -53,8 +53,8 @@ def build_image(directory: Path) -> tuple[list[str], Image]:
     base = directory / "base.tar"
     trust = f'--customize-hook=cp {CERTIFICATES} "$1{CERTIFICATES}"'
     make_base = program("mmdebstrap", package="mmdebstrap")
-    options = ("--quiet", "--variant=minbase", f"--include={PACKAGES}", trust)
-    run(make_base, *options, "bookworm", base, timeout=BUILD_TIMEOUT)
+    minimal = ("--quiet", "--variant=minbase", f"--include={PACKAGES}", trust)
+    run(make_base, *minimal, "bookworm", base, timeout=BUILD_TIMEOUT)
     storage = ("--root", f"{directory}/root", "--runroot", f"{directory}/run", "--storage-driver", "vfs")
     buildah = [program("buildah", package="buildah"), *storage]
     run(*buildah, "from", "--name", "base", "scratch")

@@ -113,7 +113,7 @@ def test_checkov_has_nothing_to_report(tmp_path: Path) -> None:
     """It is installed here, because its dependencies are pinned to versions that are not ours."""
     run(sys.executable, "-m", "venv", tmp_path)
     run(tmp_path / "bin" / "python", "-m", "pip", "install", "--quiet", f"checkov=={CHECKOV_VERSION}")
-    checkov = [tmp_path / "bin" / "checkov", "--config-file", ROOT / "deploy" / ".checkov.yaml"]
+    checkov: list[str | Path] = [tmp_path / "bin" / "checkov", "--config-file", ROOT / "deploy" / ".checkov.yaml"]
     report = run(*checkov, "--directory", ROOT / "deploy", "--compact", "--output", "json")
     summary = json.loads(report)["summary"]
     assert summary["failed"] == 0

@@ -10,8 +10,9 @@ from http import HTTPStatus
 import pytest
 import socketio
 
+from tests.deployment.installation import run
 from tests.deployment.programs import program
-from tests.deployment.proxies import CADDY, Proxy, proxy, run
+from tests.deployment.proxies import CADDY, Proxy, proxy
 from tests.real_servers import Servers
 from tests.web.credentials import KEYS, OPERATOR, UNKNOWN
 from tests.web.listener import Listener

@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -50,7 +49,7 @@ def command(service: Path) -> list[str]:
 
 
 @pytest.fixture
-def unit_path(tmp_path: Path) -> Iterator[Path]:
+def unit_path(tmp_path: Path) -> Path:
     """A directory with the units, whose programs exist everywhere."""
     for file in UNITS.rglob("*"):
         if file.is_file():

@@ -160,5 +160,6 @@ class TestSummary:
 
     def test_only_where_jobs_run(self) -> None:
         for is_only, has_line in ((False, True), (True, False)):
-            chosen = Settings(qm_jobs=True, jobs_production_only=is_only, APP_ENV="test")
+            environment: dict[str, Any] = {"APP_ENV": "test"}
+            chosen = Settings(qm_jobs=True, jobs_production_only=is_only, **environment)
             assert (summary.describe_jobs in summary.systems(chosen)) is has_line

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
-from typing import Self
+from typing import Any, Self
 
 import pytest
 from redis import Redis
@@ -301,7 +301,7 @@ def test_a_laptop_gets_defaults() -> None:
 
 
 def test_nothing_is_switched_on_in_a_database_of_the_users_own() -> None:
-    servers = {"mongo_url": "m", "redis_url": "r", "flower_port": 1, "web_port": 2}
+    servers: dict[str, Any] = {"mongo_url": "m", "redis_url": "r", "flower_port": 1, "web_port": 2}
     children = environment.for_children({"MONGO_DB_URL": "m"}, **servers)
     assert not set(children) & set(environment.EVERYTHING_ON)
     assert environment.for_children({}, **servers).items() >= environment.EVERYTHING_ON.items()
@@ -310,7 +310,7 @@ def test_nothing_is_switched_on_in_a_database_of_the_users_own() -> None:
 @pytest.mark.parametrize("name", ["REDIS_URL", "QM_QUEUE_REDIS_URL"])
 def test_a_message_queue_of_the_users_own_gets_no_demo_and_is_not_switched_on(name: str) -> None:
     given = {name: "redis://cache:6379/0"}
-    servers = {"mongo_url": "m", "redis_url": "r", "flower_port": 1, "web_port": 2}
+    servers: dict[str, Any] = {"mongo_url": "m", "redis_url": "r", "flower_port": 1, "web_port": 2}
     children = environment.for_children(given, **servers)
     assert "QM_MESSAGE_QUEUE" not in children
     assert children["QM_CONVERSATIONS"] == "true"

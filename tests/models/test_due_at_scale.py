@@ -12,6 +12,7 @@ from pymongo import MongoClient
 
 from beat_schedule import SYSTEMS
 from models import database, schema, support_room
+from models.database import Document
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.settings import settings
 from tests.real_servers import Servers
@@ -86,7 +87,7 @@ def profile(name: str = support_room.ROOMS_COLLECTION) -> Iterator[list[dict[str
     The web processes of other tests read the same collections, also after a listener has left: the client has a name of
     its own meanwhile.
     """
-    profiles, found = database.collection("system.profile"), []
+    profiles, found = database.collection("system.profile"), list[Document]()
     profiles.drop()
     database.database().command("profile", 2)
     options: dict[str, Any] = {**database._CLIENT_OPTIONS, "appname": PROFILED}

@@ -30,7 +30,7 @@ def test_object_id_is_its_digits_and_no_other_id_is() -> None:
     assert len({id_text(one) for one in ODD_IDS}) == len(ODD_IDS)
 
 
-BAD = [
+BAD: list[Any] = [
     *(
         "nonsense",
         "",

@@ -9,7 +9,7 @@ import pytest
 from pymongo import IndexModel
 
 from models import index_builds
-from models.database import collection
+from models.database import Document, collection
 from models.index_builds import IndexBuild
 from models.schema import create_indexes
 from tests.real_servers import Servers
@@ -23,7 +23,12 @@ def filled(clean: Servers) -> Iterator[str]:
     seed = collection("seed_of_built")
     seed.insert_one({})
     numbers = {"$range": [0, DOCUMENTS]}
-    steps = [{"$set": {"_id": numbers}}, {"$unwind": "$_id"}, {"$set": {"value": "$_id"}}, {"$out": name}]
+    steps: list[Document] = [
+        {"$set": {"_id": numbers}},
+        {"$unwind": "$_id"},
+        {"$set": {"value": "$_id"}},
+        {"$out": name},
+    ]
     seed.aggregate(steps)
     yield name
     collection(name).drop()

@@ -19,7 +19,9 @@ class Relay:
     """One server of the old service. It signs its messages if it has a secret."""
 
     def __init__(self, client: redis.Redis, queue: str, *, secret: str | None = None) -> None:
-        self.client, self.queue, self.secret = client, queue, secret
+        # Its replies are bytes, whereas redis-py's types allow for each protocol and decoding.
+        self.client: Any = client
+        self.queue, self.secret = queue, secret
         self.group, self.consumer = f"{queue}_group", "consumer-1"
         self.metadata = f"{queue}_metadata"
 

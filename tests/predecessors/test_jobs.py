@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from bson import Int64
 
+from models import foreign_job as model
 from models import job, schema
 from models.database import Document
 from models.job import JobState
@@ -154,7 +155,7 @@ def test_adoption_in_batches_continues_after_an_interruption(lab: Lab, monkeypat
     monkeypatch.setattr(adoption, "ADOPTION_BATCH_SIZE", 3)
     for number in range(8):
         store(NAME, "pending", lab.clock(), id=f"id{number}", arguments=[number])
-    adopt, batches = adoption.foreign_job.adopt, []
+    adopt, batches = model.adopt, list[int]()
 
     def once(found: list[Any]) -> int:
         batches.append(len(found))
@@ -162,7 +163,7 @@ def test_adoption_in_batches_continues_after_an_interruption(lab: Lab, monkeypat
             raise ConnectionError
         return adopt(found)
 
-    monkeypatch.setattr(adoption.foreign_job, "adopt", once)
+    monkeypatch.setattr(model, "adopt", once)
     with pytest.raises(ConnectionError):
         job_queues.adopt(is_dry_run=False)
     assert len(foreign_jobs()) == 5
@@ -177,13 +178,13 @@ def test_document_that_changes_meanwhile_is_left_to_the_next_adoption(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id = store(NAME, "pending", lab.clock())
-    adopt = adoption.foreign_job.adopt
+    adopt = model.adopt
 
     def after_the_old_application_ran_it(found: list[Any]) -> int:
         job.jobs().update_one({"_id": id}, {"$set": {"state": "success"}})
         return adopt(found)
 
-    monkeypatch.setattr(adoption.foreign_job, "adopt", after_the_old_application_ran_it)
+    monkeypatch.setattr(model, "adopt", after_the_old_application_ran_it)
     assert job_queues.adopt(is_dry_run=False).adopted == 0
     monkeypatch.undo()
     assert job_queues.adopt(is_dry_run=False).adopted == 1

@@ -135,7 +135,7 @@ class RealQueue:
             is_reserved = one.reserved is not None and not one.reserved.is_over
             if one.state == "executing" or is_reserved:
                 found = self.lab.jobs.get(IDS[at])
-                due = {"states": INACTIVE_STATES, "due": NOW, "priority": None}
+                due: dict[str, Any] = {"states": INACTIVE_STATES, "due": NOW, "priority": None}
                 assert job_operations.make_due(found, **due, now=NOW) is None
                 assert job_operations.remove(IDS[at], now=NOW) is None
                 assert job_operations.cancel(found, now=NOW) is None

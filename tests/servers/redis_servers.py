@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +40,11 @@ class RedisServer(Valkey):
 
     program = packaged("Redis", "redis-server", "redis-server")
 
-    def __init__(self, directory: Path, *, certificates: Certificates | None = None, **config: str) -> None:
+    def __init__(
+        self, directory: Path, config: Mapping[str, str] | None = None, *, certificates: Certificates | None = None
+    ) -> None:
         passwords = options(of_sentinel(0).replace("password", PASSWORD))
-        super().__init__(directory, config={**passwords, **config})
+        super().__init__(directory, config={**passwords, **(config or {})})
         self._certificates = certificates
         if certificates is not None:
             self._config |= options(tls_config(self.port, certificates))
@@ -140,7 +142,7 @@ class Group:
 def sentinel_group(directory: Path, certificates: Certificates | None = None) -> Iterator[Group]:
     with ExitStack() as stack:
         primary = stack.enter_context(RedisServer(directory / "redis0", certificates=certificates))
-        replica = RedisServer(directory / "redis1", certificates=certificates, **replica_of(primary))
+        replica = RedisServer(directory / "redis1", replica_of(primary), certificates=certificates)
         servers = [primary, stack.enter_context(replica)]
         sentinels = [
             stack.enter_context(SentinelServer(directory / f"sentinel{number}", servers[0].port, certificates))

@@ -98,7 +98,7 @@ def test_everything_works_under_the_roles(mongo: MongoWithRoles, valkey: Valkey,
 
 @pytest.mark.smoke
 def test_nothing_else_is_allowed(mongo: MongoWithRoles) -> None:
-    with MongoClient(mongo.url_of("qm")) as client:
+    with MongoClient[Any](mongo.url_of("qm")) as client:
         for act in REFUSED:
             with pytest.raises(OperationFailure, match="not authorized"):
                 act(client[DATABASE])

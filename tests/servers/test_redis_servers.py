@@ -51,7 +51,7 @@ def tls_with_kombus_transport(directory: Path) -> Iterator[dict[str, str]]:
 def socket(directory: Path) -> Iterator[dict[str, str]]:
     path = {"/run/redis/redis.sock": str(directory / "redis.sock")}
     config, url = (replaced(block(number, heading="Unix sockets"), path) for number in range(2))
-    with RedisServer(directory / "redis", **options(config)):
+    with RedisServer(directory / "redis", options(config)):
         yield options(replaced(url, {":password": f":{QUOTED}"}))
 
 
@@ -94,11 +94,11 @@ def test_wrong_password_of_sentinel_ends_the_process_with_one_sentence(tmp_path:
 
 
 def test_a_primary_without_its_replica_takes_no_messages(tmp_path: Path) -> None:
-    with RedisServer(tmp_path / "primary", **options(of_sentinel(4))) as primary:
+    with RedisServer(tmp_path / "primary", options(of_sentinel(4))) as primary:
         env = {"QM_MESSAGE_QUEUE": "true", "QM_QUEUE_REDIS_URL": primary.url}
         with pytest.raises(AssertionError, match="Not enough good replicas"):
             command("queue", "add", "mail", **env)
-        with RedisServer(tmp_path / "replica", **replica_of(primary)):
+        with RedisServer(tmp_path / "replica", replica_of(primary)):
             with make_client(primary.url) as client:
                 eventually(lambda: client.info("replication")["min_slaves_good_slaves"] == 1, within=30)
             command("queue", "add", "mail", **env)

@@ -55,15 +55,13 @@ def main(names: Sequence[str]) -> int:
             Suite("ours", Path(directory), archives) as ours,
         ):
             files = sorted({name.partition("::")[0] for name in names}) or stock.files()
-            outcomes = [dict[str, str](), dict[str, str]()]
-            for found, done in zip(outcomes, executor.map(partial(run_all, files, names), (stock, ours)), strict=True):
-                found.update(done)
+            of_stock, of_ours = executor.map(partial(run_all, files, names), (stock, ours))
             for _ in range(MAX_REPEATS):
-                result = compare(*outcomes, listed)
+                result = compare(of_stock, of_ours, listed)
                 for test in [*result.not_listed, *result.only_ours]:
-                    suite, found = (ours, outcomes[1]) if test in result.not_listed else (stock, outcomes[0])
+                    suite, found = (ours, of_ours) if test in result.not_listed else (stock, of_stock)
                     found.update(suite.run(test.partition("::")[0], [test]))
-    result = compare(*outcomes, listed)
+    result = compare(of_stock, of_ours, listed)
     print(*report(result, listed), sep="\n")
     return 0 if result.is_as_listed else 1
 
