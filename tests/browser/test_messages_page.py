@@ -32,11 +32,6 @@ def toast(page: Page) -> Locator:
     return page.locator("#toasts")
 
 
-def pick(page: Page, *ids: str) -> None:
-    for id in ids:
-        page.get_by_label(f"Select {id}").check()
-
-
 # Where messages are
 
 
@@ -277,7 +272,7 @@ def test_one_message_is_moved_with_a_reason(visit: Visit, queue: Queue) -> None:
 def test_a_selection_is_moved(visit: Visit, queue: Queue) -> None:
     ids = [queue.add() for _ in range(3)]
     page = visit.open("/messages")
-    pick(page, ids[0], ids[2])
+    visit.select(ids[0], ids[2])
     expect(page.get_by_role("region", name="Selected messages")).to_contain_text("2 selected")
     visit.press("Move …")
     visit.dialog.get_by_label("To", exact=True).select_option("Archived")
@@ -425,7 +420,7 @@ def test_one_dead_letter_is_replayed(visit: Visit, queue: Queue) -> None:
 def test_a_selection_of_dead_letters_is_replayed(visit: Visit, queue: Queue) -> None:
     ids = [queue.dead() for _ in range(3)]
     page = visit.open("/messages/failed")
-    pick(page, ids[0], ids[2])
+    visit.select(ids[0], ids[2])
     visit.press("Replay")
     visit.wait_for([ids[1]])
     expect(toast(page)).to_contain_text("2 of 2 messages moved")

@@ -88,7 +88,7 @@ def test_an_operator_acts(visiting: Visiting, keys: Queue) -> None:
     visit = visiting(keys.web)
     visit.log_in(OPERATOR)
     page = visit.open("/messages")
-    page.get_by_label(f"Select {first}").check()
+    visit.select(first)
     visit.press("Delete …")
     visit.press("Delete", visit.dialog)
     expect(page.locator("#rows > tr")).to_have_count(1)

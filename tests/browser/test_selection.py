@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from models.database import server_now
 from models.job import JobState
@@ -20,11 +20,6 @@ from tests.web.queue_client import Queue
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("clean")]
 
 
-def select(page: Page, *ids: str) -> None:
-    for id in ids:
-        page.get_by_label(f"Select {id}").check()
-
-
 def audited(queue: Queue) -> tuple[str, int, set[str]]:
     """Return action, count and ids of the only entry that names ids."""
     (entry,) = [one for one in queue.get("/audit").body["entries"] if one["ids"] and one["action"] != "run"]
@@ -36,7 +31,7 @@ def test_selected_rooms_are_retried_and_audited_once(visit: Visit, queue: Queue,
     ids = [str(make_room(server_now() - seconds(9 + number))) for number in range(3)]
     page = visit.open("/rooms")
     visit.wait_for(ids)
-    select(page, *ids[:2])
+    visit.select(*ids[:2])
     expect(page.locator("#picked-count")).to_have_text("2 selected")
     visit.press("Send now", page.locator("#picked"))
     expect(page.locator("#toasts")).to_contain_text("Queued 2 of 2")
@@ -96,7 +91,7 @@ def test_nothing_is_selected_among_items_in_progress_and_by_viewers(
 def test_another_tab_clears_the_selection(visit: Visit) -> None:
     rooms = furnished.rooms()
     page = visit.open("/rooms?state=failed")
-    select(page, rooms["failed"])
+    visit.select(rooms["failed"])
     page.get_by_role("navigation", name="Rooms by state").get_by_role("link", name="Due").click()
     visit.wait_for([rooms["due"]])
     expect(page.locator("#picked")).to_be_hidden()
@@ -117,7 +112,7 @@ def test_selected_jobs_are_retried_canceled_and_deleted(
     other = furnished.make_job(queue, state=JobState.FAILURE)
     page = visit.open("/jobs")
     visit.wait_for([other, *reversed(ids)])
-    select(page, *ids)
+    visit.select(*ids)
     visit.press(button, page.locator("#picked"))
     if button != "Retry":
         visit.press(button.replace("…", "jobs"), visit.dialog)

@@ -131,6 +131,11 @@ class Visit:
         """Open the record of a row in a dialog."""
         self.row(id).get_by_role("link").click()
 
+    def select(self, *ids: str) -> None:
+        """Check the boxes of rows."""
+        for id in ids:
+            self.page.get_by_label(f"Select {id}").check()
+
     def press(self, name: str, within: Locator | None = None) -> None:
         """Press the button of exactly this name."""
         (within or self.page).get_by_role("button", name=name, exact=True).click()
