@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 T = TypeVar("T")
 
 
+# `...` and not `[]`: a lambda in a loop has the loop's variables as defaults of its parameters.
 def eventually(check: Callable[..., T | Literal[False] | None], *, within: float = 30.0, every: float = 0.02) -> T:
     """Return the first truthy value of `check`, asked every `every` seconds.
 
