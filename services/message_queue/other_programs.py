@@ -10,6 +10,7 @@ import time
 from datetime import timedelta
 
 from queue_manager.core.clock import milliseconds, minutes, seconds
+from queue_manager.core.log import get_logger
 from services.message_queue.messages import QueueOptions
 from services.message_queue.scripts import Scripts, streams, translate_errors
 
@@ -18,6 +19,8 @@ HEAL_TURN = seconds(50)  # shorter, so that a process that asks once per interva
 ADOPT_BUDGET = seconds(2)
 MAX_LEVELS = 100  # of priorities that any release has had
 PENDING_PAGE_SIZE = 100  # entries of a pending list per script call
+
+log = get_logger("QM/message-queue")
 
 
 class OtherPrograms:
@@ -30,8 +33,9 @@ class OtherPrograms:
         """Set a deadline for entries that were received without one, and move entries that wait where nobody looks.
 
         They wait in the stream of an older service, or of a priority that there was before `levels` was reduced. Also
-        deletes records of entries that other programs deleted. Returns the number of entries that got a deadline.
-        Does nothing if the last call was less than `HEAL_TURN` ago.
+        deletes records of entries that other programs deleted, and requeues messages that no consumer would receive,
+        when they are found for the second time. Returns the number of entries that got a deadline. Does nothing if the
+        last call was less than `HEAL_TURN` ago.
         """
         if not self._scripts.run("take_turn", "healed", milliseconds(HEAL_TURN)):
             return 0
@@ -55,7 +59,20 @@ class OtherPrograms:
         is_done = False
         while not is_done and time.monotonic() < end:
             is_done = self._scripts.run("forget_lost") == 1
+        self._recover(end)
         return healed
+
+    def _recover(self, end: float) -> None:
+        """Requeue messages that the consumer group has passed over, until a time."""
+        recovered, stream, after = 0, 1, b""
+        while stream and time.monotonic() < end:
+            stream, after, some = self._scripts.run("recover", self._options.levels, stream, after)
+            recovered += some
+        if recovered:
+            log.warning(
+                "Another program has changed the keys of the queue: messages that no consumer would receive wait again",
+                messages=recovered,
+            )
 
     def _obsolete_streams(self) -> list[str]:
         """Return the streams of priorities that there are no more and that have messages."""

@@ -708,7 +708,8 @@ local function trim_history(added)
   end
 end
 
--- Returns the last delivered id of the group, after which all entries wait, and the number of pending entries.
+-- Returns the last delivered id of the group, after which all entries wait, and the number of pending entries; and how many
+-- wait, or false if the server does not know it.
 local function last_delivered(stream)
   local groups = redis.pcall('XINFO', 'GROUPS', stream)
   for _, group in ipairs(groups.err and {} or groups) do
@@ -717,10 +718,19 @@ local function last_delivered(stream)
       about[group[i]] = group[i + 1]
     end
     if about.name == GROUP then
-      return about['last-delivered-id'], about.pending
+      return about['last-delivered-id'], about.pending, about.lag
     end
   end
   return '0-0', 0
+end
+
+-- Returns true if the group has delivered an entry that was not acknowledged since.
+local function is_pending(stream, sid)
+  local found = redis.pcall('XPENDING', stream, GROUP, sid, sid, 1)
+  if found.err and string.sub(found.err, 1, 7) ~= 'NOGROUP' then -- another program may have deleted the group
+    error(found.err)
+  end
+  return #found > 0
 end
 
 local function is_waiting(id, record)

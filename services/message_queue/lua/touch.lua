@@ -15,7 +15,7 @@ local record, refusal = locked_record(redis.call('HGET', RECORDS, id), token, is
 if not record then
   return { refusal }
 end
-if #redis.call('XPENDING', record.stream, GROUP, record.sid, record.sid, 1) == 0 then
+if not is_pending(record.stream, record.sid) then
   return { 'LOCK_LOST' }
 end
 local own = record.custom_ack_timeout and record.custom_ack_timeout * 1000

@@ -256,6 +256,98 @@ def test_ack_of_a_message_whose_entry_was_deleted_leaves_no_deadline(lab: Lab) -
     assert (lab.client.zcard("q:deadlines"), lab.client.scard("q:pending_ids")) == (0, 0)
 
 
+def test_touch_of_a_message_whose_group_was_deleted_is_refused(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a")
+    message = lab.take()
+    lab.client.xgroup_destroy("q", "q_group")
+
+    with pytest.raises(LockLost):
+        lab.queue.touch("a", message.lock_token)
+
+
+# Messages that the group has passed over
+
+
+def forget_parked(lab: Lab) -> None:
+    lab.client.delete("q:parked:mail")
+
+
+def forget_pauses(lab: Lab) -> None:
+    lab.client.delete("q:pauses")
+
+
+def rename_stream_and_back(lab: Lab) -> None:
+    lab.client.rename("q", "elsewhere")
+    lab.contents.resume(["mail"])
+    assert lab.queue.dequeue() is None  # its messages are not parked any more
+    lab.client.rename("elsewhere", "q")
+
+
+@pytest.mark.parametrize("interfere", [forget_parked, forget_pauses, rename_stream_and_back])
+@pytest.mark.parametrize("is_index_kept", [False, True])
+def test_parked_messages_that_were_forgotten_are_received_again(
+    lab: Lab, interfere: Callable[[Lab], None], is_index_kept: bool
+) -> None:
+    if is_index_kept:
+        lab.queue.dequeue(type="mail")
+    for id in ("a", "b"):
+        lab.queue.enqueue("mail", id=id)
+    lab.contents.pause(["mail"], by="test")
+    assert lab.queue.dequeue() is None
+    interfere(lab)
+
+    lab.heal()
+    lab.heal()
+    lab.contents.resume(["mail"])
+
+    assert lab.ids("main") == ["b", "a"]
+    assert [lab.take().id, lab.take().id] == ["a", "b"]
+    assert lab.queue.dequeue() is None
+
+
+@pytest.mark.parametrize("wanted", [None, "job"])
+def test_message_whose_consumer_was_deleted_from_the_group_is_received_again(lab: Lab, wanted: str | None) -> None:
+    lab.queue.enqueue("job", {"n": 1}, 2, id="a")
+    stream = lab.take(type=wanted).fields["_stream_name"]
+    assert lab.client.xgroup_delconsumer(stream, "q_group", "queue-manager") == 1  # and what it has received
+    lab.lapse("a")
+    lab.sweeper.sweep()
+    lab.heal()
+    lab.heal()
+
+    message = lab.take()
+    assert (message.id, message.payload, message.fields["priority"], message.fields["attempt_count"]) == (
+        "a",
+        {"n": 1},
+        2,
+        2,
+    )
+    lab.queue.ack("a", message.lock_token)
+    assert lab.contents.counts().main == lab.contents.counts().processing == 0
+
+
+def test_entry_that_is_deleted_a_moment_after_it_was_acknowledged_stays_done(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a")
+    sid = take_as_another(lab)
+    lab.client.xack("q", "q_group", sid)
+    lab.heal()
+    lab.client.xdel("q", sid)
+    lab.heal()
+
+    assert lab.queue.dequeue() is None
+    assert lab.contents.counts().main == 0
+
+
+def test_entries_that_another_program_keeps_are_not_delivered_again(lab: Lab) -> None:
+    lab.client.xadd("q", {"data": data()})
+    lab.client.xack("q", "q_group", take_as_another(lab))
+    lab.heal()
+    lab.heal()
+
+    assert lab.queue.dequeue() is None
+    assert lab.client.xlen("q") == 1
+
+
 @pytest.mark.parametrize("created_at", [9e14, -9e14])
 def test_time_that_no_calendar_has_becomes_now(lab: Lab, created_at: float) -> None:
     lab.client.xadd("q", {"data": json.dumps({"id": "a", "type": "job", "payload": 1, "created_at": created_at})})

@@ -250,6 +250,14 @@ def test_group_that_another_program_deletes_loses_no_parked_message(parked: Lab)
     assert sorted(received(parked)) == ["m1", "m2", "m3", "m4"]
 
 
+def test_parked_messages_keep_their_places(parked: Lab) -> None:
+    before = parked.dump()
+    parked.heal()
+    parked.heal()
+
+    assert parked.dump() == before
+
+
 # Consumers that wait, and the load
 
 

@@ -1,0 +1,87 @@
+#!lua flags=allow-oom
+-- Requeues messages that no consumer would receive, one slice per call: the group has passed over their entries, and they
+-- are neither pending nor parked. Another program has deleted the consumer of the group or the key of the parked messages,
+-- or has renamed a stream and renamed it back.
+--
+-- KEYS[1]  queue name
+-- ARGV     priority levels, number of the stream and entry id after which the slice begins ('1' and '' for the first slice)
+-- Returns  {number of the stream, entry id for the next slice; number of messages requeued}; 0 as the stream after the
+--          last slice
+--
+-- A message is requeued when it is found by a later call again, because a program may acknowledge an entry and delete it a
+-- moment later. Entries without a record are left: other programs may keep their own.
+-- Atomic, so that no consumer receives the message meanwhile. allow-oom, so that a full server can be drained.
+
+local FOUND = QUEUE .. ':to_recover' -- set of entries
+local MAX_AGE = 600 -- seconds after which what was found is forgotten
+
+local levels, number, after = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+highest_priority = levels - 1
+local streams = { TYPED, MANUAL }
+for priority = 0, highest_priority do
+  streams[#streams + 1] = stream_of(priority)
+end
+
+-- Returns the number of entries that the group has passed over, neither pending nor parked; nil if the server does not know.
+local function count_passed_over()
+  local count = 0
+  for _, stream in ipairs(streams) do
+    local last, pending, unread = last_delivered(stream)
+    if last ~= '0-0' then
+      count = count and unread and count + redis.call('XLEN', stream) - unread - pending
+    end
+  end
+  for kind in pairs(pauses()) do
+    count = count and count - redis.call('ZCARD', PARKED .. kind)
+  end
+  return count or nil
+end
+
+-- Returns the id, the record and the data of a message that the group has passed over; nil of another entry.
+local function passed_over(stream, sid, fields)
+  local data, id = data_of(fields)
+  id = identity(data, id)
+  local text = id and redis.call('HGET', RECORDS, id)
+  local record = text and record_at(text, stream, sid, data)
+  if record and not record.deadline_at and not is_pending(stream, sid) and not is_parked(id, record) then
+    return id, record, data
+  end
+end
+
+local requeued = 0
+
+local function recover(stream, sid, fields)
+  local id, record, data = passed_over(stream, sid, fields)
+  local place = stream .. ' ' .. sid
+  if id and redis.call('SREM', FOUND, place) == 0 then
+    redis.call('SADD', FOUND, place)
+    redis.call('EXPIRE', FOUND, MAX_AGE)
+  elseif id then
+    unindex(id, record)
+    record.priority = priority_in(record)
+    remember(record, 'requeued', 'The consumer group had passed over it')
+    requeue(id, record, data)
+    save(id, record)
+    redis.call('XDEL', stream, sid)
+    requeued, handled = requeued + 1, handled + 1
+  end
+end
+
+if number == 1 and after == '' and (count_passed_over() or 1) <= 0 then
+  return { 0, '', 0 } -- as always, unless another program interferes
+end
+while streams[number] do
+  local last = last_delivered(streams[number])
+  repeat
+    if is_slice_full() then
+      return { number, after, requeued }
+    end
+    local entries, is_end = read_entries_of(streams[number], after == '' and '-' or '(' .. after, last)
+    for _, entry in ipairs(entries) do
+      after, handled = entry[1], handled + 1
+      recover(streams[number], after, entry[2])
+    end
+  until is_end
+  number, after = number + 1, ''
+end
+return { 0, '', requeued }
