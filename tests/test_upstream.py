@@ -47,6 +47,7 @@ READ = {
     "_outbound_buffer": "celery.events.dispatcher:EventDispatcher.extend_buffer",
     "_parser": "redis.connection:AbstractConnection.set_parser",
     "_payload": "celery.worker.request:Request._payload",
+    "_process_by_pid": "billiard.pool:TimeoutHandler._process_by_pid",
     "_process_task": "celery.worker.worker:WorkController._process_task",
     "_process_task_sem": "celery.worker.worker:WorkController._process_task_sem",
     "_q_for_pri": "kombu.transport.redis:Channel._q_for_pri",
@@ -58,6 +59,7 @@ READ = {
     "_size": "kombu.transport.redis:Channel._size",
     "_sock": "redis.connection:AbstractConnection.disconnect",
     "_terminate_on_ack": "celery.worker.request:Request.terminate",
+    "_worker_pid": "billiard.pool:ApplyResult._ack",
 }
 # What we rebuild, or whose arguments and results we rely on, without a private name that would show it.
 REBUILT = (

@@ -6,6 +6,9 @@ them in a row exceed Python's recursion limit, and the worker exits.
 
 Pipes: each holds a whole batch. With Linux's 64 KiB the worker sends and receives a batch in parts, one in each turn of
 its event loop, and the process waits for each of them.
+
+Timeouts: a worker that stood still, because it was suspended or its broker did not answer, finds the timeouts of items
+passed whose results it has not read yet. Celery would end their processes and take the items for lost.
 """
 
 from __future__ import annotations
@@ -14,12 +17,16 @@ import fcntl
 from contextlib import suppress
 from typing import Any
 
+from billiard.pool import TimeoutHandler
 from celery import bootsteps
 from celery.concurrency.asynpool import AsynPool
+from kombu.asynchronous import get_event_loop
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 PIPE_SIZE = 512 * 1024
 """In bytes. A batch of 1,000 rooms has some 400 KB, its results 120 KB."""
+READING_TIME = 1.0
+"""Seconds in which the event loop reads a result that waits."""
 
 
 class FlatSemaphore(LaxBoundedSemaphore):
@@ -43,8 +50,21 @@ class FlatSemaphore(LaxBoundedSemaphore):
             self._is_releasing = False  # the next call does what an error left
 
 
+class ResultsFirst(TimeoutHandler):
+    """Billiard's handler of timeouts; it ends no process whose result waits to be read."""
+
+    def on_hard_timeout(self, job: Any) -> None:
+        process, _ = self._process_by_pid(job._worker_pid)
+        if process is not None and process.outq._reader.poll(0):
+            get_event_loop().call_later(READING_TIME, self.on_hard_timeout, job)
+        else:
+            super().on_hard_timeout(job)
+
+
 class WidePool(AsynPool):
     """Celery's pool of processes, with pipes that hold a batch."""
+
+    TimeoutHandler = ResultsFirst
 
     def create_process_queues(self) -> Any:
         jobs, results, *others = super().create_process_queues()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from celery import Celery
 from beat_schedule import SYSTEMS
 from dev.embedded_server import EmbeddedServer
 from dev.ports import is_free
+from dev.processes import children
 from dev.servers import Mongo, Valkey
 from models import database, schema
 from models.database import server_now
@@ -109,3 +111,30 @@ def test_worker_outlives_a_redis_whose_memory_is_full(valkey: Valkey, mongo: Mon
             eventually(lambda: all(is_open(room) for room in rooms), within=60)
         assert the_worker.is_alive(), the_worker.log
         theirs.close()
+
+
+def test_result_that_waits_since_an_outage_is_read_before_its_process_would_be_ended(
+    valkey: Valkey, mongo: Mongo, tmp_path: Path
+) -> None:
+    timeout, may_end = 5.0, tmp_path / "may end"
+    crash = {"CRASH_AT": "attempt", "CRASH_DO": "hold", "CRASH_MARK": str(may_end)}
+    env = {**ENV, **crash, "QM_ITEM_TIMEOUT_SECONDS": str(timeout), "REDIS_URL": valkey.url, "MONGO_DB_URL": mongo.url}
+    room = make_room(server_now() - seconds(1))
+    with (
+        worker(tmp_path / "worker.log", app="tests.e2e.crash_app", env=env) as the_worker,
+        CeleryProcess(tmp_path / "beat.log", "beat", env=env),
+        redis.Redis.from_url(valkey.url) as client,
+    ):
+        eventually(lambda: client.zcard("qm:lease:support-snooze:started"), within=30)
+        pool = children(the_worker.pid)
+        valkey.kill()
+        eventually(lambda: OUTAGE_SEEN["valkey"] in the_worker.log, within=30)
+        may_end.touch()
+        eventually(lambda: is_open(room), within=30)
+        time.sleep(timeout)  # until its time is over
+        valkey.start()
+
+        another = make_room(server_now() - seconds(1))
+        eventually(lambda: is_open(another), within=60)
+        assert "took too long" not in the_worker.log
+        assert children(the_worker.pid) == pool
