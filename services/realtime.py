@@ -21,7 +21,7 @@ import redis
 from msgspec import json, msgpack
 
 from queue_manager.core.clock import minutes
-from queue_manager.core.errors import AppError
+from queue_manager.core.errors import AppError, ErrorText
 from queue_manager.core.redis_client import PerProcess, Script, make_client
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.telemetry import tracing
@@ -104,7 +104,8 @@ class RedisEvents:
             with tracing.publishing(self._channel, system="socketio", attributes=about):
                 since_ms = EMIT(self._client, keys, arguments)
         except redis.RedisError as error:
-            raise EmitFailed(f"Redis at {redact_url(self._url)} did not take the event: {error}") from error
+            text = f"Redis at {redact_url(self._url)} did not take the event: {error}"
+            raise EmitFailed(ErrorText.of(text, error)) from error
         return max(RESUBSCRIBE_TIME - timedelta(milliseconds=since_ms), timedelta(0))
 
     def _published(self, event: str, messages: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, bytes]]:

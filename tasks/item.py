@@ -241,14 +241,16 @@ class ItemTask(BatchedTask):
         It is delivered at once, so this waits a little: a full Redis takes no message, but would deliver this one
         several times a second.
         """
+        text = reason(error)
+        text.server = text.server or "the broker"  # it is not logged for each message, also if its memory is full
         log.warning(
             "The next attempt could not be published; this message is delivered again",
             task=self.name,
             task_id=self.request.id,
-            error=reason(error),
+            error=text,
         )
         time.sleep(min(wait, MAX_REQUEUE_WAIT).total_seconds())
-        return Reject(reason(error), requeue=True)
+        return Reject(text, requeue=True)
 
     def _postpone(self, item: DueItem, wait: timedelta) -> None:
         try:

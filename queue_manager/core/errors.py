@@ -100,17 +100,19 @@ _OUTAGES = {
     "kombu.exceptions.OperationalError": "the broker",
     f"{__name__}.{Unavailable.__qualname__}": "a server",
 }
+_REFUSALS = {f"redis.exceptions.{name}" for name in ("ReadOnlyError", "MasterDownError", "OutOfMemoryError")}
+_ANY_REFUSAL, _REFUSAL_CODES = "redis.exceptions.ResponseError", ("MISCONF ", "NOREPLICAS ")
 
 
 class ErrorText(str):
-    """The text of an error, with the server whose outage caused it, if any: see `log.OutageFilter`."""
+    """The text of an error, with the server that is away or refuses writes, if any: see `log.OutageFilter`."""
 
     server: str | None = None
 
     @classmethod
     def of(cls, text: str, error: BaseException) -> ErrorText:
         found = cls(text)
-        found.server = unavailable_server(error)
+        found.server = unavailable_server(error) or refusing_server(error)
         return found
 
 
@@ -118,6 +120,13 @@ def unavailable_server(error: BaseException) -> str | None:
     """Return the server whose outage an error means; `None` for other errors."""
     kinds = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
     return next((_OUTAGES[kind] for kind in kinds if kind in _OUTAGES), None)
+
+
+def refusing_server(error: BaseException) -> str | None:
+    """Return the server that refuses every write for now, by an error of one; `None` for other errors."""
+    kind = f"{type(error).__module__}.{type(error).__qualname__}"
+    is_refusal = kind in _REFUSALS or (kind == _ANY_REFUSAL and str(error).startswith(_REFUSAL_CODES))
+    return "Redis" if is_refusal else None
 
 
 def typed_reason(error: BaseException) -> ErrorText:

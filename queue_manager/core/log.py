@@ -18,7 +18,7 @@ from typing import Any, cast
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
-from queue_manager.core.errors import ErrorText, reason, unavailable_server
+from queue_manager.core.errors import ErrorText, reason, refusing_server, unavailable_server
 
 OUTAGE_GAP = 60.0  # seconds without such a line, after which an outage counts as another one
 OUTAGE_LOG_INTERVAL = 600.0  # seconds after which the same outage is logged again
@@ -59,7 +59,8 @@ def level_number(name: str) -> int:
 class OutageFilter(logging.Filter):
     """Passes one line for each outage and kind of line; the kind is the logger, the text without values, the server.
 
-    A line is about an outage if its exception, or one of its values, is an error of a server that is unavailable.
+    A line is about an outage if its exception, or one of its values, is an error of a server that is unavailable or
+    refuses all writes.
     """
 
     def __init__(self) -> None:
@@ -92,22 +93,24 @@ def _remove_traceback(record: logging.LogRecord) -> None:
         content.pop("exc_info", None)
     elif record.exc_info and (error := record.exc_info[1]) is not None:
         if isinstance(record.args, dict) and "exc" in record.args:  # Celery's lines about tasks
-            record.args = {**record.args, "exc": f"{type(error).__name__}: {reason(error)}"}
+            text = next((value for value in error.args if isinstance(value, ErrorText)), reason(error))
+            record.args = {**record.args, "exc": f"{type(error).__name__}: {text}"}
         else:
             record.msg, record.args = f"{record.getMessage()} ({reason(error)})", None
     record.exc_info = record.exc_text = None
 
 
 def _servers_away(record: logging.LogRecord) -> Iterator[str]:
-    """Yield the servers that the exception and the values of a line say are unavailable."""
-    values: list[object] = [record.exc_info[1]] if record.exc_info else []
+    """Yield the servers that the exception, its arguments and the values of a line say are unavailable."""
+    error = record.exc_info[1] if record.exc_info else None
+    values: list[object] = [] if error is None else [error, *error.args]
     parts: tuple[Any, ...] = (record.msg, record.args)
     for part in parts:
         values += part.values() if isinstance(part, dict) else part if isinstance(part, tuple) else ()
     for value in values:
         server = value.server if isinstance(value, ErrorText) else None
         if isinstance(value, BaseException):
-            server = unavailable_server(value)
+            server = unavailable_server(value) or refusing_server(value)
         if server is not None:
             yield server
 

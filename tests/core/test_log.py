@@ -83,6 +83,7 @@ def test_json_line_is_one_object() -> None:
 OUTAGES = """
 import logging
 import redis
+from celery.exceptions import Reject
 from pymongo.errors import AutoReconnect
 from queue_manager.core import log
 from queue_manager.core.errors import reason
@@ -97,6 +98,12 @@ for attempt in range(3):
         raise AutoReconnect("closed")
     except AutoReconnect:
         theirs.exception("Attempt %s", attempt)
+    refused = redis.ResponseError("MISCONF Errors writing to the AOF file: No space left on device")
+    logger.error("It was refused", error=reason(refused), exc_info=refused)
+    try:
+        raise Reject(reason(AutoReconnect("closed")), requeue=True)
+    except Reject as put_back:
+        theirs.warning("Task %(id)s %(exc)s", {"id": attempt, "exc": repr(put_back)}, exc_info=True)
 """
 
 
@@ -110,6 +117,8 @@ def test_an_outage_is_one_line_of_each_kind_without_a_traceback() -> None:
         "It failed with a stack error=closed initiator=QM/test",
         "Cannot connect to a server: closed.",
         "Attempt 0 (closed)",
+        "It was refused error='MISCONF Errors writing to the AOF file: No space left on device' initiator=QM/test",
+        "Task 0 Reject: closed",
         "It failed attempt=1 error=boom initiator=QM/test",
         "It failed attempt=2 error=boom initiator=QM/test",
     ]

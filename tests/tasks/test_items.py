@@ -11,8 +11,8 @@ import pytest
 from bson import ObjectId
 from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
-from kombu.exceptions import OperationalError
 from pymongo.errors import AutoReconnect, ExecutionTimeout, OperationFailure
+from redis.exceptions import ResponseError
 
 from models import database
 from models.database import server_now
@@ -233,11 +233,13 @@ def test_message_whose_retry_cannot_be_sent_is_put_back_after_a_wait(
     waits: list[float] = []
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise Reject(OperationalError("no memory is left"))
+        raise Reject(ResponseError("no memory is left"))
 
     monkeypatch.setattr(item, "time", SimpleNamespace(sleep=waits.append))
     monkeypatch.setattr(unsnooze_room, "retry", refuse)
     put_back = unsnooze_room._retry(ValueError("boom"), seconds(wait))
     assert isinstance(put_back, Reject)
     assert put_back.requeue
+    assert put_back.reason == "no memory is left"
+    assert put_back.reason.server == "the broker"  # so that it is logged once, and without a traceback
     assert waits == [slept]
