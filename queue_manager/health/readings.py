@@ -75,7 +75,8 @@ class InRedis:
 
     @property
     def are_workers_starting(self) -> bool:
-        return self.leader is not None and self.now - self.leader.since < WORKER_START_TIME
+        """Return True if the leader began a moment ago; not if that is in the future, since the clock was set back."""
+        return self.leader is not None and abs(self.now - self.leader.since) < WORKER_START_TIME
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,7 @@ class Readings:
             return run is None
         late_after = system.late_after(settings())
         ran_in_time = run is None or self.leader.since - late_after <= run["at"] < self.leader.since
-        return ran_in_time and now - self.leader.since <= late_after
+        return ran_in_time and abs(now - self.leader.since) <= late_after
 
 
 class CachedAnswer(Generic[AnswerT]):

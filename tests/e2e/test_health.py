@@ -281,6 +281,11 @@ def test_a_scan_is_late_after_three_periods_of_a_leader(
     assert answer.ids == ([(name, "late-scan")] if is_late else [])
 
 
+def test_a_clock_of_redis_that_was_set_back_hides_no_problem(clean: Servers, tmp_path: Path) -> None:
+    lead(clean, since=-hours(1))  # a beat that began to lead while it was ahead
+    assert health(tmp_path).ids == [("workers", "no-workers"), ("support-snooze", "late-scan")]
+
+
 def test_a_beat_of_release_0_1_that_leads_is_named(clean: Servers, tmp_path: Path) -> None:
     with connect(clean.valkey.url) as client:
         LeaderLock(client, OLD_LEADER_LOCK, lease=minutes(10)).acquire()
