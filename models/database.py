@@ -24,26 +24,21 @@ from pymongo.database import Database
 from pymongo.errors import (
     AutoReconnect,
     BulkWriteError,
-    ConnectionFailure,
-    ExecutionTimeout,
     OperationFailure,
     PyMongoError,
     WriteConcernError,
-    WTimeoutError,
 )
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from pymongo.monitoring import CommandListener
 
 from queue_manager.core.clock import ServerClock, milliseconds, seconds
-from queue_manager.core.errors import ConfigurationError, reason
+from queue_manager.core.errors import ConfigurationError, reason, unavailable_server
 from queue_manager.core.redis_client import PerProcess
 from queue_manager.core.settings import redact_url, settings
 
 Document = dict[str, Any]
 Error = PyMongoError
 """Base of all errors of the driver."""
-OUTAGES = (ConnectionFailure, ExecutionTimeout, WTimeoutError)
-"""Errors of the driver while the server is unavailable, or has lost its majority."""
 
 APP_NAME = "queue-manager"
 DUPLICATE_KEY = 11_000  # MongoDB's code for a document that a unique index refuses
@@ -128,6 +123,11 @@ def close() -> None:
     """Close the client of this process; the next use creates another."""
     if (opened := client.take()) is not None:
         opened.close()
+
+
+def is_outage(error: BaseException) -> bool:
+    """Return True for errors of the driver while the server is unavailable, or has lost its majority."""
+    return unavailable_server(error) == "MongoDB"
 
 
 def describe(error: PyMongoError) -> str:

@@ -10,7 +10,7 @@ from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
 from models import alert, archive, audit, history, item_events, mark, old_claims, scan_run
-from models.database import OUTAGES, collection, database, within
+from models.database import collection, database, is_outage, within
 from queue_manager.core.clock import hours
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.settings import redact_url, settings
@@ -52,7 +52,7 @@ def migrate(systems: Iterable[System]) -> list[str]:
                 continue
             created += create_indexes(system.collections())
         except OperationFailure as error:
-            if error.code == _NOT_AUTHORIZED or isinstance(error, OUTAGES):
+            if error.code == _NOT_AUTHORIZED or is_outage(error):
                 raise
             obstacles[system.name] = [reason(error)]
     if obstacles:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 import pymongo
@@ -112,9 +113,11 @@ def _grouped(product_types: Sequence[str], accounts: Sequence[Any] | None) -> li
 
 
 def _agencies(stages: Sequence[Document]) -> Iterator[Agency]:
+    # The first reply has no group: until the limit below is over, the driver would repeat a refused command at once.
+    groups: Any = subscriptions().aggregate(stages, allowDiskUse=True, hint="managed_by_account", batchSize=0)
     with pymongo.timeout(AGGREGATION_TIMEOUT):  # all groups are computed before the first is returned
-        groups: Any = subscriptions().aggregate(stages, allowDiskUse=True, hint="managed_by_account")
-    for group in groups:
+        first = next(groups, None)
+    for group in chain([] if first is None else [first], groups):
         yield Agency(
             account_id=account.usable(group["oldest"].get("account_id")),
             parent_account=account.usable(group["parent_account"]),

@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult
 from kombu.exceptions import BatchPublishError, OperationalError
 
-from models.database import OUTAGES, estimated_now
+from models.database import estimated_now, is_outage
 from models.item_events import AttemptEvent
 from queue_manager.batching.publish import publish_copy
 from queue_manager.batching.task import WAIT_IN_PLACE, BatchedTask
@@ -45,8 +45,6 @@ MAX_REQUEUE_WAIT = seconds(5)  # until a message that could not be sent again is
 MAX_FREE_REPEATS = 5  # attempts in a row that do not count although MongoDB answers: then it is no outage
 REPEATS_HEADER = "qm_repeats"  # how many attempts in a row met an outage
 MIN_BATCH_TIMEOUT = 30.0  # seconds, for which MongoDB may keep a batch waiting
-EXPECTED = (AppError, OperationalError, BatchPublishError, *OUTAGES, *REDIS_OUTAGES)
-"""Errors that one line explains: those raised on purpose, and a server that is unavailable."""
 
 log = get_logger("QM/tasks")
 
@@ -133,7 +131,7 @@ class ItemTask(BatchedTask):
             raise
         except Exception as error:
             next_attempt = self.request.retries + 2
-            if isinstance(error, OUTAGES) and self._is_repeated():
+            if is_outage(error) and self._is_repeated():
                 log.warning("MongoDB is unavailable; the attempt is repeated", task=self.name, error=reason(error))
                 wait = max(self.retry_policy.wait_before(next_attempt), MIN_OUTAGE_WAIT)
                 self._send_again(item, wait, repeats=self._repeats + 1)
@@ -172,14 +170,14 @@ class ItemTask(BatchedTask):
     def on_failure(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Record the final failure: no attempt is left, or a retry cannot help."""
         log.error(f"Item failed permanently: {reason(exc)}", task=self.name, task_id=task_id)
-        if not isinstance(exc, (*OUTAGES, *REDIS_OUTAGES)):  # of which health tells, once for all items
+        if not isinstance(exc, REDIS_OUTAGES) and not is_outage(exc):  # of which health tells, once for all items
             error_reports.report(exc, where=self.name, task_id=task_id, attempts=self.request.retries + 1)
         counters.items(self.queue_name, {"failed": 1})
         try:
             item = self.item(task_id, args, kwargs)
             self._record(item, "failed", exc)
             give_up = partial(self.work().give_up, item, error=_text_of(exc))
-            if isinstance(exc, OUTAGES):  # it is final only because MongoDB answered after it
+            if is_outage(exc):  # it is final only because MongoDB answered after it
                 give_up()
             else:
                 self.use_database(give_up)
@@ -260,8 +258,14 @@ class ItemTask(BatchedTask):
             log.warning("Lease could not be renewed for the wait", task_id=item.token, error=reason(error))
 
 
+def is_expected(error: Exception) -> bool:
+    """Return True if one line explains an error: it is raised on purpose, or a server is unavailable."""
+    expected = (AppError, OperationalError, BatchPublishError, *REDIS_OUTAGES)
+    return isinstance(error, expected) or is_outage(error)
+
+
 def _text_of(error: Exception) -> str:
-    return reason(error) if isinstance(error, EXPECTED) else typed_reason(error)
+    return reason(error) if is_expected(error) else typed_reason(error)
 
 
 def item_task(

@@ -14,7 +14,7 @@ from typing import Any
 from celery import Task, current_task
 
 from beat_schedule import systems
-from models import scan_run
+from models import database, scan_run
 from models.database import server_now, within
 from queue_manager.batching.publish import UNCERTAIN, publish
 from queue_manager.beat import scan_ticks
@@ -31,7 +31,7 @@ from queue_manager.telemetry import counters, error_reports, tracing
 from services import history
 from services.due_work import DueBatch, DueWork
 from tasks.app import app
-from tasks.item import EXPECTED, ItemTask, current_token
+from tasks.item import ItemTask, current_token, is_expected
 
 MAX_SCAN = seconds(60)  # however long its period is: another scan waits for its process
 RECORD_TIMEOUT = seconds(1)  # a scan waits no longer to record what only people read
@@ -189,7 +189,7 @@ def _time_of_scan() -> timedelta:
 def describe(error: Exception) -> ErrorText:
     """Return an error as one line. The stack of an unexpected one is logged here, once."""
     text = ErrorText.of(f"{type(error).__name__}: {reason(error)}", error)
-    if not isinstance(error, EXPECTED):
+    if not is_expected(error) and not isinstance(error, database.Error):
         log.error("Unexpected error in a scan", error=text, exc_info=error)
         error_reports.report_repeated(error, where=current_task.name if current_task else "scan")
     return text

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from celery import Task
 
 from models import database
-from models.database import OUTAGES, estimated_now
+from models.database import estimated_now, is_outage
 from queue_manager.core.clock import seconds, unix_ms
 from queue_manager.core.errors import NotYetDue, PermanentError, reason, typed_reason
 from queue_manager.core.functions import contained
@@ -55,8 +55,9 @@ class Batch:
             raise self.outage.with_traceback(None)
         try:
             return act()
-        except OUTAGES as error:
-            self.outage = error
+        except database.Error as error:
+            if is_outage(error):
+                self.outage = error
             raise
 
 
@@ -157,9 +158,9 @@ class BatchedTask(Task):
         nothing = [None] * len(items)
         try:
             outcomes = batch.use_database(lambda: self._execute_when_due(items))
-        except OUTAGES:
-            return nothing  # each task meets the outage itself, and is retried
         except Exception as error:
+            if is_outage(error):
+                return nothing  # each task meets the outage itself, and is retried
             log.warning(
                 "A batch failed as a whole; its items are executed one by one", task=self.name, error=reason(error)
             )

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 from beat_schedule import SYSTEMS, systems, unknown_system
 from models import index_builds, mark, schema
-from models.database import OUTAGES, describe, require_replica_set
+from models.database import Error, describe, require_replica_set
 from queue_manager.cli.changes import audited, current_actor
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors, with_outcome
@@ -142,7 +142,7 @@ def migrate(
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     signal.signal(signal.SIGTERM, _end)  # which the first process of a container would ignore
     url = settings().mongo_db_url
-    until_reachable(require_replica_set, server="MongoDB", url=url, errors=OUTAGES, log=log)
+    until_reachable(require_replica_set, server="MongoDB", url=url, log=log)
     on = [system for system in systems() if system.is_switched_on(settings())]
     if finish:
         _refuse_other_releases()
@@ -214,7 +214,7 @@ def scan(
             action.count = run.get("enqueued")
     except AppError as error:
         fail(with_outcome(reason(error), error), code=1)
-    except OUTAGES as error:
+    except Error as error:
         fail(with_outcome(describe(error), error), code=1)
     typer.echo(json.dumps(run))
 

@@ -95,6 +95,8 @@ _MISSING_INDEX = re.compile(r"ns=[^.\s]+\.(\S+?)(?:Tree:|\s).*hint provided does
 _WRONG_TYPE = re.compile(r"(WRONGTYPE .* wrong kind of value)(?!;)(?: script: .*@user_script:\d+\.)?")
 _OUTAGES = {
     "pymongo.errors.ConnectionFailure": "MongoDB",
+    "pymongo.errors.ExecutionTimeout": "MongoDB",
+    "pymongo.errors.WriteConcernError": "MongoDB",  # the server applied a write, and could not confirm it
     "redis.exceptions.ConnectionError": "Redis",
     "redis.exceptions.TimeoutError": "Redis",
     "kombu.exceptions.OperationalError": "the broker",
@@ -102,6 +104,20 @@ _OUTAGES = {
 }
 _REFUSALS = {f"redis.exceptions.{name}" for name in ("ReadOnlyError", "MasterDownError", "OutOfMemoryError")}
 _ANY_REFUSAL, _REFUSAL_CODES = "redis.exceptions.ResponseError", ("MISCONF ", "NOREPLICAS ")
+
+
+# Replies of a MongoDB that cannot execute any command now, or not this one: it starts, stops, elects, has lost a member
+# or its majority, or is overloaded. The driver has already tried most of them a second time.
+_MONGODB_OUTAGE_CODES = {
+    *(6, 7, 89, 9001),  # HostUnreachable, HostNotFound, NetworkTimeout, SocketException
+    *(91, 11600, 11602),  # ShutdownInProgress, InterruptedAtShutdown, InterruptedDueToReplStateChange
+    *(189, 10107),  # PrimarySteppedDown, NotWritablePrimary
+    *(13435, 13436),  # NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary
+    *(64, 100, 133, 134),  # WriteConcernTimeout, UnsatisfiableWriteConcern, no member to read from, no majority yet
+    *(24, 50, 112, 262),  # LockTimeout, MaxTimeMSExpired, WriteConflict, ExceededTimeLimit
+    *(43, 251),  # CursorNotFound, NoSuchTransaction: the member that had it has restarted or stepped down
+}
+_MONGODB_OUTAGE_LABELS = ("RetryableWriteError", "TransientTransactionError")
 
 
 class ErrorText(str):
@@ -118,7 +134,9 @@ class ErrorText(str):
 
 def unavailable_server(error: BaseException) -> str | None:
     """Return the server whose outage an error means; `None` for other errors."""
-    kinds = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
+    kinds = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
+    if "pymongo.errors.OperationFailure" in kinds and _is_mongodb_outage(error):
+        return "MongoDB"
     return next((_OUTAGES[kind] for kind in kinds if kind in _OUTAGES), None)
 
 
@@ -127,6 +145,17 @@ def refusing_server(error: BaseException) -> str | None:
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
     is_refusal = kind in _REFUSALS or (kind == _ANY_REFUSAL and str(error).startswith(_REFUSAL_CODES))
     return "Redis" if is_refusal else None
+
+
+def _is_mongodb_outage(error: Any) -> bool:
+    """Return True if MongoDB refused a command only for now. Of a bulk write, all writes that it refused must be so."""
+    details = error.details if isinstance(error.details, dict) else {}
+    if refused := details.get("writeErrors"):
+        return all(one.get("code") in _MONGODB_OUTAGE_CODES for one in refused)
+    is_unconfirmed = bool(details.get("writeConcernErrors"))
+    return (
+        is_unconfirmed or error.code in _MONGODB_OUTAGE_CODES or any(map(error.has_error_label, _MONGODB_OUTAGE_LABELS))
+    )
 
 
 def typed_reason(error: BaseException) -> ErrorText:

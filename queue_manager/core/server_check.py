@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import redis
 import structlog
 
-from queue_manager.core.errors import ConfigurationError, reason
+from queue_manager.core.errors import ConfigurationError, reason, unavailable_server
 from queue_manager.core.redis_client import connect
 from queue_manager.core.redis_url import CLUSTER_SCHEME
 from queue_manager.core.settings import redact_url
@@ -26,15 +26,16 @@ def until_reachable(
     *,
     server: str,
     url: str,
-    errors: tuple[type[Exception], ...],
     log: structlog.stdlib.BoundLogger,
 ) -> T:
-    """Call `check` until it raises none of `errors`; return its result. Logs the first error, then one every 30 s."""
+    """Call `check` until no server is unavailable; return its result. Logs the first error, then one every 30 s."""
     logged_at: float | None = None
     while True:
         try:
             result = check()
-        except errors as error:
+        except Exception as error:
+            if unavailable_server(error) is None:
+                raise
             if logged_at is None or time.monotonic() - logged_at > UNREACHABLE_LOG_INTERVAL:
                 log.warning(
                     f"{server} at {redact_url(url)} is unreachable ({reason(error)}); retrying until it is back"

@@ -20,7 +20,7 @@ from threading import Event, Thread
 from celery.worker import state
 from celery.worker.request import Request
 
-from models.database import OUTAGES, server_now
+from models.database import is_outage, server_now
 from queue_manager.batching.request import lost_requests
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
@@ -66,10 +66,10 @@ class Heartbeat:
             request = lost_requests.popleft()
             try:
                 request.task.work().lost(request.task.item(request.id, request.args, request.kwargs))
-            except OUTAGES:
-                lost_requests.append(request)
-                raise
             except Exception as error:
+                if is_outage(error):
+                    lost_requests.append(request)
+                    raise
                 log.error("A lost item waits for its lease to end", task_id=request.id, error=reason(error))
 
     def supervise(self) -> None:

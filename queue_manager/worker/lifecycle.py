@@ -16,7 +16,7 @@ from beat_schedule import warnings
 from models import database
 from queue_manager.broker import start_check
 from queue_manager.core import log as logging
-from queue_manager.core import memory, redis_client, server_check
+from queue_manager.core import memory, server_check
 from queue_manager.core.clock import MAX_CLOCK_SKEW
 from queue_manager.core.errors import ConfigurationError, ScanFailed, reason
 from queue_manager.core.server_check import until_reachable
@@ -161,7 +161,7 @@ def _refuse_wrong_servers(*, with_mongo: bool) -> None:
         if settings().qm_message_queue:
             _check_redis(server_check.require_queue_server, message_queue.server_url())
         if with_mongo:
-            until_reachable(_check_mongodb, server="MongoDB", url=mongo_url, errors=database.OUTAGES, log=log)
+            until_reachable(_check_mongodb, server="MongoDB", url=mongo_url, log=log)
     finally:
         database.close()  # the pool forks next: each child opens its own
 
@@ -170,7 +170,7 @@ def _check_broker() -> None:
     chosen = settings()
     if chosen.broker_redis_url is None:
         check = partial(start_check.require_broker, app, chosen.broker)
-        until_reachable(check, server="The broker", url=chosen.broker, errors=start_check.BROKER_OUTAGES, log=log)
+        until_reachable(check, server="The broker", url=chosen.broker, log=log)
     elif chosen.broker != chosen.redis_url:
         _check_redis(server_check.require_broker, chosen.broker)
 
@@ -181,7 +181,7 @@ def _check_mongodb() -> None:
 
 
 def _check_redis(check: Callable[[str], object], url: str) -> None:
-    until_reachable(partial(check, url), server="Redis", url=url, errors=redis_client.REDIS_OUTAGES, log=log)
+    until_reachable(partial(check, url), server="Redis", url=url, log=log)
 
 
 def _refuse_missing_jobs() -> None:

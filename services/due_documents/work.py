@@ -271,7 +271,8 @@ class DocumentWork(DueWork):
         )
         before = {id_key(one["_id"]): one for group in groups for one in group.documents}
         if before:
-            failed_item.delete(self.system.name, list(before))
+            with suppress(database.Error):  # the write stands; a record that is left is not listed, and expires
+                failed_item.delete(self.system.name, list(before))
             if record is not None:
                 self._call_after(record.id, groups, run)
         return before

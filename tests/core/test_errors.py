@@ -10,11 +10,15 @@ from kombu.exceptions import OperationalError
 from pymongo.errors import (
     AutoReconnect,
     BulkWriteError,
+    CursorNotFound,
     DuplicateKeyError,
+    ExecutionTimeout,
     NotPrimaryError,
     OperationFailure,
+    PyMongoError,
     ServerSelectionTimeoutError,
     WriteConcernError,
+    WTimeoutError,
 )
 
 from queue_manager.core.errors import (
@@ -30,6 +34,11 @@ REFUSED = "127.0.0.1:1: [Errno 111] Connection refused"
 SESSION = '{ lsid: { id: UUID("0f"), uid: BinData(0, E3) }, txnNumber: 4 }'
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 NOT_CONFIRMED = {"code": 64, "codeName": "WriteConcernFailed", "errmsg": "waiting for replication timed out"}
+
+
+def labelled(error: PyMongoError, label: str) -> PyMongoError:
+    error._add_error_label(label)
+    return error
 
 
 @pytest.mark.parametrize(
@@ -84,6 +93,18 @@ def test_long_text_of_any_error_is_truncated_in_time(text: str) -> None:
         (Unavailable("x"), "a server"),
         (redis.ResponseError("x"), None),
         (OperationFailure("x"), None),
+        (OperationFailure("not authorized", 13), None),
+        (OperationFailure("operation exceeded time limit", 262), "MongoDB"),
+        (OperationFailure("the other member does not answer", 6), "MongoDB"),
+        (labelled(OperationFailure("x", 8000), "RetryableWriteError"), "MongoDB"),
+        (labelled(OperationFailure("x", 251), "TransientTransactionError"), "MongoDB"),
+        (ExecutionTimeout("x"), "MongoDB"),
+        (CursorNotFound("x", 43), "MongoDB"),
+        (WriteConcernError("the server shuts down", 91, {}), "MongoDB"),
+        (WTimeoutError("x", 64, NOT_CONFIRMED), "MongoDB"),
+        (BulkWriteError({"writeErrors": [], "writeConcernErrors": [NOT_CONFIRMED]}), "MongoDB"),
+        (BulkWriteError({"writeErrors": [{"code": 112}], "writeConcernErrors": []}), "MongoDB"),
+        (BulkWriteError({"writeErrors": [{"code": 11_000}], "writeConcernErrors": [NOT_CONFIRMED]}), None),
         (KeyError("x"), None),
     ],
     ids=lambda value: type(value).__name__,

@@ -1,0 +1,127 @@
+"""What a MongoDB is told to answer instead of executing a command: an outage, or an error of this command."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from pymongo.errors import PyMongoError
+
+from beat_schedule import SYSTEMS
+from dev.servers import Mongo
+from models import database, failed_item, schema, subscription
+from models.database import Document, collection, is_outage
+from queue_manager.core.settings import settings
+from services.due_documents import Written
+from services.due_documents.work import DocumentWork
+from tests.real_servers import Servers
+from tests.rooms import T0, AgingClock, make_room, make_work, scan
+from tests.services.test_due_documents import OVER, declare, item_of, make_account, work_on
+
+pytestmark = pytest.mark.slow
+
+OUTAGES: dict[str, Document] = {
+    "closed connection": {"closeConnection": True},
+    "shuts down": {"errorCode": 91},
+    "stepped down": {"errorCode": 189},
+    "not primary": {"errorCode": 10107},
+    "write conflict": {"errorCode": 112},
+    "out of time": {"errorCode": 50},
+    "out of time within the server": {"errorCode": 262},
+    "unreachable shard": {"errorCode": 6},
+    "not confirmed": {"errorCode": 64},
+    "not confirmed in time": {"writeConcernError": {"code": 64, "errmsg": "waiting", "errInfo": {"wtimeout": True}}},
+    "stopped before it was confirmed": {"writeConcernError": {"code": 91, "errmsg": "shutting down"}},
+    "too few members": {"writeConcernError": {"code": 100, "errmsg": "not enough data-bearing nodes"}},
+    "overloaded": {"errorCode": 8000, "errorLabels": ["RetryableWriteError"]},
+}
+
+
+@pytest.fixture(scope="module")
+def refusing(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mongo]:
+    with Mongo(tmp_path_factory.mktemp("refusing"), parameters={"enableTestCommands": "1"}) as mongo:
+        yield mongo
+
+
+@pytest.fixture(autouse=True)
+def _own_mongodb(refusing: Mongo, clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process uses the MongoDB that refuses."""
+    database.close()
+    monkeypatch.setenv("MONGO_DB_URL", refusing.url)
+    settings.cache_clear()
+    if not (names := database.database().list_collection_names()):
+        schema.migrate(SYSTEMS)
+    for name in names:
+        collection(name).delete_many({})
+    yield
+    database.close()
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+@contextmanager
+def refused(refusing: Mongo, *commands: str, **how: Any) -> Iterator[None]:
+    """Have MongoDB answer these commands in another way."""
+    data = {"failCommands": [*commands], "appName": database.APP_NAME, **how}
+    with MongoClient[Document](refusing.url) as client:
+        client.admin.command("configureFailPoint", "failCommand", mode="alwaysOn", data=data)
+        try:
+            yield
+        finally:
+            client.admin.command("configureFailPoint", "failCommand", mode="off")
+
+
+def error_of(act: Callable[[], object]) -> PyMongoError:
+    with pytest.raises(PyMongoError) as raised:
+        act()
+    return raised.value
+
+
+@pytest.mark.parametrize("how", OUTAGES.values(), ids=OUTAGES)
+def test_an_outage_is_one_whichever_command_meets_it(how: Document, refusing: Mongo, clock: AgingClock) -> None:
+    room = make_room()
+    work = make_work(clock)
+    acts = [lambda: collection("accounts").insert_one({}), lambda: collection("accounts").insert_many([{}, {}])]
+    if "writeConcernError" not in how:
+        acts.append(lambda: collection("accounts").find_one({}))
+    with refused(refusing, "insert", "find", **how):
+        errors = [error_of(act) for act in acts]
+    assert [one for one in errors if not is_outage(one)] == []
+    assert [item.args[0] for item in scan(work)] == [str(room)]
+
+
+@pytest.mark.parametrize("code", [13, 8000])
+def test_a_refusal_without_a_sign_of_an_outage_is_none(code: int, refusing: Mongo) -> None:
+    with refused(refusing, "insert", errorCode=code):
+        assert not is_outage(error_of(lambda: collection("accounts").insert_one({})))
+
+
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "in a batch"])
+def test_a_failure_that_cannot_be_forgotten_changes_nothing_of_the_success(
+    is_alone: bool, refusing: Mongo, clock: AgingClock
+) -> None:
+    system, told = declare(), list[Written]()
+    system.after(told.extend)
+    work: DocumentWork = work_on(system, clock)
+    account = make_account()
+    item = item_of(work, account)
+    failed_item.record(system.name, account, OVER, error="boom", now=T0)
+    with refused(refusing, "delete", "count", errorCode=262):
+        result = work.execute(*item.args, token="t") if is_alone else work.execute_batch([item])[0]
+    assert isinstance(result, dict)
+    assert result["success"] is True
+    assert [one.id for one in told] == [account]
+
+
+def test_a_long_aggregation_that_is_refused_is_not_repeated_until_its_limit(
+    refusing: Mongo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription, "AGGREGATION_TIMEOUT", 60.0)
+    began = time.monotonic()
+    with refused(refusing, "aggregate", errorCode=262):
+        assert is_outage(error_of(lambda: list(subscription.eligible(["seo"], until=T0, asked_since=T0))))
+    assert time.monotonic() - began < 30
