@@ -19,6 +19,7 @@ from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
 from models.database import Document, collection
+from models.malformed import readable, typed
 from queue_manager.core.clock import minutes
 
 ALERTS_COLLECTION, SILENCES_COLLECTION = "qm_alerts", "qm_alert_silences"
@@ -52,10 +53,10 @@ def may_send(key: Key, text: str, *, repeat: timedelta, now: datetime, is_record
     record was deleted meanwhile.
     """
     claimed = {"sent_at": now - max(repeat - CLAIM_TIME, timedelta(0)), "text": text}
+    # A time far in the future, or that is no date, must not keep a problem from being sent.
+    was_sent = {"sent_at": {"$gt": now - repeat, "$lte": now + CLAIM_TIME}}
     try:
-        changed = _alerts().update_one(
-            {"_id": _id(key), "sent_at": {"$lte": now - repeat}}, {"$set": claimed}, upsert=not is_recorded
-        )
+        changed = _alerts().update_one({"_id": _id(key), "$nor": [was_sent]}, {"$set": claimed}, upsert=not is_recorded)
     except DuplicateKeyError:
         return False  # it is there, with a later time
     return bool(changed.matched_count or changed.upserted_id)
@@ -73,7 +74,7 @@ def end(key: Key) -> bool:
 
 def sent() -> dict[Key, str]:
     """Return the texts of the problems that were sent and have not ended."""
-    return {_key(document): str(document["text"]) for document in _alerts().find()}
+    return dict(readable(_alerts().find(), lambda one: (_key(one), str(one["text"])), of=ALERTS_COLLECTION))
 
 
 def silence(key: Key, *, until: datetime, by: str, reason: str) -> None:
@@ -88,8 +89,8 @@ def unsilence(key: Key) -> bool:
 
 def silences(now: datetime) -> Iterator[Silence]:
     """Yield the silences, the first to end first."""
-    for found in _silences().find({"until": {"$gt": now}}).sort("until", ASCENDING):
-        yield Silence(_key(found), found["until"], found["by"], found["reason"])
+    found = _silences().find({"until": {"$gt": now}}).sort("until", ASCENDING)
+    yield from readable(found, _silence, of=SILENCES_COLLECTION)
 
 
 def _id(key: Key) -> Document:
@@ -97,7 +98,13 @@ def _id(key: Key) -> Document:
 
 
 def _key(document: Document) -> Key:
-    return Key(document["_id"]["system"], document["_id"]["rule"])
+    return Key(typed(document["_id"], "system", str), typed(document["_id"], "rule", str))
+
+
+def _silence(found: Document) -> Silence:
+    return Silence(
+        _key(found), typed(found, "until", datetime), by=typed(found, "by", str), reason=typed(found, "reason", str)
+    )
 
 
 def _alerts() -> Collection[Any]:

@@ -11,17 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Literal, get_args
 
 from bson import ObjectId
-from pydantic import Field, with_config
+from pydantic import Field, TypeAdapter, with_config
 from pymongo import ASCENDING, IndexModel
 from pymongo.collection import Collection
 
 from models import listing
 from models.database import Document, collection
+from models.document_id import shown_id
 from models.listing import Position
+from models.malformed import readable, readable_one, typed
 from queue_manager.core.clock import milliseconds
 from queue_manager.core.json_types import ALWAYS_PRESENT, Moment
 
@@ -99,6 +102,9 @@ class AuditEntry:
     ] = None
 
 
+_ENTRY = TypeAdapter(AuditEntry)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AuditQuery:
     """Conditions on entries; `None` matches everything."""
@@ -134,7 +140,7 @@ def end_undo(id: str) -> None:
 def get(id: str) -> AuditEntry | None:
     """Return an entry with all its ids."""
     found = _audit().find_one({"_id": ObjectId(id)}) if ObjectId.is_valid(id) else None
-    return None if found is None else _entry(found)
+    return readable_one(found, _entry, of=AUDIT_COLLECTION)
 
 
 def page(query: AuditQuery, *, after: Position | None, limit: int) -> tuple[list[AuditEntry], Position | None]:
@@ -154,7 +160,7 @@ def page(query: AuditQuery, *, after: Position | None, limit: int) -> tuple[list
     some = list(islice(walk, limit + 1))
     shown = some[:limit]
     end = listing.position(shown[-1], AUDIT_ORDER) if len(some) > limit else None
-    return [_entry(one, max_ids=MAX_LISTED_IDS) for one in shown], end
+    return list(readable(shown, partial(_entry, max_ids=MAX_LISTED_IDS), of=AUDIT_COLLECTION)), end
 
 
 def of_id(id: str) -> list[AuditEntry]:
@@ -176,7 +182,14 @@ def collections() -> dict[str, list[IndexModel]]:
 
 def _entry(document: Document, *, max_ids: int | None = None) -> AuditEntry:
     known = {name: value for name, value in document.items() if name in AuditEntry.__dataclass_fields__}
-    return AuditEntry(**{**known, "id": str(document["_id"]), "ids": document["ids"][:max_ids]})
+    known |= {name: _shown(known[name]) for name in ("filter", "before", "after") if isinstance(known.get(name), dict)}
+    return _ENTRY.validate_python({**known, "id": str(document["_id"]), "ids": typed(document, "ids", list)[:max_ids]})
+
+
+def _shown(values: Document) -> Document:
+    """Return values, with a text instead of those that no entry has, and that the API could not return."""
+    kinds = (bool, int, float, str, datetime)
+    return {name: value if isinstance(value, kinds) else shown_id(value) for name, value in values.items()}
 
 
 def _audit() -> Collection[Document]:

@@ -17,8 +17,9 @@ from pymongo.collection import Collection
 
 from models import listing
 from models.database import Document, collection, doubled
-from models.document_id import id_key
+from models.document_id import id_text, read_id
 from models.listing import Position
+from models.malformed import readable, readable_one, typed
 from queue_manager.core.clock import hours
 from queue_manager.leases import MAX_COOL_DOWN, MIN_COOL_DOWN
 
@@ -43,8 +44,8 @@ class FailedItem:
 
 def record(system: str, id: Any, due_at: datetime, *, error: str, now: datetime) -> FailedItem:
     """Record that all attempts of an item failed; its cool-down doubles with each failure."""
-    same = {"$eq": ["$due_at", due_at]}
-    failures = {"$cond": [same, {"$ifNull": ["$failures", 0]}, 0]}
+    same = {"$and": [{"$eq": ["$due_at", due_at]}, {"$in": [{"$type": "$failures"}, ["int", "long"]]}]}
+    failures = {"$cond": [same, "$failures", 0]}
     cool_down = doubled(MIN_COOL_DOWN, "$$failures", cap=MAX_COOL_DOWN)
     document: Any = _failed().find_one_and_update(
         {"_id": _key(system, id)},
@@ -67,8 +68,7 @@ def record(system: str, id: Any, due_at: datetime, *, error: str, now: datetime)
 
 def get(system: str, id: Any) -> FailedItem | None:
     """Return the failure of one item, or `None`."""
-    document = _failed().find_one({"_id": _key(system, id)})
-    return None if document is None else _failure(document)
+    return readable_one(_failed().find_one({"_id": _key(system, id)}), _failure, of=FAILED_ITEMS_COLLECTION)
 
 
 def delete(system: str, ids: Sequence[Any]) -> None:
@@ -87,13 +87,18 @@ def page(system: str, *, after: Position | None, is_descending: bool) -> Iterato
         after=after,
         is_descending=is_descending,
     )
-    return map(_failure, found)
+    return readable(found, _failure, of=FAILED_ITEMS_COLLECTION)
 
 
 def _failure(document: Document) -> FailedItem:
-    fields = {name: document[name] for name in ("due_at", "error", "failures", "failed_at", "retry_at")}
     return FailedItem(
-        id=id_key(document["_id"]["id"]), position=listing.position(document, FAILED_ITEM_ORDER), **fields
+        id=read_id(id_text(document["_id"]["id"]), field="id"),
+        due_at=typed(document, "due_at", datetime),
+        error=typed(document, "error", str),
+        failures=typed(document, "failures", int),
+        failed_at=typed(document, "failed_at", datetime),
+        retry_at=typed(document, "retry_at", datetime),
+        position=listing.position(document, FAILED_ITEM_ORDER),
     )
 
 

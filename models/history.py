@@ -16,14 +16,20 @@ from typing import Any
 
 from pymongo import ASCENDING, IndexModel, UpdateOne
 from pymongo.collection import Collection
+from pymongo.errors import BulkWriteError
 
-from models.database import Document, collection
+from models.database import Document, collection, is_outage
+from models.malformed import readable, typed
 from queue_manager.core.clock import hours, minutes
+from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
 
 HISTORY_COLLECTION = "qm_history"
 TEN_MINUTES, HOUR = minutes(10), hours(1)
 HISTORY_RETENTION = {TEN_MINUTES: hours(3 * 24), HOUR: hours(92 * 24)}
 BY_LENGTH = "by_length_and_time"
+
+log = get_logger("QM/history")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +48,7 @@ def store(buckets: Iterable[Bucket]) -> None:
     tens = list(buckets)
     if not tens:
         return
-    _history().bulk_write([_write(one) for one in tens], ordered=False)
+    _write_all(tens)
     first = min(one.at for one in tens).replace(minute=0)
     changed = {(one.system, one.at.replace(minute=0)) for one in tens}
     sums: dict[tuple[str, datetime], dict[str, int]] = {one: {} for one in changed}
@@ -51,7 +57,7 @@ def store(buckets: Iterable[Bucket]) -> None:
             for name, count in ten.counts.items():
                 of_hour[name] = of_hour.get(name, 0) + count
     found = [Bucket(system=system, at=at, length=HOUR, counts=counts) for (system, at), counts in sums.items()]
-    _history().bulk_write([_write(one) for one in found], ordered=False)
+    _write_all(found)
 
 
 def read(length: timedelta, *, since: datetime, systems: Sequence[str] | None = None) -> Iterator[Bucket]:
@@ -59,21 +65,37 @@ def read(length: timedelta, *, since: datetime, systems: Sequence[str] | None = 
     wanted: Document = {"seconds": int(length.total_seconds()), "at": {"$gte": since}}
     if systems is not None:
         wanted["system"] = {"$in": [*systems]}
-    for found in _history().find(wanted, hint=BY_LENGTH, sort=[("at", ASCENDING)]):
-        counts = dict(_flat(found.get("counts", {})))
-        yield Bucket(system=found["system"], at=found["at"], length=length, counts=counts)
+    found = _history().find(wanted, hint=BY_LENGTH, sort=[("at", ASCENDING)])
+    yield from readable(found, lambda one: _bucket(one, length), of=HISTORY_COLLECTION)
 
 
-def newest(since: datetime) -> dict[str, datetime]:
-    """Return, by system, the beginning of the newest ten minutes that are stored, if they began after `since`."""
+def _bucket(found: Document, length: timedelta) -> Bucket:
+    counts = dict(_flat(found.get("counts", {})))
+    return Bucket(system=typed(found, "system", str), at=typed(found, "at", datetime), length=length, counts=counts)
+
+
+def newest(since: datetime, *, until: datetime) -> dict[str, datetime]:
+    """Return, by system, the beginning of the newest ten minutes that are stored, if they began between two times."""
     groups: Any = _history().aggregate(
         [
-            {"$match": {"seconds": int(TEN_MINUTES.total_seconds()), "at": {"$gte": since}}},
+            {"$match": {"seconds": int(TEN_MINUTES.total_seconds()), "at": {"$gte": since, "$lte": until}}},
             {"$group": {"_id": "$system", "at": {"$max": "$at"}}},
         ],
         hint=BY_LENGTH,
     )
-    return {group["_id"]: group["at"] for group in groups}
+    return dict(
+        readable(groups, lambda one: (typed(one, "_id", str), typed(one, "at", datetime)), of=HISTORY_COLLECTION)
+    )
+
+
+def _write_all(buckets: Sequence[Bucket]) -> None:
+    """Write buckets; one whose document was made malformed does not keep the others from being written."""
+    try:
+        _history().bulk_write([_write(one) for one in buckets], ordered=False)
+    except BulkWriteError as error:
+        if is_outage(error):
+            raise
+        log.warning("Numbers for the charts could not be stored: a document is malformed", error=reason(error))
 
 
 def _write(bucket: Bucket) -> UpdateOne:

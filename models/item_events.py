@@ -24,6 +24,7 @@ from pymongo import ASCENDING, DESCENDING, IndexModel, WriteConcern
 from pymongo.collection import Collection
 
 from models.database import Document, Error, collection, estimated_now, within
+from models.malformed import readable, typed
 from queue_manager import leases
 from queue_manager.core.clock import hours, milliseconds, seconds
 from queue_manager.core.errors import reason
@@ -153,11 +154,12 @@ def of_item(system: str, id: str) -> ItemHistory:
         {"system": system, "id": id}, sort=[("at", DESCENDING)], limit=MAX_EVENTS_SHOWN, hint=BY_ITEM
     )
     line = re.compile(rf"^{re.escape(id)}@-?\d*(?: (.*))?$", re.MULTILINE)
-    events = [_attempt_event(one) for one in attempts]
+    events = list(readable(attempts, _attempt_event, of=ITEM_EVENTS_COLLECTION))
     is_complete = True
     try:
         with within(BATCH_SEARCH_TIMEOUT):
-            events += [_batch_event(one, line) for one in _batches_with(system, line.pattern)]
+            batches = _batches_with(system, line.pattern)
+            events += readable(batches, lambda one: _batch_event(one, line), of=ITEM_EVENTS_COLLECTION)
     except Error as error:
         if not error.timeout:
             raise
@@ -176,38 +178,43 @@ def item_of_task(task: str) -> tuple[str, str] | None:
     """Return the system and the name of the lease of the item that a task was sent for, or `None`."""
     batch, _, number = task.rpartition("-")
     names = [task, batch] if batch and number.isdecimal() else [task]
-    for found in _events().find({"task": {"$in": names}}, hint=BY_TASK):
-        if found["event"] == "dispatched" and found["task"] == batch:
-            lines = found["items"].split("\n")
-            if int(number) < len(lines):
-                return found["system"], lines[int(number)]
-        elif found["task"] == task and "id" in found:
-            return found["system"], f"{found['id']}@"
-        elif found["task"] == task and "\n" not in found["items"]:
-            return found["system"], found["items"].partition(" ")[0]
+    events = _events().find({"task": {"$in": names}}, hint=BY_TASK)
+    items = readable(events, lambda one: _item_of(one, task, batch, number), of=ITEM_EVENTS_COLLECTION)
+    return next((item for item in items if item is not None), None)
+
+
+def _item_of(found: Document, task: str, batch: str, number: str) -> tuple[str, str] | None:
+    system = typed(found, "system", str)
+    if found["event"] == "dispatched" and found["task"] == batch:
+        lines = found["items"].split("\n")
+        return (system, lines[int(number)]) if int(number) < len(lines) else None
+    if found["task"] == task and "id" in found:
+        return system, f"{found['id']}@"
+    if found["task"] == task and "\n" not in found["items"]:
+        return system, found["items"].partition(" ")[0]
     return None
 
 
 def _attempt_event(document: Document) -> ItemEvent:
     return ItemEvent(
         event=document["event"],
-        at=document["at"],
+        at=typed(document, "at", datetime),
         attempt=document.get("attempt"),
-        error=document["error"],
-        worker=document["worker"],
-        task=document["task"],
+        error=typed(document, "error", str),
+        worker=typed(document, "worker", str),
+        task=typed(document, "task", str),
     )
 
 
 def _batch_event(document: Document, line: re.Pattern[str]) -> ItemEvent:
-    items: str = document["items"]
+    items = typed(document, "items", str)
     found = line.search(items)
     assert found is not None
     position = items.count("\n", 0, found.start())
     is_dispatch, took_ms = document["event"] == "dispatched", document.get("took_ms")
     return ItemEvent(
         event=document["event"],
-        at=document["at"],
+        at=typed(document, "at", datetime),
         items=items.count("\n") + 1,
         is_manual=document.get("is_manual", False),
         skipped=found[1],

@@ -28,6 +28,7 @@ from pymongo.errors import DuplicateKeyError
 from models import database
 from models.database import Document, collection
 from models.job import COUNTED_ATTEMPTS, FINISHED_STATES, LIVE_STATES, MAX_EXACT_COUNT, JobState, jobs, some
+from models.malformed import readable_one, typed
 from models.transaction import transact
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.retry import doubling
@@ -105,16 +106,28 @@ def begin_recount(now: datetime) -> bool:
     counted_at = recounted_at()
     if counted_at is not None and _is_recent(counted_at, RECOUNT_INTERVAL, now):
         return False
-    if (last := job_counts().find_one({"_id": ATTEMPT_ID})) is None:
+    found = job_counts().find_one(ATTEMPT_ID)
+    last = readable_one(found, _attempt, of=COUNTS_COLLECTION)
+    if last is None:
+        if found is not None:
+            job_counts().delete_one({"_id": ATTEMPT_ID})
         try:
             job_counts().insert_one({"_id": ATTEMPT_ID, "at": now, "attempts": 1})
         except DuplicateKeyError:
             return False
         return True
-    if _is_recent(last["at"], doubling(FIRST_RECOUNT_PAUSE, last["attempts"] - 1, cap=RECOUNT_INTERVAL), now):
+    at, attempts = last
+    if _is_recent(at, doubling(FIRST_RECOUNT_PAUSE, attempts - 1, cap=RECOUNT_INTERVAL), now):
         return False
     attempt = {"$set": {"at": now}, "$inc": {"attempts": 1}}
-    return job_counts().update_one({"_id": ATTEMPT_ID, "at": last["at"]}, attempt).modified_count == 1
+    return job_counts().update_one({"_id": ATTEMPT_ID, "attempts": attempts}, attempt).modified_count == 1
+
+
+def _attempt(found: Document) -> tuple[datetime, int]:
+    attempts = typed(found, "attempts", int)
+    if not 1 <= attempts <= MAX_EXACT_COUNT:
+        raise ValueError(f"attempts must be a count, and is {attempts}")
+    return typed(found, "at", datetime), attempts
 
 
 def _is_recent(moment: datetime, span: timedelta, now: datetime) -> bool:

@@ -16,12 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from math import nan
 
+from pydantic import TypeAdapter
 from pymongo import IndexModel, UpdateOne
 from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
 from models.database import Document, collection
+from models.malformed import readable_one, typed
 from queue_manager.core.clock import EPOCH, milliseconds, minutes
 from queue_manager.core.pause import PauseState
 
@@ -29,6 +32,8 @@ QUEUES_COLLECTION = "job_queues"
 LEADERS_COLLECTION = "job_leaders"
 LEADER_ID = "jobs"
 SILENCE_TIMEOUT = minutes(1)
+_PAUSE = TypeAdapter(PauseState)
+_IS_A_NUMBER: Document = {"$type": ["int", "long", "double"], "$ne": nan}
 
 
 class NewerLeader(Exception):
@@ -78,7 +83,13 @@ def _switch(names: Iterable[str], change: Document, *, upsert: bool) -> None:
 def pauses() -> dict[str, PauseState]:
     """Return the pauses by the names of the queues."""
     found = queues().find({"paused": True}, {"pause": 1}, hint="paused_queues")
-    return {queue["_id"]: PauseState(**queue.get("pause", {})) for queue in found}
+    return {queue["_id"]: _pause(queue) for queue in found if isinstance(queue["_id"], str)}
+
+
+def _pause(queue: Document) -> PauseState:
+    """Return the pause of a queue. Of a malformed one nothing is known but that the queue is paused."""
+    read = readable_one(queue, lambda one: _PAUSE.validate_python(one.get("pause", {})), of=QUEUES_COLLECTION)
+    return PauseState() if read is None else read
 
 
 def is_paused(name: str) -> bool:
@@ -97,14 +108,21 @@ def lead(epoch: int, *, now: datetime, min_gap: timedelta = SILENCE_TIMEOUT) -> 
     Raises:
         NewerLeader: the epoch is refused.
     """
-    is_gap = {"$gt": [{"$subtract": [now, "$heartbeat"]}, milliseconds(min_gap)]}
-    gap = {"$cond": [is_gap, {"began": "$heartbeat", "ended": now}, "$gap"]}
+    # Of a malformed document nothing is used: an error here would stop the dispatch of all jobs.
+    heartbeat = _date_or("$heartbeat", now)
+    is_gap = {"$gt": [{"$subtract": [now, heartbeat]}, milliseconds(min_gap)]}
+    gap = {"$cond": [is_gap, {"began": heartbeat, "ended": now}, "$gap"]}
     known = {"_id": LEADER_ID, "epoch": epoch}
-    beats: Document = {"$set": {"heartbeat": {"$max": ["$heartbeat", now]}, "gap": gap}}
+    latest = {"$max": [heartbeat, now]}
+    beats: Document = {"$set": {"heartbeat": latest, "since": _date_or("$since", now), "gap": gap}}
     leading = leaders().find_one_and_update(known, [beats])
     if leading is not None:
         return bool(leading.get("is_settling"))
-    is_older_or_silent = [{"epoch": {"$lt": epoch}}, {"heartbeat": {"$lt": now - SILENCE_TIMEOUT}}]
+    is_older_or_silent: list[Document] = [
+        {"epoch": {"$lt": epoch}},
+        {"epoch": {"$not": _IS_A_NUMBER}},
+        {"heartbeat": {"$not": {"$gte": now - SILENCE_TIMEOUT}}},
+    ]
     taken: Document = {"epoch": epoch, "heartbeat": now, "since": now, "is_settling": True, "gap": gap}
     try:
         leaders().update_one({"_id": LEADER_ID, "$or": is_older_or_silent}, [{"$set": taken}], upsert=True)
@@ -123,14 +141,30 @@ def settle(epoch: int) -> None:
 def last_gap() -> DispatchGap | None:
     """Return the last gap between dispatches, if there was one."""
     found = leaders().find_one({"_id": LEADER_ID, "gap.ended": {"$gte": EPOCH}}, {"gap": 1})
-    return None if found is None else DispatchGap(**found["gap"])
+    return readable_one(found, lambda one: _gap(one["gap"]), of=LEADERS_COLLECTION)
 
 
 def leader() -> Document | None:
     """Return `{epoch, heartbeat, since}` of the current leader."""
-    return leaders().find_one({"_id": LEADER_ID}, {"_id": 0, "epoch": 1, "heartbeat": 1, "since": 1})
+    return readable_one(leaders().find_one(LEADER_ID), _leader, of=LEADERS_COLLECTION)
 
 
 def leader_epoch() -> int | None:
-    found = leader()
-    return None if found is None else int(found["epoch"])
+    return readable_one(leaders().find_one(LEADER_ID, {"epoch": 1}), _epoch, of=LEADERS_COLLECTION)
+
+
+def _gap(found: Document) -> DispatchGap:
+    return DispatchGap(began=typed(found, "began", datetime), ended=typed(found, "ended", datetime))
+
+
+def _leader(found: Document) -> Document:
+    times = {name: typed(found, name, datetime) for name in ("heartbeat", "since")}
+    return {"epoch": _epoch(found), **times}
+
+
+def _epoch(found: Document) -> int:
+    return int(typed(found, "epoch", int, float))
+
+
+def _date_or(path: str, other: datetime) -> Document:
+    return {"$cond": [{"$eq": [{"$type": path}, "date"]}, path, other]}

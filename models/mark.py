@@ -13,18 +13,20 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from bson import ObjectId
-from pydantic import Field, with_config
+from pydantic import Field, TypeAdapter, with_config
 from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.collection import Collection
 
 from models.database import Document, collection
-from queue_manager.core.clock import hours, unix_ms
+from models.malformed import readable
+from queue_manager.core.clock import hours, minutes, unix_ms
 from queue_manager.core.json_types import ALWAYS_PRESENT, Moment
 
 MARKS_COLLECTION = "qm_marks"
 MARK_RETENTION = hours(92 * 24)
 MAX_TEXT_LENGTH = 200  # characters
 MAX_MARKS = 1_000  # in an answer
+MAX_LEAD = minutes(1)  # by which another process may have seen a later time
 BY_MARK_TIME = "marks_by_time"
 LAST_SEEN = "last_seen"
 """The id of the document that has the last time at which a scan ran."""
@@ -43,6 +45,9 @@ class ChartMark:
     by: Annotated[str | None, Field(description="Who made it; null for what Queue Manager noticed.")] = None
 
 
+_MARK = TypeAdapter(ChartMark)
+
+
 def add(mark: ChartMark) -> None:
     """Store a mark. A leader or an outage that is stored already stays as it is."""
     known_by = ObjectId() if mark.kind == "deployment" else f"{mark.kind}/{unix_ms(mark.at)}"
@@ -54,12 +59,15 @@ def read(since: datetime) -> list[ChartMark]:
     """Return the last `MAX_MARKS` marks of what happened, or ended, after a time, oldest first."""
     after = {"$or": [{"at": {"$gte": since}}, {"until": {"$gte": since}}]}
     newest = _marks().find(after, sort=[("at", DESCENDING)], limit=MAX_MARKS, hint=BY_MARK_TIME)
-    return [ChartMark(**_fields(one)) for one in newest][::-1]
+    return list(readable(newest, lambda one: _MARK.validate_python(_fields(one)), of=MARKS_COLLECTION))[::-1]
 
 
 def seen(now: datetime, *, gap: timedelta) -> ChartMark | None:
     """Record that scans run; return the outage since they ran last, if that is longer ago than `gap`."""
-    before = _marks().find_one_and_update({"_id": LAST_SEEN}, {"$max": {"seen_at": now}}, upsert=True)
+    # Of another process that was faster. What is later, or no date, would hide every outage.
+    is_later = {"$and": [{"$gt": ["$seen_at", now]}, {"$lte": ["$seen_at", now + MAX_LEAD]}]}
+    change = [{"$set": {"seen_at": {"$cond": [is_later, "$seen_at", now]}}}]
+    before = _marks().find_one_and_update({"_id": LAST_SEEN}, change, upsert=True)
     return None if before is None else _outage(before, now, gap)
 
 
@@ -70,7 +78,9 @@ def current_outage(now: datetime, *, gap: timedelta) -> ChartMark | None:
 
 
 def _outage(last: Mapping[str, Any], now: datetime, gap: timedelta) -> ChartMark | None:
-    seen_at = last["seen_at"]
+    seen_at = last.get("seen_at")
+    if not isinstance(seen_at, datetime):
+        return None
     return ChartMark(kind="outage", at=seen_at, until=now, text="No scan was recorded") if now - seen_at > gap else None
 
 

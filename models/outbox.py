@@ -20,6 +20,7 @@ from pymongo.collection import Collection
 
 from models.database import Document, collection
 from models.document_id import id_key
+from models.malformed import readable, typed
 
 OUTBOX_COLLECTION = "qm_owed"
 BY_AGE = "owed_by_age"
@@ -71,8 +72,7 @@ def pending(system: str, *, now: datetime) -> Iterator[tuple[str, datetime]]:
     """Yield id and time of the records that are not postponed, oldest first."""
     where = {"system": system, "postponed_until": {"$not": {"$gt": now}}}
     found = _records().find(where, {"at": 1}, hint=BY_AGE, sort=[("at", ASCENDING), ("_id", ASCENDING)])
-    for record in found:
-        yield record["_id"], record["at"]
+    yield from readable(found, lambda one: (typed(one, "_id", str), typed(one, "at", datetime)), of=OUTBOX_COLLECTION)
 
 
 def count_pending(system: str, *, before: datetime) -> int:

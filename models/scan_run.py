@@ -11,6 +11,7 @@ harmless, and the beat ignores them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -20,13 +21,16 @@ from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
 from models import listing
-from models.database import Document, collection
+from models.database import Document, collection, estimated_now
+from models.job import as_count
 from models.listing import Position
+from models.malformed import readable, typed
 from queue_manager.core.clock import hours, minutes
 
 RUNS_COLLECTION, MARKS_COLLECTION = "scan_runs", "scan_marks"
 RUN_RETENTION = hours(24)
 RUN_ORDER = ("at", "_id")
+MAX_FUTURE = hours(1)  # by which the time of a run may be in the future, after the server's clock was put back
 MARK_LEASE = minutes(5)
 """Longer than any scan; the time for which a crashed scan blocks manual triggers."""
 BY_SCAN, WITH_ERRORS = "last_runs_of_a_scan", "runs_with_errors"
@@ -54,12 +58,16 @@ def record(scan: str, stats: Mapping[str, int], *, error: str | None, now: datet
 
 def last(scan: str) -> Document | None:
     """Return the latest run of `scan`, or `None` if there was none in the last 24 hours."""
-    return collection(RUNS_COLLECTION).find_one({"scan": scan}, {"_id": 0}, sort=[("at", DESCENDING)])
+    return next(iter(latest(scan, limit=1)), None)
 
 
 def latest(scan: str, *, limit: int) -> list[Document]:
     """Return the latest runs of `scan`, newest first."""
-    return list(collection(RUNS_COLLECTION).find({"scan": scan}, {"_id": 0}, sort=[("at", DESCENDING)], limit=limit))
+    newest = collection(RUNS_COLLECTION).find({"scan": scan}, sort=[("at", DESCENDING)], batch_size=limit + 1)
+    soon = estimated_now() + MAX_FUTURE  # what has a later time would hide for ever that the scan does not run
+    with closing(newest):
+        runs = (run for run in readable(newest, _run, of=RUNS_COLLECTION) if run.pop("_id") and run["at"] <= soon)
+        return list(islice(runs, limit))
 
 
 def page(scan: str, *, after: Position | None, limit: int) -> list[Document]:
@@ -73,13 +81,24 @@ def page(scan: str, *, after: Position | None, limit: int) -> list[Document]:
         is_descending=True,
         batch=limit,
     )
-    return list(islice(found, limit))
+    return list(islice(readable(found, _run, of=RUNS_COLLECTION), limit))
 
 
 def slowest(scan: str, *, limit: int) -> list[Document]:
     """Return the slowest runs of `scan` with their ids, slowest first. Reads all of them, which are those of a day."""
     order = [("duration_ms", DESCENDING), *((field, DESCENDING) for field in RUN_ORDER)]
-    return list(collection(RUNS_COLLECTION).find({"scan": scan}, sort=order, limit=limit, hint=BY_SCAN))
+    found = collection(RUNS_COLLECTION).find({"scan": scan}, sort=order, limit=limit, hint=BY_SCAN)
+    return list(readable(found, _run, of=RUNS_COLLECTION))
+
+
+def _run(document: Document) -> Document:
+    """Return a run without values of other types than a run has. Raises TypeError if it lacks what every run has."""
+    typed(document, "at", datetime)
+    for name in ("found", "claimed", "enqueued", "errors", "duration_ms"):
+        typed({name: 0, **document}, name, int)
+    typed({"error": "", **document}, "error", str)
+    kinds = (int, str, datetime)
+    return {name: value for name, value in document.items() if name == "_id" or isinstance(value, kinds)}
 
 
 def errors(since: datetime) -> dict[str, int]:
@@ -91,7 +110,7 @@ def errors(since: datetime) -> dict[str, int]:
         ],
         hint=WITH_ERRORS,
     )
-    return {group["_id"]: group["errors"] for group in groups}
+    return {group["_id"]: as_count(group["errors"]) for group in groups if isinstance(group["_id"], str)}
 
 
 # Which scans run now
@@ -100,7 +119,7 @@ def errors(since: datetime) -> dict[str, int]:
 def begin(scan: str, token: str, *, now: datetime) -> None:
     """Mark the run `token` of `scan` as running, alongside other runs. Repeated calls renew the lease."""
     is_another: Document = {"$and": [{"$gt": ["$$this.until", now]}, {"$ne": ["$$this.token", {"$literal": token}]}]}
-    others = {"$filter": {"input": {"$ifNull": ["$runs", []]}, "cond": is_another}}
+    others = {"$filter": {"input": {"$cond": [{"$isArray": "$runs"}, "$runs", []]}, "cond": is_another}}
     mine = {"token": {"$literal": token}, "until": now + MARK_LEASE}
     _marks().update_one({"_id": scan}, [{"$set": {"runs": {"$concatArrays": [others, [mine]]}}}], upsert=True)
 
@@ -122,7 +141,7 @@ def end(scan: str, token: str) -> None:
 
 def running(*, now: datetime) -> set[str]:
     """Return the scans with a marked run."""
-    return {mark["_id"] for mark in _marks().find({"runs": _running(now)}, {"_id": 1})}
+    return {id for mark in _marks().find({"runs": _running(now)}, {"_id": 1}) if isinstance(id := mark["_id"], str)}
 
 
 def _marks() -> Collection[dict[str, Any]]:

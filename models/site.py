@@ -228,7 +228,8 @@ def outcomes(run: str) -> Counter[tuple[str, str]]:
             {"$group": {"_id": {"of": "$collection", "outcome": "$outcome"}, "n": {"$sum": 1}}},
         ]
     )
-    return Counter({(group["_id"]["of"], group["_id"]["outcome"]): group["n"] for group in groups})
+    keys = ((group["_id"].get("of"), group["_id"].get("outcome"), group["n"]) for group in groups)
+    return Counter({(of, outcome): n for of, outcome, n in keys if isinstance(of, str) and isinstance(outcome, str)})
 
 
 def resets_since(moment: datetime) -> int:

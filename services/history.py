@@ -90,7 +90,10 @@ def _counted(client: redis.Redis, systems: Iterable[System]) -> list[Bucket]:
     """Return what was counted since it was copied last, in buckets of ten minutes."""
     sources = {system.name: source for system in systems if (source := system.source()) is not None}
     last = int(client.time()[0]) // 60
-    copied = {name: _minute(at) for name, at in history.newest(_moment(last - MINUTES_KEPT)).items()}
+    stored = history.newest(
+        _moment(last - MINUTES_KEPT), until=_moment(last + 10)
+    )  # the clocks of the servers may differ
+    copied = {name: _minute(at) for name, at in stored.items()}
     first = min((copied.get(name, last - MINUTES_KEPT) for name in sources), default=last)
     found = count_history.from_each_server(
         client, sources, lambda server, some: count_history.by_minute(server, some, first=first, last=last)

@@ -21,6 +21,7 @@ from uuid import uuid4
 from models import database, site
 from models.document_id import id_text, read_id, shown_id
 from models.listing import Position, within_part
+from models.malformed import readable, typed
 from models.site import Sites
 from queue_manager.core.clock import hours, milliseconds, minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
@@ -198,7 +199,8 @@ class HungSites(Listed):
             lists = [of_one(one, within_part(one.name, after), newest_first) for one in site.ALL.values()]
             yield from merge(*lists, key=lambda item: item.position[:-1], reverse=newest_first)
         elif state == "failed":
-            yield from map(_failed, site.list_failed(after=after, is_descending=newest_first))
+            found = site.list_failed(after=after, is_descending=newest_first)
+            yield from readable(found, _failed, of=site.RESETS_COLLECTION)
 
     def _due(self, sites: Sites, after: Position | None, newest_first: bool) -> Iterator[Item]:
         before = self.clock() - self.threshold
@@ -300,10 +302,9 @@ def _failed_and_hanging(before: datetime) -> list[str]:
     """Return the sites of the newest failed resets that still hang: a later reset may have done it."""
     newest = islice(site.list_failed(after=None, is_descending=True), MAX_FAILED)
     by_collection: dict[str, list[Any]] = {name: [] for name in site.ALL}
-    for one in newest:
-        if one["collection"] in by_collection:
-            with suppress(PermanentError):
-                by_collection[one["collection"]].append(read_id(one["site_id"], field="site_id"))
+    for name, key in readable(newest, _site_of, of=site.RESETS_COLLECTION):
+        if name in by_collection:
+            by_collection[name].append(key)
     return [
         f"{name} {shown_id(hung.id)}"
         for name, keys in by_collection.items()
@@ -312,9 +313,12 @@ def _failed_and_hanging(before: datetime) -> list[str]:
     ]
 
 
-def _failed(reset: dict[str, object]) -> Item:
-    at, sites = reset["at"], str(reset["collection"])
-    assert isinstance(at, datetime)
+def _site_of(reset: database.Document) -> tuple[str, Any]:
+    return typed(reset, "collection", str), read_id(reset["site_id"], field="site_id")
+
+
+def _failed(reset: database.Document) -> Item:
+    at, sites = typed(reset, "at", datetime), str(reset["collection"])
     said = reset.get("error")
     return Item(
         id=_id(sites, str(reset["site_id"])),
