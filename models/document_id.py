@@ -88,13 +88,16 @@ def read_id(value: Any, *, field: str) -> Any:
 
 
 def id_candidates(text: str) -> list[Any]:
-    """Return the ids that a text may stand for: what `read_id` parses, the text itself, a UUID."""
+    """Return the ids that a text may stand for: what `read_id` parses, a UUID, the text itself."""
     found: list[Any] = []
     with suppress(PermanentError):
         found.append(read_id(text, field="id"))
     with suppress(ValueError):
         found.append(Binary.from_uuid(UUID(text)))
-    return [*found, text]
+    with suppress(UnicodeEncodeError):
+        text.encode()  # fails for unpaired surrogates, which no id has
+        found.append(text)
+    return found
 
 
 def shown_id(id: Any) -> str:

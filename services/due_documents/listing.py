@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from models import database, failed_item, listing
-from models.document_id import id_key, id_text, read_id
+from models.document_id import id_candidates, id_key, id_text, read_id
 from models.due_documents import pages
 from models.listing import NoPosition, Position, position
 from queue_manager import leases
@@ -144,15 +145,21 @@ class DocumentList(Listed):
 
     def take(self, ids: Sequence[str]) -> list[DueItem]:
         """Take those of `ids` that are due and not in progress, whether or not they are cooling."""
-        found = self.work.documents.due_with_ids(list(self._keys(ids)), self.work.clock())
+        found = self.work.documents.due_with_ids(self._existing(ids), self.work.clock())
         due = sorted((self.work.due_of(one) for one in found), key=lambda one: one.due_at)
         return self.work.take_manually(due) if due else []
 
     def has(self, id: str) -> bool:
-        return any(self.work.documents.get(key, ["_id"]) is not None for key in self._keys([id]))
+        return bool(self._existing([id]))
 
     def document(self, id: str) -> Mapping[str, Any] | None:
-        return next(iter(self.work.documents.get_many(list(self._keys([id])))), None)
+        return next(iter(self.work.documents.get_many(self._existing([id]))), None)
+
+    def _existing(self, ids: Sequence[str]) -> list[Any]:
+        """Return the ids of documents that texts name, each in the first of its readings that a document has."""
+        readings = [[id_key(one) for one in id_candidates(id)] for id in ids]
+        found = {id_key(one["_id"]) for one in self.work.documents.get_many([*chain(*readings)], ["_id"])}
+        return [key for keys in readings for key in [one for one in keys if one in found][:1]]
 
     def _keys(self, ids: Sequence[str]) -> Iterator[Any]:
         for id in ids:

@@ -8,11 +8,13 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import islice
 from typing import Any
+from uuid import UUID
 
 import pytest
-from bson import ObjectId
+from bson import Binary, ObjectId
 
 from models.database import client, collection
+from models.document_id import id_text
 from models.listing import NoPosition
 from queue_manager import leases
 from queue_manager.core.clock import milliseconds, minutes, seconds
@@ -207,3 +209,23 @@ def test_lists_read_what_they_show_at_scale(
     counted, read = measure(lambda: operations.counted(listed, "in-progress", None), "count of in-progress")
     assert counted == (IN_FLIGHT - STUCK, True)
     assert read <= IN_FLIGHT + OTHERS
+
+
+@pytest.mark.parametrize("id", ["a b", "naïve/ü", "5", "65b9f0a2c3d4e5f6a7b8c9d0", UUID(int=5)])
+def test_id_is_also_accepted_without_the_quotation_marks_of_json(clock: AgingClock, id: Any) -> None:
+    stored = Binary.from_uuid(id) if isinstance(id, UUID) else id
+    make_account(_id=stored)
+    listed, named = DocumentList(work=work_on(declare(), clock)), str(id)
+
+    assert listed.has(named)
+    assert (listed.document(named) or {})["_id"] == stored
+    assert [item.args[0] for item in listed.take([named])] == [id_text(stored)]
+
+
+def test_id_that_the_list_shows_is_preferred_to_other_readings(clock: AgingClock) -> None:
+    for id in (5, "5"):
+        make_account(_id=id)
+    listed = DocumentList(work=work_on(declare(), clock))
+
+    assert [item.args[0] for item in listed.take(["5"])] == [id_text(5)]
+    assert not listed.has("\ud800")
