@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from urllib.parse import quote
 
@@ -33,6 +33,13 @@ DURATION_NAMES: Mapping[Measure, str] = {"due_to_done": "Due to done", "wait": "
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 TASK_NAME = re.compile(r"\w+(\.\w+)+")
 _PATH = re.compile(r"[\w-]+(/[\w-]+)+")
+_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "str": ((str,), "a text"),
+    "str | None": ((str, type(None)), "a text"),
+    "bool": ((bool,), "True or False"),
+    "timedelta": ((timedelta,), "a timedelta"),
+}
+"""By annotation of a field: the types that its value may have, and what it must be."""
 _UNIQUE = ("name", "scan_task", "item_task", "queue", "trigger", "page", "counted_as")
 
 
@@ -134,12 +141,13 @@ class System:
     """What to do then, a line each."""
 
     def __post_init__(self) -> None:
+        is_name = isinstance(self.name, str) and _NAME.fullmatch(self.name)
+        self._require(is_name, "name", "lower-case words with hyphens, such as trial-end")
+        self._require_types()
         self._default("trigger", f"systems/{self.name}")
         self._default("page", f"/systems/{self.name}" if self.items is not None else SCHEDULE_PAGE)
         self._default("counted_as", self.queue)
         self._default("item_name", self.items_name.removesuffix("s"))
-        is_name = isinstance(self.name, str) and _NAME.fullmatch(self.name)
-        self._require(is_name, "name", "lower-case words with hyphens, such as trial-end")
         for name in ("scan_task", "item_task"):
             value = getattr(self, name)
             self._require(
@@ -149,13 +157,24 @@ class System:
         self._require(callable(self.every) or is_time, "every", "a timedelta above zero")
         self._require(self.at is None or _is_cron(self.at), "at", "a cron line such as '0 * * * *'")
         is_bound = milliseconds(self.on_time_within) in BOUNDS_MS
-        self._require(is_bound, "on_time_within", "one of the bounds of queue_manager.core.histogram, such as 250 ms")
+        bounds = ", ".join(map(str, BOUNDS_MS))
+        self._require(is_bound, "on_time_within", f"one of these numbers of milliseconds: {bounds}")
         self._require(self.flag is None or self.flag.lower() in Settings.model_fields, "flag", "a setting's name")
-        self._require(self.queue not in (DEFAULT_QUEUE, SCANS_QUEUE), "queue", "a queue of its own")
+        self._require(self.queue not in ("", DEFAULT_QUEUE, SCANS_QUEUE), "queue", "a queue of its own")
         self._require(_PATH.fullmatch(self.trigger), "trigger", "a path of two words or more, such as billing/trials")
         self._require(self.page.startswith("/"), "page", "a path such as /systems/trial-end")
         is_retried = self.items is None or (self.item_task is not None and self.queue is not None)
         self._require(is_retried, "items", "given together with item_task and queue")
+
+    def _require_types(self) -> None:
+        for one in fields(self):
+            value, annotation = getattr(self, one.name), str(one.type)
+            if annotation.startswith("Callable"):
+                is_absent = value is None and annotation.endswith("| None")
+                self._require(callable(value) or is_absent, one.name, "a function")
+            elif annotation in _TYPES:
+                types, accepted = _TYPES[annotation]
+                self._require(isinstance(value, types), one.name, accepted)
 
     def _default(self, name: str, value: object) -> None:
         """Set a field that was not given."""

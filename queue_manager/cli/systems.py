@@ -214,6 +214,9 @@ def _selected(target: str) -> list[System]:
         raise ConfigurationError(
             f"{target!r} must be a module, or one of {', '.join(known)}{did_you_mean(target, known)}"
         )
-    found = declared([target], setting="MODULE_OR_NAME")
+    try:
+        found = declared([target], setting="MODULE_OR_NAME")
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}{did_you_mean(target, known)}") from error
     require_distinct([*known.values(), *found])
     return found

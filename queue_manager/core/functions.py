@@ -33,6 +33,12 @@ def is_plain(function: object) -> bool:
     )
 
 
+def qualified_name(function: object) -> str:
+    """Return the module and the name of a function, for errors; the text of an object that has none."""
+    name = getattr(function, "__qualname__", None)
+    return repr(function) if name is None else f"{getattr(function, '__module__', '?')}.{name}"
+
+
 def takes_one(function: Callable[..., Any]) -> bool:
     """Return True unless it is known that a function cannot be called with one argument."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -29,9 +30,21 @@ def import_named(module: str, *, setting: str) -> ModuleType:
     try:
         return import_module(module)
     except (Exception, SystemExit) as error:  # importing a module may raise any error
-        raise ConfigurationError(
-            f"{setting}: {module!r} cannot be imported ({type(error).__name__}: {error})"
-        ) from error
+        raise ConfigurationError(f"{setting}: {module!r} cannot be imported ({_described(error, module)})") from error
+
+
+def _described(error: BaseException, module: str) -> str:
+    """Return an error of an import, and the line of the module's package that caused it."""
+    text = str(error) if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+        return f"{text}; install its package, or add its directory to PYTHONPATH"
+    package = module.partition(".")[0]
+    lines = [
+        f"{frame.f_code.co_filename}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] == package
+    ]
+    return f"{text}; {lines[-1]}" if lines else text
 
 
 @cache

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import update_wrapper
 from importlib import import_module
-from inspect import signature
+from inspect import Parameter, signature
 from math import inf
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -38,7 +38,7 @@ from models.database import Document, value_at
 from models.document_id import shown_id
 from queue_manager.core.clock import EPOCH, seconds, to_iso
 from queue_manager.core.errors import AppError, ConfigurationError
-from queue_manager.core.functions import is_plain, takes_one
+from queue_manager.core.functions import is_plain, qualified_name, takes_one
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.explanation import TimelineEvent
 from queue_manager.system import TASK_NAME, System, SystemStats
@@ -51,8 +51,9 @@ G = TypeVar("G", bound=Callable[["Failure"], Any])
 DEFAULT_RETRY = RetryPolicy(max_attempts=5, base=seconds(1))
 NO_DATE = "no date"
 """The state of a document without a date, in words."""
-_OPERATORS = {"$eq", "$exists", "$gt", "$gte", "$lt", "$lte", "$type"}
+_OPERATORS = {"$eq", "$exists", "$gt", "$gte", "$in", "$lt", "$lte", "$type"}
 _KINDS: dict[type, str] = {list: "a list", str: "a text", dict: "a document", int: "a number", float: "a number"}
+_COLLECTION = re.compile(r"(?!system\.|\.)[^$\0]*[^$\0.]")
 _PATH = re.compile(r"[^.$\0][^.\0]*(\.[^.$\0][^.\0]*)*")
 
 
@@ -107,14 +108,13 @@ class ItemFunction(Generic[F]):
     """
 
     def __init__(self, function: F, system: DueDocuments) -> None:
-        names = list(signature(function).parameters) if is_plain(function) else []
-        if len(names) not in (1, 2) or names[1:] not in ([], ["run"]) or not hasattr(function, "__qualname__"):
+        if not is_plain(function) or not hasattr(function, "__qualname__") or not _takes_document(function):
             raise ConfigurationError(
-                f"System {system.name!r}: {function!r:.100} must be a plain function of the document, with a second "
-                "parameter `run` if it needs one"
+                f"System {system.name!r}: {qualified_name(function):.100} must be a plain function of the document, "
+                "neither `async` nor a generator, with a second parameter `run` if it needs one"
             )
         self.function, self._system = function, system
-        self.wants_run = len(names) == 2
+        self.wants_run = len(signature(function).parameters) == 2
         update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -170,7 +170,7 @@ class DueDocuments(System):
     """Path of the date."""
     where: Mapping[str, Any] = field(default_factory=dict)
     """Condition on a due document besides its date. The index has it, so only equality, `$exists: True`, `$gt`, `$gte`,
-    `$lt`, `$lte`, `$type` and `$and`."""
+    `$lt`, `$lte`, `$in`, `$type`, `$and` and `$or`."""
     fields: Sequence[str] | None = None
     """Fields that the function and `after` see besides the id and the date; `None`: all."""
     shown: Sequence[str] = ()
@@ -199,23 +199,22 @@ class DueDocuments(System):
         for name, function in _implementation(self).items():
             object.__setattr__(self, name, function)
         super().__post_init__()
-        is_path = isinstance(self.due, str) and _PATH.fullmatch(self.due) and self.due != "_id"
+        is_path = _is_path(self.due) and self.due != "_id"
         self._require(is_path, "due", "the path of a field, such as trial_ends_at or trial.ends_at")
         self._require(self.catch_up in ("once", "all"), "catch_up", "'once' or 'all'")
         self._require(self.done in ("unset", None), "done", "'unset' or None")
         is_rate = self.max_rate is None or (isinstance(self.max_rate, int | float) and 0 < self.max_rate < inf)
         self._require(is_rate, "max_rate", "items a second, above zero")
-        named = isinstance(self.collection, str) and self.collection
-        self._require(named, "collection", "the name of a collection")
+        self._require(_COLLECTION.fullmatch(self.collection), "collection", "the name of a collection")
         self._require(
             _can_be_indexed(self.where, self.due),
             "where",
             f'a condition such as {{"status": "trial"}} on other fields than the date and `_id`, with no operators but '
-            f"{', '.join(sorted(_OPERATORS))} and $and",
+            f"{', '.join(sorted(_OPERATORS))}, $and and $or",
         )
         for name in ("fields", "shown"):
             value = getattr(self, name)
-            is_list = value is None or (isinstance(value, list | tuple) and all(isinstance(one, str) for one in value))
+            is_list = value is None or (isinstance(value, list | tuple) and all(map(_is_path, value)))
             self._require(is_list, name, 'a list of fields such as ["status"]')
 
     def item(self, retry: RetryPolicy = DEFAULT_RETRY, *, task: str | None = None) -> Callable[[F], ItemFunction[F]]:
@@ -259,9 +258,14 @@ class DueDocuments(System):
         if known is not None:
             raise ConfigurationError(f"System {self.name!r}: it has a function `{name}` already")
         if not is_plain(function):
-            raise ConfigurationError(f"System {self.name!r}: `{name}` must be a plain function, not {function!r:.100}")
+            raise ConfigurationError(
+                f"System {self.name!r}: `{name}` must be a plain function, neither `async` nor a generator, unlike "
+                f"{qualified_name(function):.100}"
+            )
         if not takes_one(function):
-            raise ConfigurationError(f"System {self.name!r}: `{name}` must take one argument, unlike {function!r:.100}")
+            raise ConfigurationError(
+                f"System {self.name!r}: `{name}` must take one argument, unlike {qualified_name(function):.100}"
+            )
         return function
 
     @property
@@ -330,23 +334,43 @@ class DueDocuments(System):
         return next((str(value) for value in values if value is not None), "")
 
 
+def _takes_document(function: Callable[..., Any]) -> bool:
+    """Return True if a function takes a document, and at most `run` besides it."""
+    try:
+        first, *others = signature(function).parameters.values()
+    except ValueError:  # it takes nothing, or is written in C
+        return False
+    if first.kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+        return False
+    by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    return not others or (len(others) == 1 and others[0].name == "run" and others[0].kind in by_name)
+
+
+def _is_path(value: object) -> bool:
+    """Return True if a value is the path of a field."""
+    return isinstance(value, str) and _PATH.fullmatch(value) is not None
+
+
 def _can_be_indexed(where: Any, due: str) -> bool:
     """Return True if a partial index may have the condition, and it leaves the date alone."""
     if not isinstance(where, Mapping):
         return False
     return all(
-        (isinstance(value, list) and all(_can_be_indexed(part, due) for part in value))
-        if path == "$and"
-        else _is_plain(path, value) and path != due
+        (isinstance(value, list) and value != [] and all(_can_be_indexed(part, due) for part in value))
+        if path in ("$and", "$or")
+        else _is_plain(path, value) and path != due and not path.startswith(f"{due}.")
         for path, value in where.items()
     )
 
 
 def _is_plain(path: Any, value: Any) -> bool:
-    if not isinstance(path, str) or path.startswith("$") or path.partition(".")[0] == "_id":
+    if not _is_path(path) or path.partition(".")[0] == "_id":
         return False
     operators = {*value} if isinstance(value, Mapping) and any(str(name).startswith("$") for name in value) else set()
-    if not operators <= _OPERATORS or isinstance(value, re.Pattern | Regex):
+    choices = value["$in"] if "$in" in operators else [value]
+    if not operators <= _OPERATORS or not isinstance(choices, list) or choices == []:
+        return False
+    if any(isinstance(one, re.Pattern | Regex) for one in choices):
         return False
     try:
         bson.encode({path: value})

@@ -124,9 +124,10 @@ def test_an_update_that_would_be_refused_is_an_error(tmp_path: Path) -> None:
         ("trials", DECLARED.format(more="", function=""), "System 'trial-end' has no item function"),
         ("trials", DECLARED.format(more="page='/rooms'", function=""), "has no item function"),
         ("trials", DECLARED.format(more="fields='status'", function=""), "fields='status' must be a list of fields"),
-        ("trials", "1 / 0", "MODULE_OR_NAME: 'trials' cannot be imported (ZeroDivisionError: division by zero)"),
+        ("trials", "1 / 0", "MODULE_OR_NAME: 'trials' cannot be imported (ZeroDivisionError: division by zero; "),
         ("trials", "", "MODULE_OR_NAME: 'trials' declares no System"),
         ("nonsense", "", "'nonsense' cannot be imported"),
+        ("reviews_requests", "", "(did you mean review-requests?)"),
         ("no-such-system", "", "'no-such-system' must be a module, or one of support-snooze, "),
     ],
 )
