@@ -61,6 +61,7 @@ class RunSystem(Protocol):
 def run_system(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunSystem]:
     """Run systems in this process, on a database that is dropped afterwards."""
     from models import database, schema
+    from queue_manager import DueDocuments
 
     ours = database.client().get_database(
         f"test_{database.database().name}_{os.getpid()}", codec_options=database.database().codec_options
@@ -68,6 +69,10 @@ def run_system(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunSystem]:
     monkeypatch.setattr(database, "database", lambda: ours)
 
     def run(system: DueDocuments, *documents: Mapping[str, Any], now: datetime | None = None) -> RunOutcome:
+        if not isinstance(system, DueDocuments):
+            raise TypeError(f"run_system: must be given a DueDocuments, not {system!r:.100}")
+        if now is not None and now.tzinfo is None:  # such as the server's time, which functions get as `run.now`
+            raise ValueError("now: must be a datetime with a time zone, such as datetime.now(UTC)")
         system.check()
         schema.migrate([system])
         collection = database.collection(system.collection)

@@ -128,7 +128,7 @@ class MessageOperations(Resource, Generic[ReceivedT]):
     @operation
     def enqueue_batch(self, messages: Iterable[OutgoingMessage]) -> Exchange[Sequence[str]]:
         """Add up to 500 messages with up to 512 KiB of payloads, all or none; return their ids."""
-        body = [message.body() for message in messages]
+        body = [_checked(message).body() for message in messages]
         yield from self._exchange("POST", "/api/queue/batch", object, body=body, is_repeatable=True)
         return [message["id"] for message in body]
 
@@ -243,6 +243,12 @@ class MessageOperations(Resource, Generic[ReceivedT]):
                 raise
             return None
         return self.received(self._http, self._retry_for, message, ack_timeout)
+
+
+def _checked(message: object) -> OutgoingMessage:
+    if not isinstance(message, OutgoingMessage):
+        raise TypeError(f"messages: must be instances of OutgoingMessage, not {type(message).__name__}")
+    return message
 
 
 def _moment(name: str, moment: datetime | None) -> str | None:

@@ -413,6 +413,8 @@ class Jobs:
 
 def _deletable(states: Iterable[str]) -> list[JobState]:
     """Return the states. Raises `InvalidJob`."""
+    if isinstance(states, str):  # a sequence of states of one letter
+        raise InvalidJob("states", f"must be a list of states, not the text {states!r:.100}")
     wanted = [checked_state(state) for state in states]
     if JobState.EXECUTING in wanted:
         raise InvalidJob("states", "must not include executing: an executing job cannot be deleted")

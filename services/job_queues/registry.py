@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from models.database import Document
 from queue_manager.core.errors import AppError
-from queue_manager.core.functions import is_plain
+from queue_manager.core.functions import is_plain, qualified_name
 from queue_manager.core.imports import import_named
 from queue_manager.core.settings import settings
 from queue_manager.core.suggestion import did_you_mean
@@ -52,12 +52,12 @@ class Registry:
         if not callable(function):
             raise InvalidJob("function", f"the job {name} needs a function; {function!r:.80} is not callable")
         if not is_plain(function):
-            found = _qualified_name(function)
+            found = qualified_name(function)
             raise InvalidJob(
                 "function", f"the job {name} needs a plain function; {found} is a coroutine or a generator"
             )
         if known is not None and not _is_same(known, function):
-            raise InvalidJob("name", f"the job {name} is already registered for {_qualified_name(known)}")
+            raise InvalidJob("name", f"the job {name} is already registered for {qualified_name(known)}")
         if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
             raise InvalidJob("timeout", f"must be a timedelta above zero, not {timeout!r:.80}")
         repetition, call = checked_repetition(every, cron), _Call(function)
@@ -145,20 +145,17 @@ class _Call:
         try:
             self._signature.bind(*arguments, **self._options)
         except TypeError as error:
-            raise InvalidJob("arguments", f"{error}; the job {name} takes {self._signature}") from None
+            plain = [one.replace(annotation=Parameter.empty) for one in self._signature.parameters.values()]
+            raise InvalidJob("arguments", f"{error}; the job {name} takes {Signature(plain)}") from None
 
 
 def _is_same(known: JobFunction, function: JobFunction) -> bool:
     """Return True if both are one function, even if its module is imported and run as `__main__`."""
     is_program = "__main__" in (getattr(known, "__module__", ""), getattr(function, "__module__", ""))
     is_same_code = getattr(known, "__code__", known) == getattr(function, "__code__", function)
-    is_same_name = _qualified_name(known) == _qualified_name(function)
-    is_named = "<" not in _qualified_name(function)  # not `<lambda>`, nor within a function
+    is_same_name = qualified_name(known) == qualified_name(function)
+    is_named = "<" not in qualified_name(function)  # not `<lambda>`, nor within a function
     return (is_same_name and is_named) or (is_same_code and (is_same_name or is_program))
-
-
-def _qualified_name(function: JobFunction) -> str:
-    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"
 
 
 registry = Registry()

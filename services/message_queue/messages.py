@@ -258,6 +258,8 @@ class NewMessage:
     @classmethod
     def from_members(cls, given: Mapping[str, Any]) -> NewMessage:
         """Read the members of a request by their names in the HTTP API. Raises `InvalidMessage` for an unknown name."""
+        if not isinstance(given, Mapping):
+            raise InvalidMessage("messages", 'a list of messages such as {"type": "send_mail", "payload": {}}')
         known: dict[str, Any] = {}
         for name, value in given.items():
             field = FIELD_ALIASES.get(name, name)

@@ -61,6 +61,11 @@ def test_an_invalid_message_of_a_batch_is_named_and_nothing_is_added(client: Cli
     assert client.messages.status().main == 0
 
 
+def test_a_batch_of_something_else_is_refused(client: Client) -> None:
+    with pytest.raises(TypeError, match="messages: must be instances of OutgoingMessage, not dict"):
+        client.messages.enqueue_batch([{"type": "mail"}])  # type: ignore[list-item]
+
+
 def test_no_message_is_none(client: Client) -> None:
     assert client.messages.dequeue() is None
     assert client.messages.dequeue(0.1, type="mail") is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from models import database, transaction
-from queue_manager import DueDocuments, Failure, RetryPolicy, Run, Written
+from queue_manager import DueDocuments, Failure, RetryPolicy, Run, System, Written
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import PermanentError
 from queue_manager.testing import RunSystem
@@ -91,6 +91,14 @@ def test_a_function_that_takes_longer_than_a_transaction_is_an_error(
     outcome = run_system(declare(takes_long), {"ends_at": T0}, now=T0)
     assert isinstance(outcome.results[0]["error"], PermanentError)
     assert "a transaction may take 2 s: put slow work into `after`" in str(outcome.results[0]["error"])
+
+
+def test_what_it_cannot_run_is_refused(run_system: RunSystem) -> None:
+    system = System(name="own-scan", title="T", description="D.", every=DAY, scan_task="billing.scan")
+    with pytest.raises(TypeError, match="run_system: must be given a DueDocuments, not System"):
+        run_system(system)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="now: must be a datetime with a time zone"):
+        run_system(declare(lambda _: {"$set": {"status": "expired"}}), now=T0.replace(tzinfo=None))
 
 
 def test_after_and_run_are_given_as_in_a_worker(run_system: RunSystem) -> None:

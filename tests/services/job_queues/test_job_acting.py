@@ -332,6 +332,11 @@ def test_names_to_pause_are_a_list(lab: Lab) -> None:
             change("mail")
 
 
+def test_states_to_clear_are_a_list(lab: Lab) -> None:
+    with pytest.raises(InvalidJob, match="states: must be a list of states, not the text 'success'"):
+        lab.jobs.clear("success")
+
+
 def test_paused_queue_is_not_handed_out_and_goes_on_when_resumed(lab: Lab) -> None:
     lab.run("mail")
     lab.run("report")

@@ -71,6 +71,7 @@ def decorated(*arguments: int, run: object) -> None: ...
         (invoice, (), r"missing a required argument: 'number'; the job bill takes \(number.*currency"),
         (invoice, (1, "EUR", 2), "too many positional arguments; the job bill takes"),
         (report, (2026, 1), "multiple values for argument 'run'"),
+        (report, (), r"the job bill takes \(year, run\)$"),
     ],
 )
 def test_arguments_that_the_function_does_not_take_are_refused(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from typing import Any
 
 import pytest
 import redis
@@ -333,6 +334,12 @@ def test_larger_batch_is_refused_and_a_large_message_by_itself_is_not(lab: Lab) 
             lab.queue.enqueue_batch(batch)
     assert lab.contents.counts().main == 0
     assert len(lab.queue.enqueue_batch([large])) == 1
+
+
+@pytest.mark.parametrize("messages", ["mail", [("mail", {})], [None]])
+def test_batch_of_something_else_is_refused(lab: Lab, messages: Any) -> None:
+    with pytest.raises(InvalidMessage, match="messages: must be a list of messages such as"):
+        lab.queue.enqueue_batch(messages)
 
 
 @pytest.mark.parametrize(
