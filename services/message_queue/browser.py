@@ -59,7 +59,8 @@ class Filter:
     since: float | None = None
     until: float | None = None
     search: str | None = None
-    """Substring of the payload, id, type or last error; ASCII letters match case-insensitively."""
+    """Substring of the payload, id, type or last error; ASCII letters match case-insensitively. The payload may escape
+    characters, or separate members, in another way: see `json_spellings`."""
 
     def to_json(self) -> str:
         """Return the JSON form that the scripts expect. Raises `InvalidMessage` for unpaired surrogates."""
@@ -69,7 +70,7 @@ class Filter:
             "attempts": self.attempts,
             "from": self.since,
             "until": self.until,
-            "search": self.search or None,
+            "search": json_spellings(self.search) if self.search else None,
         }
         text = json.dumps({name: value for name, value in conditions.items() if value is not None}, ensure_ascii=False)
         try:
@@ -80,6 +81,19 @@ class Filter:
 
 
 MATCH_ALL = Filter()
+
+
+def json_spellings(text: str) -> list[str]:
+    """Return `text` as it may be spelled in the JSON of a payload: as it is, escaped, without and with spaces.
+
+    Python escapes characters beyond ASCII and puts spaces between members. PHP also escapes slashes. JavaScript does
+    none of this.
+    """
+    ascii_only = re.sub(r"[^\x00-\x7f]+", lambda found: json.dumps(found[0])[1:-1], text)
+    escaped = (text, ascii_only, ascii_only.replace("/", "\\/"))
+    compact = (re.sub(r'(?<=":) +|(?<=,) +(?=")', "", one) for one in escaped)
+    spaced = (re.sub(r'(?<=":)(?! )|(?<=,)(?=")', " ", one) for one in escaped)
+    return [*dict.fromkeys((*escaped, *compact, *spaced))]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@
 -- KEYS[1]  queue name
 -- ARGV     state, priority levels, order ('newest' or 'oldest' first, in processing by deadline; in main also 'highest'
 --          or 'lowest' priority first, then newest), cursor of the previous slice ('' for the first), filter as JSON
---          {type, priority, attempts, from, until, search}, matches to skip, maximum number of rows
+--          {type, priority, attempts, from, until, search: a list of texts}, matches to skip, maximum number of rows
 -- Returns  {rows of {id, data, record, sid}, next cursor or '' at the end, number of matches, number of entries read};
 --          without a filter every entry matches
 --
@@ -13,7 +13,7 @@
 local state, levels, order, cursor, filter, skip, limit = unpack(ARGV)
 highest_priority = levels - 1
 filter, skip, limit = cjson.decode(filter), tonumber(skip), tonumber(limit)
-filter.search = filter.search and string.lower(filter.search)
+filter.search = lower_texts(filter.search)
 local is_filtered = next(filter) ~= nil
 local next_block = blocks(state, tonumber(levels), order, cursor, filter)
 local rows, matched, ended = {}, 0, ''

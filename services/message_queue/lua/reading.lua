@@ -314,8 +314,22 @@ end
 
 -- Filters
 
-local function contains_text(text, needle)
-  return string.find(string.lower(text), needle, 1, true)
+-- Returns the texts that a filter searches for, in lower case; nil without a search.
+local function lower_texts(texts)
+  for i, one in ipairs(texts or {}) do
+    texts[i] = string.lower(one)
+  end
+  return texts
+end
+
+local function contains_any(text, needles)
+  text = string.lower(text)
+  for _, needle in ipairs(needles) do
+    if string.find(text, needle, 1, true) then
+      return true
+    end
+  end
+  return false
 end
 
 -- Returns true if the undecoded texts already prove that an item does not match. They prove nothing if they contain
@@ -331,16 +345,16 @@ local function is_certain_mismatch(item, filter)
   if filter.type and not string.find(about, '"' .. filter.type .. '"', 1, true) then
     return true
   end
-  return filter.search and item.data and not contains_text(item.text, filter.search)
-    and not contains_text(item.data, filter.search) and not contains_text(item.id, filter.search)
+  return filter.search and item.data and not contains_any(item.text, filter.search)
+    and not contains_any(item.data, filter.search) and not contains_any(item.id, filter.search)
 end
 
 -- Searches the payload only, not the members around it.
-local function contains(id, record, data, needle)
-  data = string.sub(data, 1, #data - (positive(record.added) or 0))
+local function contains(id, record, data, needles)
   local _, before = string.find(data, '"payload":', 1, true)
-  return string.find(string.lower(data), needle, (before or 0) + 1, true) or contains_text(id, needle)
-    or contains_text(text(record.type) or '', needle) or contains_text(text(record.last_error) or '', needle)
+  local payload = string.sub(data, (before or 0) + 1, #data - (positive(record.added) or 0))
+  return contains_any(payload, needles) or contains_any(id, needles)
+    or contains_any(text(record.type) or '', needles) or contains_any(text(record.last_error) or '', needles)
 end
 
 -- Reads single fields, because another program may have written the record, and validating all of it costs more.

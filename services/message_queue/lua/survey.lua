@@ -11,7 +11,7 @@
 local state, levels, order, cursor, filter, wanted = unpack(ARGV)
 highest_priority = levels - 1
 filter = cjson.decode(filter)
-filter.search = filter.search and string.lower(filter.search)
+filter.search = lower_texts(filter.search)
 local next_block = blocks(state, tonumber(levels), order, cursor, filter)
 local found, matched, ended = {}, 0, ''
 

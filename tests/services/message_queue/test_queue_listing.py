@@ -140,6 +140,26 @@ def test_filter_gives_what_matches(lab: Lab, wanted: Filter, expected: list[str]
     assert not page.is_partial
 
 
+@pytest.mark.parametrize(
+    "search",
+    ['{"to":"Ärger"', '"to": "Ärger","url"', "Ärger", '"url":"https://a.example/b"', "a.example/b", '"n":7', '"n": 7}'],
+)
+@pytest.mark.parametrize(
+    "payload",
+    [
+        '{"to":"Ärger","url":"https://a.example/b","n":7}',  # as JavaScript writes it
+        r'{"to": "\u00c4rger", "url": "https://a.example/b", "n": 7}',  # as Python writes it
+        r'{"to":"\u00c4rger","url":"https:\/\/a.example\/b","n":7}',  # as PHP writes it
+    ],
+)
+def test_payloads_are_found_in_each_spelling_of_their_json(lab: Lab, payload: str, search: str) -> None:
+    lab.queue.enqueue("mail", Json(payload), id="a")
+    lab.queue.enqueue("mail", {"to": "Ada", "n": 8}, id="b")
+
+    assert [message.id for message in lab.contents.list("main", where=Filter(search=search)).messages] == ["a"]
+    assert lab.contents.count("main", Filter(search=search)).count == 1
+
+
 def test_last_error_and_attempts_are_searched(lab: Lab) -> None:
     lab.queue.enqueue("mail", id="a", max_attempts=1)
     lab.queue.enqueue("mail", id="b", max_attempts=1)
