@@ -17,7 +17,7 @@ from models.job import names as stored_names
 from queue_manager.cli.completion import complete_job_state
 from queue_manager.cli.errors import report_errors
 from queue_manager.cli.job_changes import OneJobName, cancel, clear, pause, remove, reschedule, resume, retry, run
-from queue_manager.cli.jobs_render import json_text, print_document, print_job, print_status, table_of_jobs
+from queue_manager.cli.jobs_render import json_text, print_document, print_job, print_jobs, print_status
 from queue_manager.cli.lists import (
     AnswerJsonOption,
     CursorOption,
@@ -88,7 +88,7 @@ def list_jobs(
         print_document({**shown, "server_time": to_iso(now)})
         return
     if page.jobs:
-        console().print(table_of_jobs(page.jobs, now))
+        print_jobs(console(), page.jobs, now)
     else:
         console().print(f"no jobs{printable(about_name)}", soft_wrap=True)
     print_cursor(next_cursor)

@@ -6,44 +6,45 @@ Guarantee: text of applications reaches a terminal without control characters or
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from models.database import Document
 from models.job import WAITING_STATES, JobState
-from queue_manager.cli.terminal import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, add_row, print_json, printable, table
+from queue_manager.cli.terminal import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, print_json, print_rows, printable
 from queue_manager.core.pause import PauseState
 from queue_manager.core.wording import rounded
 from services.job_queues import as_json
 
 HIDDEN_FIRST = ("next due", "canceled", "running", "oldest due", "success", "executing")
 """Columns of the status that a narrow terminal does not show, the least important first."""
-MIN_RUNNING_WIDTH = 24  # the id of a job, so that it can be copied
-COLUMN_GAP = 2
+JOB_FIELDS = {"id": "_id", "name": "name", "state": "state", "priority": "priority", "attempts": "attempts"}
+NUMBERS = ("priority", "attempts", "due")
+HIDDEN_JOB_COLUMNS = ("priority", "attempts", "arguments", "due", "last error", "name", "state")
 
 
 def print_document(content: Document) -> None:
     print_json(json_text(content))
 
 
-def table_of_jobs(jobs: Sequence[Document], now: datetime) -> Table:
-    """Return a table of jobs, with times relative to `now`."""
-    titles = ("id", "name", "state", *(numbers := ("priority", "attempts", "due")), "last error")
-    made = table(titles, numbers=numbers, whole=("id",), rest="arguments")
-    for job in jobs:
-        # Any field may be missing, or have any type: another program may have written it.
-        known = [job.get(name, "") for name in ("_id", "name", "state", "priority", "attempts")]
-        state, due_at = job.get("state"), job.get("due")
-        due = _from(due_at, now) if state in WAITING_STATES and isinstance(due_at, datetime) else ""
-        error = str(job.get("last_error", ""))[:MAX_ERROR_LENGTH] if state == JobState.FAILURE else ""
-        add_row(made, (*known, due, error, json_text(as_json(job).get("arguments"))[:MAX_PAYLOAD_LENGTH]))
-    return made
+def print_jobs(console: Console, jobs: Sequence[Document], now: datetime) -> None:
+    """Print a table of jobs, with times relative to `now`."""
+    rows = [_job_row(job, now) for job in jobs]
+    print_rows(console, rows, numbers=NUMBERS, rest="arguments", hidden_first=HIDDEN_JOB_COLUMNS)
+
+
+def _job_row(job: Document, now: datetime) -> dict[str, str]:
+    # Any field may be missing, or have any type: another program may have written it.
+    known = {title: str(job.get(name, "")) for title, name in JOB_FIELDS.items()}
+    state, due_at = job.get("state"), job.get("due")
+    due = _from(due_at, now) if state in WAITING_STATES and isinstance(due_at, datetime) else ""
+    error = str(job.get("last_error", ""))[:MAX_ERROR_LENGTH] if state == JobState.FAILURE else ""
+    arguments = json_text(as_json(job).get("arguments"))[:MAX_PAYLOAD_LENGTH]
+    return {**known, "due": due, "last error": error, "arguments": arguments}
 
 
 def print_job(console: Console, job: Document) -> None:
@@ -80,15 +81,7 @@ def print_status(console: Console, status: dict[str, Any], now: datetime) -> Non
         console.print("no queue")
         return
     rows = [_status_row(queue, now) for queue in status["queues"]]
-    shown = _fitting(rows, console.width)
-    states = tuple(state.value for state in JobState)
-    listed = table(shown, numbers=states, whole=("name", "oldest due", "next due"))
-    listed.expand = True
-    for row in rows:
-        add_row(listed, (row[title] for title in shown))
-    console.print(listed)
-    if hidden := [title for title in rows[0] if title not in shown]:
-        console.print(f"not shown, because the terminal is too narrow: {', '.join(hidden)}", soft_wrap=True)
+    print_rows(console, rows, numbers=[*JobState], hidden_first=HIDDEN_FIRST)
     for queue in status["queues"]:
         if queue["is_paused"]:
             console.print(printable(f"Paused: {queue['name']} {PauseState(**queue['pause'])}"), soft_wrap=True)
@@ -101,18 +94,6 @@ def _status_row(queue: Document, now: datetime) -> dict[str, str]:
     oldest, following = (_from(queue[one], now) if queue[one] else "" for one in ("oldest_due", "next_due"))
     running = _running(queue["running"], now)
     return {"name": name, **counts, "running": running, "oldest due": oldest, "next due": following}
-
-
-def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
-    """Return the titles of the columns that fit into a width without wrapping, except for what runs."""
-    columns = {title: [title, *(printable(row[title]) for row in rows)] for title in rows[0]}
-    widths = {title: max(map(cell_len, texts)) for title, texts in columns.items()}
-    widths["running"] = min(widths["running"], MIN_RUNNING_WIDTH)
-    for title in HIDDEN_FIRST:
-        if sum(widths.values()) + COLUMN_GAP * (len(widths) - 1) <= width:
-            break
-        del widths[title]
-    return list(widths)
 
 
 def _running(running: Document | None, now: datetime) -> str:

@@ -19,7 +19,7 @@ import typer
 from pydantic import TypeAdapter
 from rich.text import Text
 
-from queue_manager.cli.terminal import add_row, console, print_json, printable, table
+from queue_manager.cli.terminal import console, print_json, print_rows, printable
 from queue_manager.core.clock import to_iso
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
@@ -47,10 +47,12 @@ def print_table(
 ) -> None:
     """Print some fields of rows as a table, and how to print the next page; `renamed` has other titles than names."""
     titles = [(renamed or {}).get(name, name.replace("_", " ")) for name in columns]
-    made = table(titles, whole=titles[:1])
-    for row in rows:
-        add_row(made, (_text(getattr(row, name)) for name in columns))
-    console().print(made if rows else nothing, soft_wrap=not rows)
+    if rows:
+        print_rows(
+            console(), [dict(zip(titles, (_text(getattr(row, name)) for name in columns), strict=True)) for row in rows]
+        )
+    else:
+        console().print(nothing, soft_wrap=True)
     print_cursor(cursor)
 
 

@@ -17,7 +17,7 @@ from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import AnswerJsonOption, CursorOption, FormatOption, export_rows, print_answer, print_table
 from queue_manager.cli.message_changes import add, clear, delete, edit, move, replay
 from queue_manager.cli.message_filters import filtered
-from queue_manager.cli.messages_render import counts_line, field_text, page_json, print_message, table_of
+from queue_manager.cli.messages_render import counts_line, field_text, page_json, print_message, print_messages
 from queue_manager.cli.terminal import console, print_json, printable
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import AppError
@@ -85,7 +85,7 @@ def list_messages(
     counts, pauses = admin.counts(), admin.pauses()
     screen = console()
     if page.messages:
-        screen.print(table_of(state, page.messages, counts.now))
+        print_messages(screen, state, page.messages, counts.now)
     else:
         screen.print("no messages on this page" if page.cursor else "no messages")
     if page.cursor:

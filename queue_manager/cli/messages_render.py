@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from queue_manager.cli.terminal import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, add_row, printable, table
+from queue_manager.cli.terminal import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, print_rows, printable
 from queue_manager.core.clock import truncate
 from queue_manager.core.wording import rounded
 from services.message_queue import Message, MessageListing, MessageState, QueueCounts
@@ -24,32 +23,34 @@ TIMESTAMP_FIELDS = (
     *("created_at", "dequeued_at", "processing_started_at", "deadline_at"),
     *("failed_at", "acknowledged_at", "archived_at", "at"),
 )
+NUMBERS = ("priority", "attempts", "age")
+HIDDEN_FIRST = ("priority", "attempts", "payload", "age", "acknowledged", "consumer", "deadline", "last error", "type")
+"""Columns that a narrow terminal does not show, the least important first."""
 
 
-def table_of(state: MessageState, messages: Sequence[Message], now: float) -> Table:
-    """Return a table of messages in `state`, with ages at `now`."""
-    # The payload gets the remaining width, so that ids are not truncated and can be copied.
-    titles = ("id", "type", *(numbers := ("priority", "attempts", "age")), *_titles(state))
-    made = table(titles, numbers=numbers, whole=("id",), rest="payload")
-    for message in messages:
-        add_row(made, _row(state, message, now))
-    return made
+def print_messages(console: Console, state: MessageState, messages: Sequence[Message], now: float) -> None:
+    """Print a table of messages in `state`, with ages at `now`."""
+    rows = [_row(state, message, now) for message in messages]
+    print_rows(console, rows, numbers=NUMBERS, rest="payload", hidden_first=HIDDEN_FIRST)
 
 
-def _titles(state: MessageState) -> list[str]:
-    own = {"processing": ["deadline", "consumer"], "dead": ["last error"], "acknowledged": ["acknowledged"]}
-    return own.get(state, [])
-
-
-def _row(state: MessageState, message: Message, now: float) -> list[str]:
-    own = {
-        "processing": [_deadline(message, now), message.fields.get("consumer_id") or ""],
-        "dead": [reason_text(str(message.fields.get("last_error", "")))[:MAX_ERROR_LENGTH]],
-        "acknowledged": [field_text("acknowledged_at", message.fields.get("acknowledged_at", ""))],
-    }.get(state, [])
-    age = rounded(now - message.fields["created_at"], least=1)
-    known = [message.id, message.type, str(message.priority), str(message.attempt), age]
-    return [*known, *own, message.payload_json[:MAX_PAYLOAD_LENGTH]]
+def _row(state: MessageState, message: Message, now: float) -> dict[str, str]:
+    fields = message.fields
+    known = {
+        "id": message.id,
+        "type": message.type,
+        "priority": str(message.priority),
+        "attempts": str(message.attempt),
+        "age": rounded(now - fields["created_at"], least=1),
+    }
+    own: dict[str, str] = {}
+    if state == "processing":
+        own = {"deadline": _deadline(message, now), "consumer": fields.get("consumer_id") or ""}
+    elif state == "dead":
+        own = {"last error": reason_text(str(fields.get("last_error", "")))[:MAX_ERROR_LENGTH]}
+    elif state == "acknowledged":
+        own = {"acknowledged": field_text("acknowledged_at", fields.get("acknowledged_at", ""))}
+    return {**known, **own, "payload": message.payload_json[:MAX_PAYLOAD_LENGTH]}
 
 
 def _deadline(message: Message, now: float) -> str:

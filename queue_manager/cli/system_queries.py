@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Annotated
 
 import typer
 
 from beat_schedule import systems
+from queue_manager import pauses
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer, print_table
-from queue_manager.cli.terminal import printable
+from queue_manager.cli.terminal import console, printable
 from queue_manager.core.clock import seconds, to_iso
+from queue_manager.core.pause import PauseState
+from queue_manager.core.settings import settings
 from queue_manager.health_rules import Problem
 from queue_manager.operations.overview import read_overview
-from queue_manager.operations.system_schemas import History
+from queue_manager.operations.system_schemas import History, ScheduleEntry, SystemState
 from queue_manager.operations.systems import find_system, last_day, one_system, read_schedule, scan_page, system_history
 from services.history import Range
 
 STATUS_COLUMNS = (
-    *("name", "is_on", "due", "in_progress", "stuck", "failed", "lag_seconds", "done_per_minute"),
+    *("name", "state", "due", "in_progress", "stuck", "failed", "lag_seconds", "done_per_minute"),
     *("failed_per_minute", "next_scan_at"),
 )
 SCAN_COLUMNS = ("at", "found", "claimed", "enqueued", "errors", "duration_ms", "error")
-SCHEDULE_COLUMNS = ("name", "is_on", "period_seconds", "cron", "is_running", "next_run_at")
+SCHEDULE_COLUMNS = ("name", "state", "period_seconds", "cron", "is_running", "next_run_at")
 
 SystemName = Annotated[
     str,
@@ -52,7 +55,8 @@ def status(name: OneOrAll = None, as_json: AnswerJsonOption = False) -> None:
         print_answer(state if system is None else one_system(state, system))
     else:
         shown = [one for one in state.systems if system is None or one.name == system.name]
-        print_table(shown, STATUS_COLUMNS, nothing="no system")
+        print_table([_row(one, one.idle) for one in shown], STATUS_COLUMNS, nothing="no system")
+        print_pauses({one.name: one.pause for one in shown if one.pause is not None})
         _print_problems(unread, state.all_problems if system is None else shown[0].problems)
     if unread:
         raise typer.Exit(1)
@@ -114,12 +118,30 @@ def schedule(as_json: AnswerJsonOption = False) -> None:
     """
     with report_errors():
         found = read_schedule()
+        paused = pauses.paused()
     if as_json:
         print_answer(found)
         return
-    print_table(found.entries, SCHEDULE_COLUMNS, nothing="no scan")
+    idle = {one.name: one.idle(settings(), is_paused=one.name in paused) for one in systems()}
+    print_table([_row(entry, idle[entry.name]) for entry in found.entries], SCHEDULE_COLUMNS, nothing="no scan")
+    print_pauses(paused)
     leader = "no leader" if found.leader is None else f"leader {found.leader.holder}"
     typer.echo(printable(leader))
+
+
+def state_text(idle: str | None, *, is_on: bool) -> str:
+    """Return `on`, `off`, or why a system that is on dispatches nothing."""
+    return (idle or "on") if is_on else "off"
+
+
+def print_pauses(paused: Mapping[str, PauseState]) -> None:
+    """Print since when, by whom and why systems are paused."""
+    for name, made in paused.items():
+        console().print(printable(f"Paused: {name} {made}"), soft_wrap=True)
+
+
+def _row(system: SystemState | ScheduleEntry, idle: str | None) -> SimpleNamespace:
+    return SimpleNamespace(**dict(system), state=state_text(idle, is_on=system.is_on))
 
 
 def _print_day(day: History, *, as_json: bool) -> None:

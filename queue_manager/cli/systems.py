@@ -24,7 +24,7 @@ from queue_manager import pauses
 from queue_manager.cli.changes import PauseReason, checked_reason, current_actor, resumed
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import report_errors
-from queue_manager.cli.system_queries import SystemName, history, scans, schedule, status
+from queue_manager.cli.system_queries import SystemName, history, print_pauses, scans, schedule, state_text, status
 from queue_manager.cli.terminal import console, printable, table
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import ConfigurationError
@@ -65,10 +65,8 @@ def list_systems() -> None:
     for system in systems():
         period = f"{system.period(settings()).total_seconds():g} s"
         listed.add_row(system.name, _state(system, paused), period, system.queue or "", system.page)
-    screen = console()
-    screen.print(listed)
-    for name, made in paused.items():
-        screen.print(printable(f"Paused: {name} {made}"), soft_wrap=True)
+    console().print(listed)
+    print_pauses(paused)
 
 
 @systems_cli.command()
@@ -127,10 +125,9 @@ for _query in (status, scans, history, schedule):
 
 
 def _state(system: System, paused: Mapping[str, PauseState]) -> Text:
-    if not system.is_on(settings()):
-        return Text("off", "dim")
+    is_on = system.is_on(settings())
     idle = system.idle(settings(), is_paused=system.name in paused)
-    return Text(idle, "yellow") if idle else Text("on", "green")
+    return Text(state_text(idle, is_on=is_on), "dim" if not is_on else "yellow" if idle else "green")
 
 
 def _check_indexes(screen: Console, system: System) -> None:

@@ -23,10 +23,12 @@ def environment(**env: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **env}
 
 
-def invoke(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+def invoke(*arguments: str, answer: str = "", columns: int = 200) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, which takes a tenth of the time; for a wrong setting it raises."""
     with _same_logging_and_signals():
-        result = CliRunner(env={"COLUMNS": "200"}).invoke(cli, arguments, input=answer, prog_name="queue-manager")
+        result = CliRunner(env={"COLUMNS": str(columns)}).invoke(
+            cli, arguments, input=answer, prog_name="queue-manager"
+        )
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)

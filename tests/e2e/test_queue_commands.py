@@ -117,6 +117,14 @@ class TestList:
         id = queue.enqueue("send_mail")
         assert id in run("list", COLUMNS="80").stdout
 
+    def test_a_narrow_terminal_gets_whole_words_and_the_reason_of_a_failure(self, queue: MessageQueue) -> None:
+        id = bury(queue, NewMessage(type="mail.reminder"))[0]
+        lines = run("list", "dead", COLUMNS="80").stdout.splitlines()
+        (row,) = [line for line in lines if line.startswith(id)]
+        assert row.split()[1] == "mail.reminder"
+        assert "the mail server" in row
+        assert "not shown, because the terminal is too narrow: priority, attempts, payload" in lines
+
     def test_json_has_each_payload_byte_for_byte(self, queue: MessageQueue) -> None:
         queue.enqueue("send_mail", NASTY)
         assert f'"payload":{NASTY}}}],"cursor":' in run("list", "--json").stdout

@@ -38,9 +38,25 @@ def test_status_of_one_and_of_all(clean: Servers) -> None:
     assert (one["name"], one["due"], one["servers"]) == (ROOMS, 1, {"mongodb": None, "redis": None})
     assert [system["name"] for system in printed("status")["systems"]] == [system.name for system in SYSTEMS]
     shown = run("status", ROOMS).stdout.splitlines()
-    assert shown[0].split()[:3] == ["name", "is", "on"]
-    assert shown[1].split()[:3] == [ROOMS, "true", "1"]
+    assert shown[0].split()[:3] == ["name", "state", "due"]
+    assert shown[1].split()[:3] == [ROOMS, "on", "1"]
     assert "problem  workers, no-workers: " in run("status").stdout
+
+
+def test_a_paused_system_is_shown_as_such(clean: Servers) -> None:
+    assert run("pause", ROOMS, "--reason", "a trial").returncode == 0
+    for query in (("status", ROOMS), ("schedule",)):
+        lines = run(*query).stdout.splitlines()
+        (row,) = [line for line in lines if line.startswith(ROOMS)]
+        assert row.split()[1] == "paused"
+        assert any(line.startswith(f"Paused: {ROOMS} since ") and line.endswith(": a trial") for line in lines)
+
+
+def test_a_narrow_terminal_gets_whole_values_and_the_names_of_the_other_columns(clean: Servers) -> None:
+    lines = invoke("systems", "status", ROOMS, columns=80).stdout.splitlines()
+    (row,) = [line for line in lines if line.startswith(ROOMS)]
+    assert row.split() == [ROOMS, "on", *"0000", "0.0", *"00"]
+    assert "not shown, because the terminal is too narrow: next scan at" in lines
 
 
 @pytest.mark.processes
