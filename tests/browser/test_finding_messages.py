@@ -125,6 +125,18 @@ def test_pages_follow_each_other_both_ways(visit: Visit, queue: Queue, query: st
         visit.wait_for(pages[at])
 
 
+def test_the_link_of_a_later_page_leads_to_the_newest(visit: Visit, queue: Queue) -> None:
+    ids = [queue.add() for _ in range(51)]
+    page = visit.open("/messages")
+    page.get_by_role("button", name="Older").click()
+    visit.wait_for(ids[:1])
+    other = visit.context.new_page()
+    other.goto(visit.origin + visit.path)
+    other.get_by_role("button", name="Newest").click()
+    expect(other.locator("#rows > tr")).to_have_count(50)
+    expect(other.get_by_role("button", name="Newer")).to_be_disabled()
+
+
 def test_a_search_goes_on_by_itself_to_the_end(visit: Visit, queue: Queue) -> None:
     oldest = queue.add(type="letter")
     for _ in range(20):
@@ -177,6 +189,7 @@ def test_a_search_shows_how_far_it_is_and_can_be_stopped(visiting: Visiting, que
     send(1, "end", {"searched": 2_500, "total": 5_000, "found": 1, "cursor": None})
     visit.wait_for([first])
     expect(bar).to_be_hidden()
+    expect(page.locator("#where")).to_have_text("1 shown")  # of two that match
 
 
 def test_a_search_whose_server_fails_says_so_and_is_repeated(visiting: Visiting, queue: Queue) -> None:

@@ -65,7 +65,7 @@ def test_job_of_another_program_with_odd_fields_is_shown(visit: Visit, queue: Qu
     visit.wait_for([id, "odd", "huge"])
     expect(visit.row("huge")).to_contain_text(str(2**60))
     open_job(visit, "odd")
-    expect(visit.dialog.get_by_role("button", name="Remove …")).to_be_visible()
+    expect(visit.dialog.get_by_role("button", name="Delete …")).to_be_visible()
 
 
 def test_actions_of_an_open_job_follow_its_state(visit: Visit, queue: Queue) -> None:
@@ -76,7 +76,7 @@ def test_actions_of_an_open_job_follow_its_state(visit: Visit, queue: Queue) -> 
     expect(visit.dialog.get_by_role("button", name="Cancel the job")).to_be_visible()
     visit.dialog.get_by_role("button", name="Run now").focus()
     end_job(id, JobState.SUCCESS)
-    expect(visit.dialog.get_by_role("button")).to_contain_text(["Close", "Remove …", "Run again"])
+    expect(visit.dialog.get_by_role("button")).to_contain_text(["Close", "Delete …", "Run again"])
     expect(visit.dialog.get_by_role("button", name="Cancel the job")).to_have_count(0)
     assert visit.dialog.evaluate("dialog => dialog.contains(document.activeElement)")
 
@@ -260,12 +260,12 @@ def test_a_job_is_removed_after_a_confirmation(visit: Visit, queue: Queue, state
     id, other = (furnished.make_job(queue, INVOICE, number, state=state) for number in range(2))
     visit.open("/jobs")
     open_job(visit, id)
-    visit.press("Remove …", visit.dialog)
+    visit.press("Delete …", visit.dialog)
     expect(visit.dialog).to_contain_text(id)
     visit.press("Cancel", visit.dialog)
     assert set(ids(queue)) == {id, other}
     open_job(visit, id)
-    visit.press("Remove …", visit.dialog)
+    visit.press("Delete …", visit.dialog)
     visit.press("Delete", visit.dialog)
     visit.wait_for([other])
     assert ids(queue) == [other]

@@ -128,6 +128,26 @@ def buttons(visit: Visit) -> set[str]:
     return set(names) - READING
 
 
+def test_a_session_that_ends_leaves_what_is_typed_in_a_form(visiting: Visiting, keys: Queue) -> None:
+    visit = visiting(keys.web)
+    visit.log_in(OPERATOR)
+    page = visit.open("/messages")
+    visit.press("Add message")
+    visit.dialog.get_by_label("Type", exact=True).fill("mail")
+    visit.expect_status(401)
+    visit.context.clear_cookies()
+    visit.press("Add", visit.dialog)
+    expect(visit.dialog.get_by_role("alert").filter(has_text="The session has ended")).to_be_visible()
+    other = visit.context.new_page()
+    other.goto(f"{visit.origin}/login")
+    expect(other.locator(".env")).to_have_text("test")
+    other.get_by_label("API key").fill(OPERATOR)
+    other.get_by_role("button", name="Log in").click()
+    expect(other.get_by_role("heading", name="Overview")).to_be_visible()
+    visit.press("Add", visit.dialog)
+    expect(page.locator("#rows > tr")).to_have_count(3)
+
+
 def test_a_session_that_ends_leads_to_the_log_in_and_back(visiting: Visiting, keys: Queue) -> None:
     visit = visiting(keys.web)
     visit.log_in(VIEWER)

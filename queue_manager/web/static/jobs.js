@@ -221,7 +221,7 @@ function actionsOf(job) {
   if (state === "executing") return [cancel("Asked to stop")];
   return [
     (state === "pending" || state === "failure") && cancel("Canceled"),
-    ["Remove …", () => remove(id, titleOf(job)), "danger"],
+    ["Delete …", () => remove(id, titleOf(job)), "danger"],
     state !== "success" && ["Reschedule …", () => reschedule(id, titleOf(job), priority ?? "")],
     [{ success: "Run again", pending: "Run now" }[/** @type {string} */ (state)] ?? "Retry now", () => act(`${encodeURIComponent(id)}/retry`, {}, "Job queued to run now"), "primary"],
   ];

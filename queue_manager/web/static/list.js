@@ -327,12 +327,16 @@ export class List {
       Object.assign(byId("searched"), { value: progress.searched, max: progress.total });
       byId("more").textContent = `${isStopped ? "Stopped after" : "Searched"} ${number(progress.searched)} of ${number(progress.total)}${isStopped ? ": “Older” continues" : " …"}`;
     }
-    const total = this.total ?? (this.cursor || cursor ? undefined : this.rows.size);
-    const found = total === undefined ? "shown" : `of ${number(total)}${this.isPartial ? " or more" : ""}`;
+    // Of a search that begins at a later page, or has not ended, only a part is counted.
+    const isPart = isFiltered && (cursor || this.isPartial);
+    const total = isPart ? undefined : this.total ?? (this.cursor || cursor ? undefined : this.rows.size);
+    const found = total === undefined ? "shown" : `of ${number(total)}`;
     byId("where").textContent = isEmpty ? "" : `${number(this.rows.size)} ${found}`;
-    byId("previous").disabled = !this.trail.length;
+    // The link of a page does not say what comes before it.
+    byId("previous").textContent = cursor && !this.trail.length ? "Newest" : "Newer";
+    byId("previous").disabled = !cursor;
     byId("next").disabled = !this.cursor || isSearching;
-    byId("previous").closest(".pages").hidden = isEmpty && !this.trail.length && !this.cursor;
+    byId("previous").closest(".pages").hidden = isEmpty && !cursor && !this.cursor;
     this.selection.show();
   }
 }

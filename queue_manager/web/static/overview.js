@@ -5,7 +5,7 @@ import { chart } from "./chart.js";
 import { ZONE, at, countdown, moment, now, number, span } from "./clock.js";
 import { PREFIX, byId, complain, countInTitle, element, facts, pill, put } from "./dom.js";
 import { speed } from "./latency.js";
-import { bad, howToTurnOn, needs, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
+import { awayServers, bad, howToTurnOn, needs, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
 
 const DAY_INTERVAL = 60000; // ms between two readings of a day in buckets of ten minutes
 const SPANS = [1, 3, 6, 12, 24]; // hours that the charts show: as many as something is known of
@@ -84,10 +84,10 @@ function card({ name, title, page }) {
   return parts;
 }
 
-/** @param {System} system */
-function showSystem(system) {
+/** @param {System} system @param {string} away */
+function showSystem(system, away) {
   const { state, body, day } = cards.get(system.name) ?? card(system);
-  put(state, system, statusPill);
+  put(state, [system, away], () => statusPill(system, away));
   put(body, system, () => (system.is_on ? [pauseNote(system.pause), speed(system.latency, system.duration_names, "last hour"), statistics(system), scans(system)] : element("p", { class: "soft" }, ...howToTurnOn(system))));
   day.hidden = !system.is_on;
 }
@@ -133,7 +133,8 @@ function show(overview) {
   const found = urgent(overview);
   put(byId("attention"), found, attention);
   countInTitle(found.length);
-  overview.systems.forEach(showSystem);
+  const away = awayServers(overview.servers);
+  for (const system of overview.systems) showSystem(system, away);
 }
 
 const read = () => attempt(async () => show(await get("/overview")), ({ message }) => complain(message));

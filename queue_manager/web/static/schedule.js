@@ -5,7 +5,7 @@ import { at, countdown, moment, now, number, span, until } from "./clock.js";
 import { show } from "./dialog.js";
 import { PREFIX, button, byId, complain, element, facts, mayAct, pill, toast } from "./dom.js";
 import { cell, fill, grid } from "./list.js";
-import { PAUSED } from "./systems.js";
+import { PAUSED, awayServers } from "./systems.js";
 
 /** @type {string | undefined} */
 let seen; // what was true of the schedule when it was last read
@@ -30,7 +30,7 @@ const read = () => attempt(async () => {
 
 /** @param {Overview} overview */
 function receive({ systems, leader, servers }) {
-  away = Object.values(servers).filter(Boolean).join(" · ");
+  away = awayServers(servers);
   complain(away);
   if (servers.redis) byId("leader").replaceChildren("Leader unknown: Redis does not answer.");
   else lead(leader);

@@ -6,7 +6,7 @@ import { askFor } from "./dialog.js";
 import { byId, button, countInTitle, element, isPlainClick, mayAct, put, toast } from "./dom.js";
 import { speed } from "./latency.js";
 import { List, cell, fill } from "./list.js";
-import { PAUSED, PAUSE_REASON, bad, howToTurnOn, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
+import { PAUSED, PAUSE_REASON, awayServers, bad, howToTurnOn, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
 
 const PAGE = 50;
 const SCANS = 10;
@@ -24,6 +24,7 @@ const STATES = {
 const stateOf = ({ state }) => /** @type {ItemState} */ (state in STATES ? state : "due");
 /** @type {System | undefined} */
 let known; // the system, as last received
+let away = ""; // why a server does not answer, as last received
 let hasHooks = false; // whether scans may be triggered by hand
 
 // Items
@@ -175,7 +176,8 @@ const readScans = (cursor) => attempt(() => scansFrom(cursor), () => {}); // the
 // Living
 
 /** @param {Overview} overview */
-function receive({ systems }) {
+function receive({ systems, servers }) {
+  away = awayServers(servers);
   const system = systems.find((one) => one.name === name);
   if (system) showSystem(system);
   list.refresh(); // one item may have replaced another, so that no number has changed
@@ -185,8 +187,9 @@ function receive({ systems }) {
 function showSystem(system) {
   const before = known;
   known = system;
-  put(byId("status"), system, statusPill);
-  put(byId("health"), system, () => [
+  put(byId("status"), [system, away], () => statusPill(system, away));
+  put(byId("health"), [system, away], () => [
+    away && notice({ kind: "bad", text: away }),
     !system.is_on && element("p", { class: "soft" }, howToTurnOn(system)), pauseNote(system.pause), speed(system.latency, system.duration_names, "last hour"), statistics(system), scans(system),
     ...system.problems.map(bad).map(notice),
   ]);

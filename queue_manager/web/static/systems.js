@@ -22,14 +22,18 @@ const withCode = (text) => text.split("`").map((part, index) => (index % 2 ? ele
 export function notice({ kind, text, action, page }) {
   const [, what = text, ids = ""] = /^(.*?)( \((?!\d+\))[^()]*\))$/s.exec(text) ?? [];
   return element("div", { class: "need" },
-    element("p", { class: kind }, page ? element("a", { href: PREFIX + page }, what) : what, element("small", { class: "soft" }, ids)),
+    element("p", { class: kind }, page ? element("a", { href: PREFIX + page }, withCode(what)) : withCode(what), element("small", { class: "soft" }, ids)),
     action && element("p", { class: "hint" }, withCode(action)));
 }
 
-/** @param {System} system */
-export function statusPill(system) {
+/** Why a server does not answer that every system needs. @param {ServerProblems} servers */
+export const awayServers = (servers) => Object.values(servers).filter(Boolean).join(" · ");
+
+/** @param {System} system @param {string} away why a server does not answer */
+export function statusPill(system, away) {
   const [worst] = needs(system);
   if (!system.is_on) return pill("Off");
+  if (away) return pill("Needs attention", "bad");
   if (system.idle) return pill(system.idle === "paused" ? "Paused" : "Dry run", "warn");
   if (worst) return pill(worst.kind === "bad" ? "Needs attention" : "Needs review", worst.kind);
   if (system.due === null && !system.last_scan) return pill("Unknown", "warn");

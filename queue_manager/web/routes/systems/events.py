@@ -49,6 +49,12 @@ async def current_overview(request: Request) -> Overview:
     return await source.state()
 
 
+def expire_overview(request: Request) -> None:
+    """Show everybody at once what an operator has changed."""
+    source: OverviewStates = request.app.state.overview_feed.source
+    source.expire()
+
+
 @router.get("/overview")
 async def overview(request: Request, principal: CurrentPrincipal) -> Overview:
     """Return the leader, the workers online, and the state of each system, even while a server is unavailable."""
@@ -93,6 +99,10 @@ class OverviewStates(EventSource[int]):
             self._reading = asyncio.create_task(self._read())
         return await asyncio.shield(self._reading)  # others may wait for it too
 
+    def expire(self) -> None:
+        """Let the next answer be read anew, because an operator has changed a system."""
+        self._read_at, self._reading = 0.0, None
+
     async def start(self, last: str | None, reader_position: ReaderPosition[int]) -> StartPosition[int]:
         return StartPosition(self._position, "")
 
@@ -122,10 +132,14 @@ class OverviewStates(EventSource[int]):
         return Event(self._position, "", "overview", state.model_dump_json().encode())
 
     async def _read(self) -> Overview:
+        reading = asyncio.current_task()
         try:
-            self._state = await read_overview()
-            self._position += 1
-            self._read_at = time.monotonic()
-            return self._state
+            state = await read_overview()
+            if self._reading is reading or self._state is None:  # otherwise it may be older than a change
+                self._state = state
+                self._position += 1
+                self._read_at = time.monotonic()
+            return state
         finally:
-            self._reading = None
+            if self._reading is reading:
+                self._reading = None
