@@ -78,6 +78,7 @@ interface System {
   idle: "paused" | "dry run" | null;
   pause: Pause | null;
   problems: HealthProblem[];
+  numbers: Record<string, number>;
 }
 
 interface SystemDetails extends System {

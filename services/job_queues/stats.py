@@ -47,6 +47,7 @@ def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:
             "cooling_off": in_redis.cooling,
             "executing": len(executing),
             "failed": sum(failing.values()),
+            "paused": len(paused),
             "other_documents": others,
             "lag_seconds": (now - min((one.due_at for one in pending), default=now)).total_seconds(),
         },

@@ -128,8 +128,8 @@ def other_programs() -> OtherPrograms:
 
 
 def stats() -> SystemStats:
-    """Return the number of messages by state, and the age of the oldest passed deadline in seconds."""
-    counts = queue_admin().counts()
+    """Return the numbers of messages by state and of paused types, and the seconds since the oldest passed deadline."""
+    counts, paused = queue_admin().counts(), queue_admin().pauses()
     first = counts.first_deadline_at
     stats = SystemStats(
         numbers={
@@ -137,6 +137,7 @@ def stats() -> SystemStats:
             "in_progress": counts.processing,
             "overdue": counts.overdue,
             "dead": counts.dead,
+            "paused": len(paused),
             "acknowledged_total": counts.total_acknowledged,
             "requeued_total": counts.total_requeued,
             "dead_lettered_total": counts.total_dead_lettered,
@@ -146,6 +147,8 @@ def stats() -> SystemStats:
     if stats.numbers["lag_seconds"] > system.late_after(settings()).total_seconds():
         overdue = queue_admin().list("processing", limit=MAX_IDS, sort_by="deadline_at", ascending=True).messages
         stats.late.extend(one.id for one in overdue)
+    if paused:
+        stats.details.append(f"paused: {'; '.join(f'{type} {pause}'.strip() for type, pause in paused.items())}")
     if counts.dead:
         newest = queue_admin().list("dead", limit=MAX_IDS).messages
         stats.problems[Rule.DEAD_MESSAGES] = (

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from tests.any_jobs import INVOICE
 from tests.browser import furnished
 from tests.browser.visit import Visit, Visiting
 from tests.eventually import eventually
@@ -113,6 +114,10 @@ def test_a_card_leads_with_what_matters_and_hides_zeros(visit: Visit, queue: Que
     names = ["Due now", "In progress", "Done / min", "Oldest waiting", "Stuck", "Failed"]
     expect(statistics("Rooms")).to_have_text(names)
     expect(statistics("Thumbnails")).to_have_text(["Due now", "Done / min"])
+    queue.post("/queue/pause", {"types": ["mail"]})
+    queue.post("/jobs/pause", {"names": [INVOICE]})
+    expect(statistics("Messages").filter(has_text="Paused types")).to_be_visible()
+    expect(statistics("Jobs").filter(has_text="Paused names")).to_be_visible()
 
 
 def test_forced_colours_leave_states_and_choices_visible(visit: Visit, queue: Queue, clean: Servers) -> None:

@@ -71,6 +71,7 @@ STATISTICS = {
     "open": "Review requests that are open.",
     "other_documents": "Documents of other programs in the collection of the jobs.",
     "overdue": "Messages whose deadline has passed.",
+    "paused": "Names of jobs, or types of messages, that operators paused.",
     "pending": "Items that are due and not in flight; for the message queue, messages that wait.",
     "pending_calls": "Calls of `after` that have not succeeded for three periods of the scan.",
     "requeued_total": "Messages of the message queue that were delivered again.",

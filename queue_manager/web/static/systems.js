@@ -54,6 +54,10 @@ export function howToTurnOn({ flag }) {
   return flag ? ["Off. To turn it on, set ", element("code", {}, `${flag}=true`), " and restart the processes."] : ["Off in this environment."];
 }
 
+// What can be paused of a system that is not paused as a whole.
+/** @type {Record<string, string>} */
+const PAUSED_PARTS = { "job-queues": "Paused names", "overdue-messages": "Paused types" };
+
 /** Three statistics, and further ones that are not zero. @param {System} system */
 export function statistics(system) {
   /** @param {number | null} value */
@@ -70,6 +74,7 @@ export function statistics(system) {
     ["Oldest waiting", lag ? listed("lag_seconds", "", span(lag * 1000)) : null],
     ["Stuck", system.stuck ? listed("stuck", "bad") : null],
     ["Failed", system.failed ? listed("failed", "warn") : null],
+    [PAUSED_PARTS[system.name], system.name in PAUSED_PARTS ? unlessZero(system.numbers.paused, "warn") : null],
     ["Failed / min", unlessZero(system.failed_per_minute, "warn")],
     ["Errors, 24 h", unlessZero(system.errors, "warn")],
   ]);
