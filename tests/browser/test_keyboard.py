@@ -131,6 +131,20 @@ def test_a_column_is_sorted_and_a_row_opened(visit: Visit, queue: Queue) -> None
     expect(row).to_be_focused()
 
 
+@pytest.mark.parametrize("query", ["", "?filterType=job"])
+def test_the_focus_stays_with_the_buttons_that_turn_pages(visit: Visit, queue: Queue, query: str) -> None:
+    assert queue.post("/queue/batch", [{"type": "job"}] * 101).status == 201
+    page = visit.open(f"/messages{query}")
+    older, newer = page.get_by_role("button", name="Older"), page.get_by_role("button", name="Newer")
+    expect(older).to_be_enabled()
+    older.press("Enter")
+    expect(newer).to_be_enabled()
+    expect(older).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(older).to_be_disabled()
+    expect(newer).to_be_focused()
+
+
 def test_a_row_that_changes_keeps_the_focus(visit: Visit, queue: Queue) -> None:
     id = queue.add()
     page = visit.open("/messages")

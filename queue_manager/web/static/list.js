@@ -34,6 +34,8 @@ export class List {
     this.complete = undefined; // the query whose list was read to its end
     /** @type {Progress | undefined} */
     this.progress = undefined; // of the search that runs, or was stopped
+    /** @type {HTMLButtonElement | undefined} */
+    this.unfocused = undefined; // the button that had the focus when it was disabled
     this.pace = new Pace();
     this.selection = new Selection(this);
     this.views = new Views();
@@ -313,6 +315,20 @@ export class List {
     return Object.keys(values).some((name) => this.isFilter(name));
   }
 
+  // A button that is disabled loses the focus: it gets it back, or the one next to it has it.
+  /** @param {HTMLButtonElement} button @param {boolean} isEnabled */
+  enable(button, isEnabled) {
+    if (!isEnabled && document.activeElement === button) this.unfocused = button;
+    button.disabled = !isEnabled;
+  }
+
+  restoreFocus() {
+    const { unfocused } = this;
+    this.unfocused = undefined;
+    if (!unfocused || (document.activeElement !== unfocused && document.activeElement !== document.body)) return;
+    ([unfocused, byId("previous"), byId("next")].find((one) => !one.disabled) ?? byId("main")).focus();
+  }
+
   showWhere() {
     const isEmpty = this.rows.size === 0;
     const { isFiltered, progress, isStopped, values: { cursor } } = this;
@@ -334,8 +350,9 @@ export class List {
     byId("where").textContent = isEmpty ? "" : `${number(this.rows.size)} ${found}`;
     // The link of a page does not say what comes before it.
     byId("previous").textContent = cursor && !this.trail.length ? "Newest" : "Newer";
-    byId("previous").disabled = !cursor;
-    byId("next").disabled = !this.cursor || isSearching;
+    this.enable(byId("previous"), Boolean(cursor));
+    this.enable(byId("next"), Boolean(this.cursor) && !isSearching);
+    if (!isSearching) this.restoreFocus();
     byId("previous").closest(".pages").hidden = isEmpty && !cursor && !this.cursor;
     this.selection.show();
   }
