@@ -85,7 +85,10 @@ def error_of(act: Callable[[], object]) -> PyMongoError:
 def test_an_outage_is_one_whichever_command_meets_it(how: Document, refusing: Mongo, clock: AgingClock) -> None:
     room = make_room()
     work = make_work(clock)
-    acts = [lambda: collection("accounts").insert_one({}), lambda: collection("accounts").insert_many([{}, {}])]
+    acts: list[Callable[[], object]] = [
+        lambda: collection("accounts").insert_one({}),
+        lambda: collection("accounts").insert_many([{}, {}]),
+    ]
     if "writeConcernError" not in how:
         acts.append(lambda: collection("accounts").find_one({}))
     with refused(refusing, "insert", "find", **how):
