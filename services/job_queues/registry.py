@@ -61,6 +61,9 @@ class Registry:
         if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
             raise InvalidJob("timeout", f"must be a timedelta above zero, not {timeout!r:.80}")
         repetition, call = checked_repetition(every, cron), _Call(function)
+        if keyword := call.required_keyword():
+            found = qualified_name(function)
+            raise InvalidJob("function", f"the job {name} passes arguments by position; {found} requires {keyword}=")
         if repetition:
             call.check(name, ())
             self._repetitions[name] = repetition
@@ -137,6 +140,12 @@ class _Call:
             self._signature: Signature | None = signature(function, follow_wrapped=False)
         except ValueError:  # some functions written in C have no signature
             self._signature = None
+
+    def required_keyword(self) -> str | None:
+        """Return a parameter without a default that can only be given by keyword, except `run`."""
+        parameters = self._signature.parameters.values() if self._signature else ()
+        required = (one for one in parameters if one.kind is Parameter.KEYWORD_ONLY and one.default is Parameter.empty)
+        return next((one.name for one in required if one.name not in self._options), None)
 
     def check(self, name: str, arguments: Sequence[Any]) -> None:
         """Raise `InvalidJob`, which names the parameter, if the function cannot be called with these arguments."""

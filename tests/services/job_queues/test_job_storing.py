@@ -334,6 +334,13 @@ def test_what_cannot_do_the_work_by_being_called_is_not_registered(work: Any) ->
         Registry().register("mail", work)
 
 
+def test_function_that_cannot_be_called_by_position_is_not_registered() -> None:
+    def mail(to: str, *, subject: str, run: object) -> None: ...
+
+    with pytest.raises(InvalidJob, match=r"the job mail passes arguments by position; .*\.mail requires subject="):
+        Registry().register("mail", mail)
+
+
 @pytest.mark.parametrize("name", ["", "a b", "ü", "a" * 129, None, 5])
 def test_malformed_name_is_not_registered(name: Any) -> None:
     with pytest.raises(InvalidJob, match="name"):
