@@ -20,10 +20,10 @@ from queue_manager.core.pause import PauseState
 from queue_manager.core.wording import rounded
 from services.job_queues import as_json
 
-HIDDEN_FIRST = ("next due", "canceled", "running", "oldest due", "success", "executing")
+HIDDEN_STATUS_COLUMNS = ("next due", "canceled", "running", "oldest due", "success", "executing")
 """Columns of the status that a narrow terminal does not show, the least important first."""
 JOB_FIELDS = {"id": "_id", "name": "name", "state": "state", "priority": "priority", "attempts": "attempts"}
-NUMBERS = ("priority", "attempts", "due")
+JOB_NUMBERS = ("priority", "attempts", "due")
 HIDDEN_JOB_COLUMNS = ("priority", "attempts", "arguments", "due", "last error", "name", "state")
 
 
@@ -34,7 +34,7 @@ def print_document(content: Document) -> None:
 def print_jobs(console: Console, jobs: Sequence[Document], now: datetime) -> None:
     """Print a table of jobs, with times relative to `now`."""
     rows = [_job_row(job, now) for job in jobs]
-    print_rows(console, rows, numbers=NUMBERS, rest="arguments", hidden_first=HIDDEN_JOB_COLUMNS)
+    print_rows(console, rows, numbers=JOB_NUMBERS, rest="arguments", hidden_first=HIDDEN_JOB_COLUMNS)
 
 
 def _job_row(job: Document, now: datetime) -> dict[str, str]:
@@ -81,7 +81,7 @@ def print_status(console: Console, status: dict[str, Any], now: datetime) -> Non
         console.print("no queue")
         return
     rows = [_status_row(queue, now) for queue in status["queues"]]
-    print_rows(console, rows, numbers=[*JobState], hidden_first=HIDDEN_FIRST)
+    print_rows(console, rows, numbers=[*JobState], hidden_first=HIDDEN_STATUS_COLUMNS)
     for queue in status["queues"]:
         if queue["is_paused"]:
             console.print(printable(f"Paused: {queue['name']} {PauseState(**queue['pause'])}"), soft_wrap=True)

@@ -23,15 +23,18 @@ TIMESTAMP_FIELDS = (
     *("created_at", "dequeued_at", "processing_started_at", "deadline_at"),
     *("failed_at", "acknowledged_at", "archived_at", "at"),
 )
-NUMBERS = ("priority", "attempts", "age")
-HIDDEN_FIRST = ("priority", "attempts", "payload", "age", "acknowledged", "consumer", "deadline", "last error", "type")
+MESSAGE_NUMBERS = ("priority", "attempts", "age")
+HIDDEN_MESSAGE_COLUMNS = (
+    *("priority", "attempts", "payload", "age", "acknowledged"),
+    *("consumer", "deadline", "last error", "type"),
+)
 """Columns that a narrow terminal does not show, the least important first."""
 
 
 def print_messages(console: Console, state: MessageState, messages: Sequence[Message], now: float) -> None:
     """Print a table of messages in `state`, with ages at `now`."""
     rows = [_row(state, message, now) for message in messages]
-    print_rows(console, rows, numbers=NUMBERS, rest="payload", hidden_first=HIDDEN_FIRST)
+    print_rows(console, rows, numbers=MESSAGE_NUMBERS, rest="payload", hidden_first=HIDDEN_MESSAGE_COLUMNS)
 
 
 def _row(state: MessageState, message: Message, now: float) -> dict[str, str]:
