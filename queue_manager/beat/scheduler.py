@@ -85,7 +85,8 @@ class LeaderScheduler(RedBeatScheduler):
         self._shares_no_keys = app.redbeat_conf.lock_key != status.OLD_LEADER_LOCK
         self._lock = LeaderLock(self._client, app.redbeat_conf.lock_key, lease=seconds(self.lock_timeout))
         self._clock = ServerClock(self._redis_time)
-        self._look_for_older_at = 0.0  # by the monotonic clock
+        self._look_for_older_at = 0.0  # by the monotonic clock, like the next one
+        self._look_for_schedule_at = 0.0
         self._last_loop_at = datetime.min.replace(tzinfo=UTC)
         # Celery and RedBeat use the time of the app for due times and last runs.
         app.now = lambda: self._clock.now().astimezone(app.timezone)
@@ -108,6 +109,9 @@ class LeaderScheduler(RedBeatScheduler):
             if self._leads():
                 self._follow_clock()
                 due, wait = self._due_entries()
+                if self._is_schedule_deleted():
+                    self.setup_schedule()
+                    due, wait = self._due_entries()
                 waits = [wait, *self._run(due)]
                 self._log_state(f"leading (epoch {self.epoch})")
         except BrokerAway as error:
@@ -169,6 +173,22 @@ class LeaderScheduler(RedBeatScheduler):
         if now + CLOCK_TOLERANCE < before:
             logger.warning("the clock of Redis was set back by %.1f s", (before - now).total_seconds())
             self.setup_schedule()
+
+    def _is_schedule_deleted(self) -> bool:
+        """Return True if another program has deleted the schedule or an entry of the configuration.
+
+        It looks once per lease. An entry that has ended keeps its definition, and is not scheduled again.
+        """
+        now = time.monotonic()
+        if now < self._look_for_schedule_at:
+            return False
+        self._look_for_schedule_at = now + self.lock_timeout
+        names = self.app.conf.beat_schedule
+        keys = [self.Entry.generate_key(self.app, name) for name in names]
+        if not keys or self._client.exists(*keys, self.app.redbeat_conf.schedule_key) == len(keys) + 1:
+            return False
+        logger.warning("the schedule is written again, because a key of it was deleted")
+        return True
 
     def _redis_time(self) -> datetime:
         return time_of(self._client.time())

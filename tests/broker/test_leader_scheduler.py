@@ -85,6 +85,19 @@ def test_new_leader_drops_what_is_no_longer_scheduled(server: Valkey, client: Re
         assert client.smembers("redbeat::statics") == {"kept"}
 
 
+@pytest.mark.parametrize("deleted", ["redbeat::schedule", "redbeat:items"])
+def test_schedule_of_which_a_key_was_deleted_is_written_again(deleted: str, server: Valkey, client: Redis) -> None:
+    with scheduling(server, {"items": every(60, "items"), "others": every(60, "others")}) as scheduler:
+        scheduler.tick()
+        client.delete(deleted)
+        scheduler._look_for_schedule_at = 0.0  # a lease later
+        scheduler.tick()
+
+        assert scheduler.epoch == 1
+        assert sorted(client.zrange("redbeat::schedule", 0, -1)) == ["redbeat:items", "redbeat:others"]
+        assert client.hexists("redbeat:items", "definition")
+
+
 def test_closed_scheduler_gives_the_lock_back(server: Valkey, client: Redis) -> None:
     with scheduling(server, {}) as scheduler:
         scheduler.tick()
