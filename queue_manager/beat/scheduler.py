@@ -87,6 +87,7 @@ class LeaderScheduler(RedBeatScheduler):
         self._clock = ServerClock(self._redis_time)
         self._look_for_older_at = 0.0  # by the monotonic clock, like the next one
         self._look_for_schedule_at = 0.0
+        self._ended: set[str] = set()  # keys of entries that do not run any more
         self._last_loop_at = datetime.min.replace(tzinfo=UTC)
         # Celery and RedBeat use the time of the app for due times and last runs.
         app.now = lambda: self._clock.now().astimezone(app.timezone)
@@ -109,8 +110,7 @@ class LeaderScheduler(RedBeatScheduler):
             if self._leads():
                 self._follow_clock()
                 due, wait = self._due_entries()
-                if self._is_schedule_deleted():
-                    self.setup_schedule()
+                if self._restore_schedule():
                     due, wait = self._due_entries()
                 waits = [wait, *self._run(due)]
                 self._log_state(f"leading (epoch {self.epoch})")
@@ -174,21 +174,28 @@ class LeaderScheduler(RedBeatScheduler):
             logger.warning("the clock of Redis was set back by %.1f s", (before - now).total_seconds())
             self.setup_schedule()
 
-    def _is_schedule_deleted(self) -> bool:
-        """Return True if another program has deleted the schedule or an entry of the configuration.
+    def _restore_schedule(self) -> bool:
+        """Write the schedule again if entries of the configuration are missing; return True if some are back.
 
-        It looks once per lease. An entry that has ended keeps its definition, and is not scheduled again.
+        Another program has deleted a key. It looks once per lease; entries that have ended stay missing.
         """
         now = time.monotonic()
         if now < self._look_for_schedule_at:
             return False
         self._look_for_schedule_at = now + self.lock_timeout
-        names = self.app.conf.beat_schedule
-        keys = [self.Entry.generate_key(self.app, name) for name in names]
-        if not keys or self._client.exists(*keys, self.app.redbeat_conf.schedule_key) == len(keys) + 1:
+        if not (missing := self._missing_entries() - self._ended):
             return False
-        logger.warning("the schedule is written again, because a key of it was deleted")
-        return True
+        self.setup_schedule()
+        self._ended = self._missing_entries()
+        if restored := missing - self._ended:
+            logger.warning("wrote %s to the schedule again, because a key was deleted", ", ".join(sorted(restored)))
+        return bool(restored)
+
+    def _missing_entries(self) -> set[str]:
+        """Return the keys of the configuration's entries that are not scheduled or have no definition."""
+        keys = [self.Entry.generate_key(self.app, name) for name in self.app.conf.beat_schedule]
+        scores = self._client.zmscore(self.app.redbeat_conf.schedule_key, keys) if keys else []
+        return {key for key, score in zip(keys, scores, strict=True) if score is None or not self._client.exists(key)}
 
     def _redis_time(self) -> datetime:
         return time_of(self._client.time())
