@@ -8,6 +8,7 @@ import signal
 import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any, NoReturn
@@ -147,13 +148,15 @@ def migrate(
     if finish:
         _refuse_other_releases()
     try:
-        with schema.rights_to_migrate():
+        with report_errors(), schema.rights_to_migrate():
             with audited("migrate", detail="--finish" if finish else "") as action:
                 with index_builds.reported(lambda build: log.info(f"Building {build}")):
-                    created = schema.migrate(on)
+                    # The driver does not repeat a build that a primary interrupted when it stepped down.
+                    created = until_reachable(partial(schema.migrate, on), server="MongoDB", url=url, log=log)
                     _log_indexes(created)
                 if finish:
-                    action.count = schema.finish(on)
+                    finished = partial(schema.finish, on)
+                    action.count = until_reachable(finished, server="MongoDB", url=url, log=log)
                     log.info("Indexes and claims of earlier releases are removed", claims=action.count)
     except schema.Obstructed as error:
         _log_indexes(error.indexes)

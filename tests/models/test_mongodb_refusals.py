@@ -18,6 +18,7 @@ from models.database import Document, collection, is_outage
 from queue_manager.core.settings import settings
 from services.due_documents import Written
 from services.due_documents.work import DocumentWork
+from tests.e2e.commands import invoke
 from tests.real_servers import Servers
 from tests.rooms import T0, AgingClock, make_room, make_work, scan
 from tests.services.test_due_documents import OVER, declare, item_of, make_account, work_on
@@ -64,11 +65,11 @@ def _own_mongodb(refusing: Mongo, clean: Servers, monkeypatch: pytest.MonkeyPatc
 
 
 @contextmanager
-def refused(refusing: Mongo, *commands: str, **how: Any) -> Iterator[None]:
+def refused(refusing: Mongo, *commands: str, mode: Any = "alwaysOn", **how: Any) -> Iterator[None]:
     """Have MongoDB answer these commands in another way."""
     data = {"failCommands": [*commands], "appName": database.APP_NAME, **how}
     with MongoClient[Document](refusing.url) as client:
-        client.admin.command("configureFailPoint", "failCommand", mode="alwaysOn", data=data)
+        client.admin.command("configureFailPoint", "failCommand", mode=mode, data=data)
         try:
             yield
         finally:
@@ -128,3 +129,19 @@ def test_a_long_aggregation_that_is_refused_is_not_repeated_until_its_limit(
     with refused(refusing, "aggregate", errorCode=262):
         assert is_outage(error_of(lambda: list(subscription.eligible(["seo"], until=T0, asked_since=T0))))
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"writeConcernError": {"code": 11602, "errmsg": "interrupted"}}, {"errorCode": 11602}, {"closeConnection": True}],
+    ids=["not confirmed", "interrupted", "closed connection"],
+)
+def test_migrate_goes_on_after_the_primary_has_stepped_down(how: Document, refusing: Mongo) -> None:
+    for system in SYSTEMS:
+        for name in system.collections():
+            collection(name).drop()
+    with refused(refusing, "createIndexes", mode={"times": 1}, **how):
+        migrated = invoke("migrate")
+    assert (migrated.returncode, migrated.stderr.count("Traceback")) == (0, 0)
+    on = [system for system in SYSTEMS if system.is_switched_on(settings())]
+    assert schema.missing_shared() == [name for system in on for name in schema.missing(system)] == []
