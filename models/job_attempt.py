@@ -20,7 +20,7 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models import executing_job
-from models.database import Document
+from models.database import Document, is_outage
 from models.executing_job import ExecutingJob
 from models.job import (
     FINISHED_STATES,
@@ -135,8 +135,10 @@ def finish_and_start(
     try:
         if jobs().bulk_write(writes).modified_count == len(ended) + len(batch):
             return [True] * len(ended), list(batch)
-    except BulkWriteError:
-        pass  # the lease was lost and another job executes: read what was written
+    except BulkWriteError as error:
+        if is_outage(error):  # what no majority has confirmed may be rolled back
+            raise
+        # The lease was lost and another job executes: read what was written.
     stored = [finish(one.job, one.outcome, token=token, now=now) for one in ended]
     return stored, _started(batch, token, now) if batch else []
 

@@ -240,7 +240,11 @@ class Runner:
             try:
                 now = self.clock()
                 stored = [job_attempt.finish(one.job, one.outcome, token=self.token, now=now) for one in ended]
-                return stored, [one for one in batch[:1] if job_attempt.has_claim(one, self.token)]
+                # A write, so that a majority knows the claim before the job is executed.
+                until = now + self.lease
+                return stored, [
+                    one for one in batch[:1] if job_attempt.renew(one["_id"], token=self.token, until=until)
+                ]
             except Error:
                 if time.monotonic() > end:
                     raise

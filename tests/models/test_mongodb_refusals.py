@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -13,12 +13,13 @@ from pymongo.errors import PyMongoError
 
 from beat_schedule import SYSTEMS
 from dev.servers import Mongo
-from models import database, failed_item, schema, subscription
-from models.database import Document, collection, is_outage
+from models import database, failed_item, job_attempt, schema, subscription
+from models.database import Document, collection, is_outage, server_now
 from queue_manager.core.settings import settings
 from services.due_documents import Written
 from services.due_documents.work import DocumentWork
 from tests.e2e.commands import invoke
+from tests.job_lab import Lab
 from tests.real_servers import Servers
 from tests.rooms import T0, AgingClock, make_room, make_work, scan
 from tests.services.test_due_documents import OVER, declare, item_of, make_account, work_on
@@ -145,3 +146,26 @@ def test_migrate_goes_on_after_the_primary_has_stepped_down(how: Document, refus
     assert (migrated.returncode, migrated.stderr.count("Traceback")) == (0, 0)
     on = [system for system in SYSTEMS if system.is_switched_on(settings())]
     assert schema.missing_shared() == [name for system in on for name in schema.missing(system)] == []
+
+
+def test_a_job_whose_start_no_majority_confirmed_is_executed_after_a_write_that_one_has(
+    refusing: Mongo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(server_now)
+    ids = [lab.run("mail", number) for number in range(3)]
+    renewed, renew = list[Any](), job_attempt.renew
+
+    def note_renewal(id: Any, **options: Any) -> bool:
+        renewed.append((str(id), len(lab.ran)))
+        return renew(id, **options)
+
+    monkeypatch.setattr(job_attempt, "renew", note_renewal)
+    unconfirmed = OUTAGES["not confirmed in time"]
+    lab.works["mail"] = lambda number, run: (
+        number == 0 and refuse_once.enter_context(refused(refusing, "update", mode={"times": 1}, **unconfirmed))
+    )
+    with ExitStack() as refuse_once:
+        lab.run_through("mail")
+        lab.run_through("mail")
+    assert renewed[0] == (ids[1], 1)
+    assert [lab.state(id) for id in ids] == ["success"] * 3
