@@ -52,6 +52,7 @@ from queue_manager.telemetry import tracing
 
 logger = get_logger(__name__)
 CLOCK_TOLERANCE = seconds(1)  # two samples of one clock may differ by a round trip
+SCHEDULE_CHECK_INTERVAL = 60.0  # seconds
 MIN_WAIT = 0.001  # seconds between two loops
 MAX_EVALUATION = 1.0  # seconds of processor time for the schedule of an entry; the lock must be extended meanwhile
 
@@ -177,12 +178,12 @@ class LeaderScheduler(RedBeatScheduler):
     def _restore_schedule(self) -> bool:
         """Write the schedule again if entries of the configuration are missing; return True if some are back.
 
-        Another program has deleted a key. It looks once per lease; entries that have ended stay missing.
+        Another program has deleted a key. It looks once a minute; entries that have ended stay missing.
         """
         now = time.monotonic()
         if now < self._look_for_schedule_at:
             return False
-        self._look_for_schedule_at = now + self.lock_timeout
+        self._look_for_schedule_at = now + SCHEDULE_CHECK_INTERVAL
         if not (missing := self._missing_entries() - self._ended):
             return False
         self.setup_schedule()
@@ -194,7 +195,11 @@ class LeaderScheduler(RedBeatScheduler):
     def _missing_entries(self) -> set[str]:
         """Return the keys of the configuration's entries that are not scheduled or have no definition."""
         keys = [self.Entry.generate_key(self.app, name) for name in self.app.conf.beat_schedule]
-        scores = self._client.zmscore(self.app.redbeat_conf.schedule_key, keys) if keys else []
+        if not keys:
+            return set()
+        scores = self._client.zmscore(self.app.redbeat_conf.schedule_key, keys)
+        if None not in scores and self._client.exists(*keys) == len(keys):
+            return set()
         return {key for key, score in zip(keys, scores, strict=True) if score is None or not self._client.exists(key)}
 
     def _redis_time(self) -> datetime:

@@ -91,7 +91,7 @@ def test_schedule_of_which_a_key_was_deleted_is_written_again(deleted: str, serv
         scheduler.tick()
         client.delete(deleted)
         client.zadd("redbeat::schedule", {"redbeat:others": 1e12})  # its run was recorded a moment later
-        scheduler._look_for_schedule_at = 0.0  # a lease later
+        scheduler._look_for_schedule_at = 0.0  # a minute later
         scheduler.tick()
 
         assert scheduler.epoch == 1
