@@ -43,7 +43,8 @@ class OtherPrograms:
         end_of_first_half = end - budget.total_seconds() / 2  # the rest is for what follows
         queue, levels = self._scripts.queue, self._options.levels
         moved = [f"{queue}_manual", *self._obsolete_streams()]
-        left = [*streams(queue, levels), f"{queue}_typed", *moved]
+        found = self._unless_all_are_missing([*streams(queue, levels), f"{queue}_typed", *moved])
+        left = [*found]
         while left and time.monotonic() < end_of_first_half:
             for stream in [*left]:
                 some, is_over = self._scripts.run(
@@ -59,7 +60,8 @@ class OtherPrograms:
         is_done = False
         while not is_done and time.monotonic() < end:
             is_done = self._scripts.run("forget_lost") == 1
-        self._recover(end)
+        if found:
+            self._recover(end)
         return healed
 
     def _recover(self, end: float) -> None:
@@ -76,11 +78,14 @@ class OtherPrograms:
 
     def _obsolete_streams(self) -> list[str]:
         """Return the streams of priorities that there are no more and that have messages."""
-        obsolete, client = streams(self._scripts.queue, MAX_LEVELS)[self._options.levels :], self._scripts.client
+        obsolete = self._unless_all_are_missing(streams(self._scripts.queue, MAX_LEVELS)[self._options.levels :])
         with translate_errors():
-            if not obsolete or not client.exists(*obsolete):
-                return []
-            return [stream for stream in obsolete if client.xlen(stream)]
+            return [stream for stream in obsolete if self._scripts.client.xlen(stream)]
+
+    def _unless_all_are_missing(self, names: list[str]) -> list[str]:
+        """Return these streams, or none if no key of them exists: one command, while an unused queue is idle."""
+        with translate_errors():
+            return names if names and self._scripts.client.exists(*names) else []
 
     def adopt(self) -> bool:
         """Create the records of messages that were added since the last call; return True if there are any.
