@@ -55,10 +55,9 @@ def _own_mongodb(refusing: Mongo, clean: Servers, monkeypatch: pytest.MonkeyPatc
     database.close()
     monkeypatch.setenv("MONGO_DB_URL", refusing.url)
     settings.cache_clear()
-    if not (names := database.database().list_collection_names()):
-        schema.migrate(SYSTEMS)
-    for name in names:
+    for name in database.database().list_collection_names():
         collection(name).delete_many({})
+    schema.migrate(SYSTEMS)  # a test may have dropped collections
     yield
     database.close()
     monkeypatch.undo()
