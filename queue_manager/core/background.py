@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from threading import Event, Thread
 from typing import Any
+
+CANCEL_AGAIN_AFTER = 1.0  # seconds
+
+
+async def cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until they have ended.
+
+    More than once: in Python 3.11, `asyncio.wait_for` loses a cancellation that comes together with its result, and
+    redis-py sends each command by it. The task would go on for ever.
+    """
+    while left := {task for task in tasks if not task.done()}:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=CANCEL_AGAIN_AFTER)
 
 
 @asynccontextmanager
@@ -16,7 +30,7 @@ async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
+        await cancel([task])
         with suppress(asyncio.CancelledError):
             await task
 

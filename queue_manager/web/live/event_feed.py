@@ -23,6 +23,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
+from queue_manager.core.background import cancel
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.web.auth.authentication import access_check, ending
@@ -193,9 +194,7 @@ class Feed(Generic[PositionT]):
     ) -> None:
         self._shutdown.set()
         self._end_listeners()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(self._tasks)
         await self.source.close()
 
     @contextmanager

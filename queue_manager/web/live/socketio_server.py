@@ -26,7 +26,7 @@ from socketio.packet import CONNECT, DISCONNECT, EVENT, Packet
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from queue_manager.core.background import in_background
+from queue_manager.core.background import cancel, in_background
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings
@@ -130,9 +130,7 @@ class Live:
 
     async def stop(self) -> None:
         if self._sweeper is not None:
-            self._sweeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._sweeper
+            await cancel([self._sweeper])
 
     async def _connect(self, sid: str, environ: dict[str, Any], auth: Any = None) -> None:
         access = await self._access_of(auth, HTTPConnection(environ["asgi.scope"]))

@@ -13,6 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
+from queue_manager.core.background import cancel
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
@@ -50,9 +51,7 @@ class OverdueSweeper:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(self._tasks)
 
     async def _sweep(self) -> None:
         while True:
