@@ -69,7 +69,7 @@ def test_a_viewer_sees_who_used_the_page(guarded: Queue, visiting: Visiting) -> 
     id = guarded.post("/queue/message", {"type": "mail"}, X_API_KEY=OPERATOR).body["id"]
     operator.log_in(OPERATOR)
     operator.open("/messages")
-    operator.press(id)
+    operator.open_row(id)
     operator.press("Delete …")
     operator.press("Delete", operator.dialog)
     expect(operator.row(id)).to_have_count(0)
