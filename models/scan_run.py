@@ -64,7 +64,7 @@ def last(scan: str) -> Document | None:
 def latest(scan: str, *, limit: int) -> list[Document]:
     """Return the latest runs of `scan`, newest first."""
     newest = collection(RUNS_COLLECTION).find({"scan": scan}, sort=[("at", DESCENDING)], batch_size=limit + 1)
-    soon = estimated_now() + MAX_FUTURE  # what has a later time would hide for ever that the scan does not run
+    soon = estimated_now() + MAX_FUTURE  # a run with a later time would always hide that the scan does not run
     with closing(newest):
         runs = (run for run in readable(newest, _run, of=RUNS_COLLECTION) if run.pop("_id") and run["at"] <= soon)
         return list(islice(runs, limit))

@@ -39,7 +39,6 @@ from queue_manager.telemetry import worker_heartbeats
 NOT_ONE_OF = re.compile(r"'([^']*)' is not one of (.*)\.")
 """The error of a value that is not one of those allowed."""
 
-
 OTHERS = {
     "start": "queue_manager.cli.start:start",
     "doctor": "queue_manager.cli.doctor:doctor",

@@ -15,7 +15,7 @@ async def cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Cancel tasks and wait until they have ended.
 
     More than once: in Python 3.11, `asyncio.wait_for` loses a cancellation that comes together with its result, and
-    redis-py sends each command by it. The task would go on for ever.
+    redis-py sends each command by it. The task would never end.
     """
     while left := {task for task in tasks if not task.done()}:
         for task in left:
