@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pymongo import ASCENDING, DESCENDING, IndexModel, ReturnDocument, UpdateOne
+from pymongo import ASCENDING, DESCENDING, IndexModel, UpdateOne
 from pymongo.collection import Collection
-from pymongo.errors import BulkWriteError, DuplicateKeyError
+from pymongo.errors import BulkWriteError
 
 from models import account
 from models.database import Document, collection, duplicates, value_at
@@ -54,30 +54,13 @@ def blocking(since: datetime) -> Document:
     }
 
 
-def create(request: ReviewRequest, *, since: datetime, now: datetime) -> str | None:
-    """Create a pulse in one statement unless another blocks the account or its parent.
+def create(requests: Sequence[ReviewRequest], *, since: datetime, now: datetime) -> list[str | None]:
+    """Create a pulse for each request unless another blocks the account or its parent.
+
+    Each is one statement; all are one write, with one read if some are blocked.
 
     Returns:
-        `None` if it was created, else the status of the blocking pulse.
-    """
-    try:
-        blocks = pulses().find_one_and_update(
-            _blocking([request], since),
-            _new(request, now),
-            projection={"status": 1},
-            upsert=True,
-            return_document=ReturnDocument.BEFORE,
-        )
-    except DuplicateKeyError:
-        return OPEN[0]  # another worker inserted concurrently; the unique index refused this one
-    return None if blocks is None else str(blocks.get("status"))
-
-
-def create_many(requests: Sequence[ReviewRequest], *, since: datetime, now: datetime) -> list[str | None]:
-    """Create a pulse for each request like `create`: one write, and one read if some are blocked.
-
-    Returns:
-        The results of `create`, in order; of several blocking pulses, the status of an open one.
+        `None` for each that was created, else the status of the blocking pulse; of several, that of an open one.
     """
     if not requests:
         return []
@@ -86,7 +69,7 @@ def create_many(requests: Sequence[ReviewRequest], *, since: datetime, now: date
     try:
         created = pulses().bulk_write(statements, ordered=False).upserted_ids or {}
     except BulkWriteError as error:
-        refused = {*duplicates(error)}
+        refused = {*duplicates(error)}  # by the unique index: another worker inserted meanwhile
         created = {one["index"]: one["_id"] for one in error.details["upserted"]}
     blocked = [number for number in range(len(requests)) if number not in created and number not in refused]
     statuses = _statuses([requests[number] for number in blocked], since)

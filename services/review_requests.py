@@ -107,7 +107,8 @@ class ReviewRequests(DueWork):
         """
         request = _request(account_id, subscription_ids, parent_account, oldest_subscription)
         now = self.clock()
-        return self._result(request, pulse.create(request, since=now - self.window, now=now))
+        (status,) = pulse.create([request], since=now - self.window, now=now)
+        return self._result(request, status)
 
     def create_many(self, items: Sequence[DueItem]) -> list[ItemResult | None]:
         """Create the pulses of many agencies, as `create` each: one write, and one read if some are blocked.
@@ -118,7 +119,7 @@ class ReviewRequests(DueWork):
         asked = [_readable_request(*item.args) for item in items]
         requests = [request for request in asked if request is not None]
         now = self.clock()
-        statuses = pulse.create_many(requests, since=now - self.window, now=now)
+        statuses = pulse.create(requests, since=now - self.window, now=now)
         results = iter([self._result(*one) for one in zip(requests, statuses, strict=True)])
         return [None if request is None else next(results) for request in asked]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -88,10 +89,10 @@ class TestReviewRequests:
         messages = [take(broker, REVIEWS) for _ in range(3)]
         create, poisoned = pulse.create, messages[0].args[0]
 
-        def fails_for_one(request: pulse.ReviewRequest, **rest: Any) -> str | None:
-            if str(request.account_id) == poisoned:
+        def fails_for_one(requests: Sequence[pulse.ReviewRequest], **rest: Any) -> list[str | None]:
+            if str(requests[0].account_id) == poisoned:
                 raise OperationFailure("the index is corrupt")
-            return create(request, **rest)
+            return create(requests, **rest)
 
         monkeypatch.setattr(pulse, "create", fails_for_one)
         outcomes = [run(message) for message in messages]
