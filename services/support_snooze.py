@@ -10,7 +10,7 @@ Emits: `support_room_updated` to `support-<account_id>`: `{room_id, action: "uns
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar
@@ -18,17 +18,16 @@ from typing import Any, ClassVar
 from pymongo import IndexModel
 
 from models import old_claims, support_room
-from models.database import Document, server_now
+from models.database import Document, server_now, value_at
 from models.document_id import shown_id
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
-from queue_manager.core.wording import many
+from queue_manager.core.wording import many, sentence, when
 from queue_manager.explanation import TimelineEvent
 from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
-from services import room_history
 from services.due_documents import CallAgain, DueDocuments, Failure, Reasons, Run, Written
 from services.realtime import EmitFailed, events
 
@@ -46,14 +45,26 @@ class SupportSnooze(DueDocuments):
     later: ClassVar[str] = "snoozed"
 
     def malformed(self, document: Document) -> str | None:
-        problem = room_history.without_time(document) or super().malformed(document)
+        snooze = document.get("snooze_time")
+        has_no_time = isinstance(snooze, dict) and snooze.get("time") is None
+        problem = "its snooze_time is malformed: it has no time" if has_no_time else super().malformed(document)
         return problem and f"{problem}; `queue-manager health` counts such rooms"
 
     def describe_idle(self, document: Document, now: datetime) -> tuple[str, str]:
-        return room_history.describe_awake(document, now)
+        status, woken_at = str(document.get("status", "without a status")), document.get("unsnoozed_at")
+        if not isinstance(woken_at, datetime):
+            return status, sentence("not snoozed", f"its status is {status}")
+        by = f"woken by the task {document['unsnoozed_by_task']}" if "unsnoozed_by_task" in document else ""
+        begin = "Open since" if status == "open" else f"Its status is {status}; its last snooze ended at"
+        return status, sentence(f"{begin} {when(woken_at, now)}", by)
 
-    def past(self, document: Document) -> Iterable[TimelineEvent]:
-        return room_history.past(document)
+    def past(self, document: Document) -> Iterator[TimelineEvent]:
+        """Yield when the room was snoozed, and when its last snooze ended."""
+        set_at, set_by = value_at(document, "snooze_time.set_at"), value_at(document, "snooze_time.set_by")
+        if isinstance(set_at, datetime):
+            yield TimelineEvent(at=set_at, event="Snoozed", detail="" if set_by is None else f"by {shown_id(set_by)}")
+        if isinstance(woken_at := document.get("unsnoozed_at"), datetime):
+            yield TimelineEvent(at=woken_at, event="Woken", task_id=document.get("unsnoozed_by_task"))
 
     @property
     def flag_field(self) -> str | None:
