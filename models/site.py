@@ -72,18 +72,11 @@ class Sites:
     def collection(self) -> Collection[Document]:
         return collection(self.name)
 
-    def stale(self, before: datetime) -> Iterator[Site]:
-        """Yield the sites whose build has been in progress since before this time, oldest first.
+    def stale(self, before: datetime, *, after: Position | None = None, is_descending: bool = False) -> Iterator[Site]:
+        """Yield the sites whose build has been in progress since before this time, after a position (start, id).
 
         Includes sites whose thumbnail exists, because the builder died after the last upload.
         """
-        found = self.collection().find(
-            self._stale(before), {STARTED: 1, DESKTOP: 1}, hint="builds_in_progress", sort=[(STARTED, ASCENDING)]
-        )
-        yield from map(Site.of, found)
-
-    def list_stale(self, before: datetime, *, after: Position | None, is_descending: bool) -> Iterator[Site]:
-        """Yield the stale sites by the start of the build, after the position `after` (start, id)."""
         found = listing.walk(
             self.collection(),
             self._stale(before),
@@ -155,9 +148,6 @@ class Sites:
             {"$unset": {RESET_COUNT: ""}},
             hint="reset_in_a_row",
         )
-
-    def exists(self, site_id: Any) -> bool:
-        return self.collection().find_one({"_id": site_id}, {"_id": 1}) is not None
 
     def get(self, site_id: Any) -> Document | None:
         return self.collection().find_one({"_id": site_id})
@@ -252,14 +242,14 @@ def count_failed() -> int:
     return collection(RESETS_COLLECTION).count_documents(FAILED, hint="failed")
 
 
-def reset_indexes() -> list[IndexModel]:
-    return [
-        IndexModel([("at", ASCENDING), ("_id", ASCENDING)], name="failed", partialFilterExpression=FAILED),
-        IndexModel([("run", ASCENDING)], name="items_of_a_run"),
-        IndexModel([("at", ASCENDING)], name="kept_for_a_day", expireAfterSeconds=int(RESET_RETENTION.total_seconds())),
-    ]
-
-
 def collections() -> dict[str, list[IndexModel]]:
     """Return the collections of this module with their indexes, for `migrate`."""
-    return {**{name: sites.indexes() for name, sites in ALL.items()}, RESETS_COLLECTION: reset_indexes()}
+    kept = int(RESET_RETENTION.total_seconds())
+    return {
+        **{name: sites.indexes() for name, sites in ALL.items()},
+        RESETS_COLLECTION: [
+            IndexModel([("at", ASCENDING), ("_id", ASCENDING)], name="failed", partialFilterExpression=FAILED),
+            IndexModel([("run", ASCENDING)], name="items_of_a_run"),
+            IndexModel([("at", ASCENDING)], name="kept_for_a_day", expireAfterSeconds=kept),
+        ],
+    }

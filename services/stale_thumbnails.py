@@ -106,7 +106,7 @@ class StaleThumbnails(ItemWork):
         in_a_row = sites.reset(key, began)
         if in_a_row is None:
             site.record_outcome(token, collection, site_id, "skipped", now=self.clock())
-            return {"skipped": True, "reason": "Build changed" if sites.exists(key) else "Site not found"}
+            return {"skipped": True, "reason": "Build changed" if sites.get(key) else "Site not found"}
         site.record_outcome(token, collection, site_id, "reset", now=self.clock())
         if in_a_row >= MANY_RESETS:
             log.warning("Site was reset many times in a row", collection=collection, site_id=site_id, times=in_a_row)
@@ -204,7 +204,7 @@ class HungSites(Listed):
 
     def _due(self, sites: Sites, after: Position | None, newest_first: bool) -> Iterator[Item]:
         before = self.clock() - self.threshold
-        for one in sites.list_stale(before, after=after, is_descending=newest_first):
+        for one in sites.stale(before, after=after, is_descending=newest_first):
             yield Item(
                 id=_id(sites.name, id_text(one.id)),
                 title=sites.name,

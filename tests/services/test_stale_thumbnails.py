@@ -201,7 +201,7 @@ def test_reset_count_that_is_no_whole_number_counts_as_none(
     count: Any, clock: AgingClock, service: StaleThumbnails
 ) -> None:
     made = make_site(thumbnail_reset_count=count)
-    (listed,) = AGENCY_WEBSITES.list_stale(T0 - THRESHOLD, after=None, is_descending=True)
+    (listed,) = AGENCY_WEBSITES.stale(T0 - THRESHOLD, is_descending=True)
     assert listed.resets == 0
     assert [*AGENCY_WEBSITES.list_reset_often(after=None, is_descending=True)] == []
     assert AGENCY_WEBSITES.count_reset_often() == 0
