@@ -73,17 +73,8 @@ def shared_collections() -> dict[str, list[IndexModel]]:
     }
 
 
-def missing(system: System) -> list[str]:
-    """Return the names of the system's indexes that do not exist yet, as `collection.index`."""
-    return _missing(system.collections())
-
-
-def missing_shared() -> list[str]:
-    """Return the names of the indexes of all systems together that do not exist yet."""
-    return _missing(shared_collections())
-
-
-def _missing(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
+def missing(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
+    """Return the names of the indexes that do not exist yet, as `collection.index`."""
     found = {name: _indexes_of(name) for name in wanted}
     names = ((name, index.document["name"]) for name, indexes in wanted.items() for index in indexes)
     return [f"{name}.{index}" for name, index in names if index not in found[name]]
@@ -115,7 +106,8 @@ def finish(systems: Iterable[System]) -> int:
         for name, indexes in system.obsolete_indexes.items():
             if {*old_claims.INDEXES} <= {*indexes}:
                 claims += old_claims.remove(name)
-        drop_indexes(system.obsolete_indexes)
+            for index in {*collection(name).index_information()} & {*indexes}:
+                _drop(name, index)
     return claims
 
 
@@ -137,13 +129,6 @@ def create_indexes(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
     """Create missing indexes and rebuild changed ones; return their names as `collection.index`. Idempotent."""
     with within(MAX_INDEX_BUILD):  # instead of the timeout of other commands
         return [f"{name}.{index}" for name, indexes in wanted.items() for index in _create(name, indexes)]
-
-
-def drop_indexes(obsolete: Mapping[str, Sequence[str]]) -> None:
-    """Drop the indexes of earlier releases that still exist, by collection."""
-    for name, indexes in obsolete.items():
-        for index in {*collection(name).index_information()} & {*indexes}:
-            _drop(name, index)
 
 
 def _create(name: str, indexes: Sequence[IndexModel]) -> list[str]:

@@ -46,7 +46,7 @@ def plan(system: System) -> AdoptionPlan:
     bull = [] if system.queue is None else _bull_notes(system.queue)
     notes = [*bull, *system.adoption_notes()]
     return AdoptionPlan(
-        missing_indexes=schema.missing(system),
+        missing_indexes=schema.missing(system.collections()),
         refused_writes=list(_refused_writes(system)),
         notes=notes,
         effects=[*system.adoption_effects] if notes else [],

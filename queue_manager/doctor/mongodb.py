@@ -63,7 +63,7 @@ def write_concern() -> Iterator[Findings]:
 def obstacles() -> Iterator[Findings]:
     """Yield the documents because of which `migrate` cannot create an index."""
     for system in _systems():
-        if schema.missing(system) and (lines := system.obstacles()):
+        if schema.missing(system.collections()) and (lines := system.obstacles()):
             yield Finding(
                 f"{system.name}: {'; '.join(lines)}", "Repair these documents, then run `queue-manager migrate`."
             )

@@ -289,12 +289,12 @@ def _broker() -> Problem | None:
 def _mongodb() -> InMongoDB:
     require_replica_set()
     now, ahead = _timed(server_now)
-    missing_shared = schema.missing_shared()
+    missing_shared = schema.missing(schema.shared_collections())
     return InMongoDB(
         now=now,
         clock_ahead=ahead,
         missing_shared_indexes=missing_shared,
-        missing_indexes={one.name: schema.missing(one) for one in systems() if one.is_on(settings())},
+        missing_indexes={one.name: schema.missing(one.collections()) for one in systems() if one.is_on(settings())},
         last_runs={system.name: scan_run.last(system.scan_task) for system in systems()},
         errors={} if missing_shared else scan_run.errors(now - hours(24)),
         running=scan_run.running(now=now),

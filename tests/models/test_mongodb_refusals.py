@@ -144,7 +144,11 @@ def test_migrate_goes_on_after_the_primary_has_stepped_down(how: Document, refus
         migrated = invoke("migrate")
     assert (migrated.returncode, migrated.stderr.count("Traceback")) == (0, 0)
     on = [system for system in SYSTEMS if system.is_switched_on(settings())]
-    assert schema.missing_shared() == [name for system in on for name in schema.missing(system)] == []
+    assert (
+        schema.missing(schema.shared_collections())
+        == [name for system in on for name in schema.missing(system.collections())]
+        == []
+    )
 
 
 def test_a_job_whose_start_no_majority_confirmed_is_executed_after_a_write_that_one_has(
