@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bson import MinKey
 from pymongo import UpdateOne
 
 from models.database import Document
 from models.job import COUNTED_ATTEMPTS, jobs
+from models.listing import Sample, sample
 
 MAX_FOREIGN_COUNT = 10_000
-MAX_UNFINISHED_IDS = 5
 FOREIGN_FINISHED_STATES = ("success", "canceled", "cancelled")
 READ_FIELDS = ("name", "state", "due", "created", "priority", "arguments", "history")
 OPTIONAL_FIELDS = (
@@ -45,14 +44,6 @@ _INDEX = "jobs_in_a_state_by_attempts"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unfinished:
-    """Documents whose work may have to be done."""
-
-    count: int
-    ids: Sequence[Any]
-
-
-@dataclass(frozen=True, kw_only=True)
 class AdoptedJob:
     """A document as it was read, and its fields as a job."""
 
@@ -70,12 +61,10 @@ def count_unindexed() -> int:
     return jobs().count_documents(_IS_FOREIGN, limit=MAX_FOREIGN_COUNT)
 
 
-def unfinished() -> Unfinished:
+def unfinished() -> Sample:
     """Return those whose work nobody reported as done or canceled: the number, up to `MAX_FOREIGN_COUNT`, and some."""
     condition = {"attempts": _IS_FOREIGN["attempts"], "state": {"$nin": FOREIGN_FINISHED_STATES}}
-    count = jobs().count_documents(condition, hint=_INDEX, limit=MAX_FOREIGN_COUNT)
-    some = jobs().find(condition, {"_id": 1}, hint=_INDEX, limit=MAX_UNFINISHED_IDS) if count else ()
-    return Unfinished(count=count, ids=[one["_id"] for one in some])
+    return sample(jobs(), condition, index=_INDEX, max_count=MAX_FOREIGN_COUNT)
 
 
 def walk(names: Sequence[str] = (), *, batch: int) -> Iterator[Document]:

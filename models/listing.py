@@ -1,8 +1,10 @@
-"""Keyset pagination in the order of an index: the cost of a page does not depend on its position."""
+"""Keyset pagination in the order of an index: the cost of a page does not depend on its position. And samples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from bson import MaxKey, MinKey
 from pymongo import ASCENDING, DESCENDING
@@ -15,10 +17,27 @@ from queue_manager.items import Position as Position
 Order = Sequence[str]
 """Sort fields of an index, after the fields with a fixed value. The last is `_id`, which makes the order total."""
 READ_BATCH_SIZE = 250  # documents per reply of the server
+MAX_SAMPLE_IDS = 20
 
 
 class NoPosition(PermanentError):
     """Invalid cursor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """The number of documents that meet a condition, and the first of their ids."""
+
+    count: int
+    ids: list[Any]
+
+
+def sample(collection: Collection[Document], where: Document, *, index: str, max_count: int | None = None) -> Sample:
+    """Count documents, up to `max_count`, and read the first `MAX_SAMPLE_IDS` of their ids."""
+    found = collection.find(where, {"_id": 1}, hint=index, limit=MAX_SAMPLE_IDS)
+    ids = [one["_id"] for one in found]
+    limit: Document = {} if max_count is None else {"limit": max_count}
+    return Sample(count=collection.count_documents(where, hint=index, **limit) if ids else 0, ids=ids)
 
 
 def walk(

@@ -33,8 +33,11 @@ def pulses() -> Collection[Document]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReviewRequest:
-    """The agency fields of a pulse. Ids are as stored in the database."""
+class Agency:
+    """An agency and its managed subscriptions; `account_id` is `None` if the oldest of them has no usable one.
+
+    They have the same parent account, as an ObjectId or a text; without a parent, the same account.
+    """
 
     account_id: Any
     parent_account: Any
@@ -43,7 +46,7 @@ class ReviewRequest:
 
 
 def blocking(since: datetime) -> Document:
-    """Return the condition on a pulse that blocks another request.
+    """Return the condition on a pulse that blocks another agency.
 
     It is open, or it was created or completed after `since`, regardless of its status.
     """
@@ -54,39 +57,39 @@ def blocking(since: datetime) -> Document:
     }
 
 
-def create(requests: Sequence[ReviewRequest], *, since: datetime, now: datetime) -> list[str | None]:
-    """Create a pulse for each request unless another blocks the account or its parent.
+def create(agencies: Sequence[Agency], *, since: datetime, now: datetime) -> list[str | None]:
+    """Create a pulse for each agency unless another blocks its account or parent account.
 
     Each is one statement; all are one write, with one read if some are blocked.
 
     Returns:
         `None` for each that was created, else the status of the blocking pulse; of several, that of an open one.
     """
-    if not requests:
+    if not agencies:
         return []
-    statements = [UpdateOne(_blocking([one], since), _new(one, now), upsert=True) for one in requests]
+    statements = [UpdateOne(_blocking([one], since), _new(one, now), upsert=True) for one in agencies]
     refused: set[int] = set()
     try:
         created = pulses().bulk_write(statements, ordered=False).upserted_ids or {}
     except BulkWriteError as error:
         refused = {*duplicates(error)}  # by the unique index: another worker inserted meanwhile
         created = {one["index"]: one["_id"] for one in error.details["upserted"]}
-    blocked = [number for number in range(len(requests)) if number not in created and number not in refused]
-    statuses = _statuses([requests[number] for number in blocked], since)
-    outcomes: list[str | None] = [OPEN[0] if number in refused else None for number in range(len(requests))]
+    blocked = [number for number in range(len(agencies)) if number not in created and number not in refused]
+    statuses = _statuses([agencies[number] for number in blocked], since)
+    outcomes: list[str | None] = [OPEN[0] if number in refused else None for number in range(len(agencies))]
     for number, status in zip(blocked, statuses, strict=True):
         outcomes[number] = status
     return outcomes
 
 
-def _statuses(requests: Sequence[ReviewRequest], since: datetime) -> list[str]:
-    """Return the current status of the blocking pulse of each request; it may have changed or been deleted."""
-    if not requests:
+def _statuses(agencies: Sequence[Agency], since: datetime) -> list[str]:
+    """Return the current status of the pulse that blocks each agency; it may have changed or been deleted."""
+    if not agencies:
         return []
-    found = list(pulses().find(_blocking(requests, since), {"status": 1, **dict.fromkeys(_KEYS, 1)}))
+    found = list(pulses().find(_blocking(agencies, since), {"status": 1, **dict.fromkeys(_KEYS, 1)}))
     statuses = []
-    for request in requests:
-        accounts, parents = map(account.spellings, (request.account_id, request.parent_account))
+    for agency in agencies:
+        accounts, parents = map(account.spellings, (agency.account_id, agency.parent_account))
         of_this = [
             str(one.get("status"))
             for one in found
@@ -96,27 +99,27 @@ def _statuses(requests: Sequence[ReviewRequest], since: datetime) -> list[str]:
     return statuses
 
 
-def _blocking(requests: Sequence[ReviewRequest], since: datetime) -> Document:
-    """Return the condition on a pulse that blocks one of the requests."""
+def _blocking(agencies: Sequence[Agency], since: datetime) -> Document:
+    """Return the condition on a pulse that blocks one of the agencies."""
     block = blocking(since)
     same = [
-        {"account_id": {"$in": [one for of in requests for one in account.spellings(of.account_id)]}},
-        {"metadata.parent_account": {"$in": [one for of in requests for one in account.spellings(of.parent_account)]}},
+        {"account_id": {"$in": [one for of in agencies for one in account.spellings(of.account_id)]}},
+        {"metadata.parent_account": {"$in": [one for of in agencies for one in account.spellings(of.parent_account)]}},
     ]
     return {"$and": [{"$or": same}, {"$or": block.pop("$or")}], **block}
 
 
-def _new(request: ReviewRequest, now: datetime) -> Document:
+def _new(agency: Agency, now: datetime) -> Document:
     """Return the upsert that creates the pulse."""
     pulse = {
-        "account_id": account.stored(request.account_id),
+        "account_id": account.stored(agency.account_id),
         "status": "pending",
         "created_at": now,
         "updated_at": now,
         "metadata": {
-            "subscription_ids": request.subscription_ids,
-            "parent_account": account.stored(request.parent_account),
-            "oldest_subscription": request.oldest_subscription,
+            "subscription_ids": agency.subscription_ids,
+            "parent_account": account.stored(agency.parent_account),
+            "oldest_subscription": agency.oldest_subscription,
             "request_reason": "one_month_active",
         },
     }
@@ -137,7 +140,8 @@ def count_created(since: datetime) -> int:
     return pulses().count_documents({"type": REVIEW_REQUEST, "created_at": {"$gte": since}})
 
 
-def indexes() -> list[IndexModel]:
+def collections() -> dict[str, list[IndexModel]]:
+    """Return the collections of this module with their indexes, for `migrate`."""
     unique = [
         IndexModel(
             [(key, ASCENDING)],
@@ -155,7 +159,7 @@ def indexes() -> list[IndexModel]:
         IndexModel([(key, ASCENDING), ("type", ASCENDING)], name=f"pulses_by_{key.rpartition('.')[2]}") for key in _KEYS
     ]
     by_day = IndexModel([("type", ASCENDING), ("created_at", ASCENDING)], name="pulses_by_day")
-    return [*unique, *lookups, by_day]
+    return {pulses().name: [*unique, *lookups, by_day]}
 
 
 def obstacles() -> list[str]:
@@ -184,8 +188,3 @@ def obstacles() -> list[str]:
         if count > MAX_NAMED_GROUPS:
             found.append(f"{pulses().name}: {key}: {count - MAX_NAMED_GROUPS} more, {count} in total")
     return found
-
-
-def collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of this module with their indexes, for `migrate`."""
-    return {pulses().name: indexes()}

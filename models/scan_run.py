@@ -37,19 +37,6 @@ BY_SCAN, WITH_ERRORS = "last_runs_of_a_scan", "runs_with_errors"
 HAS_ERRORS: Document = {"errors": {"$gt": 0}}
 
 
-def indexes() -> list[IndexModel]:
-    return [
-        IndexModel([("scan", ASCENDING), *((field, DESCENDING) for field in RUN_ORDER)], name=BY_SCAN),
-        # Covers the sum of errors; contains only runs with errors.
-        IndexModel(
-            [("scan", ASCENDING), ("at", ASCENDING), ("errors", ASCENDING)],
-            name=WITH_ERRORS,
-            partialFilterExpression=HAS_ERRORS,
-        ),
-        IndexModel([("at", ASCENDING)], name="kept_for_a_day", expireAfterSeconds=int(RUN_RETENTION.total_seconds())),
-    ]
-
-
 def record(scan: str, stats: Mapping[str, int], *, error: str | None, now: datetime) -> None:
     """Store the result of a run of `scan`."""
     error_field = {} if error is None else {"error": error}
@@ -154,4 +141,16 @@ def _running(now: datetime) -> Document:
 
 def collections() -> dict[str, list[IndexModel]]:
     """Return the collections of this module with their indexes, for `migrate`."""
-    return {RUNS_COLLECTION: indexes()}
+    kept = int(RUN_RETENTION.total_seconds())
+    return {
+        RUNS_COLLECTION: [
+            IndexModel([("scan", ASCENDING), *((field, DESCENDING) for field in RUN_ORDER)], name=BY_SCAN),
+            # Covers the sum of errors; contains only runs with errors.
+            IndexModel(
+                [("scan", ASCENDING), ("at", ASCENDING), ("errors", ASCENDING)],
+                name=WITH_ERRORS,
+                partialFilterExpression=HAS_ERRORS,
+            ),
+            IndexModel([("at", ASCENDING)], name="kept_for_a_day", expireAfterSeconds=kept),
+        ]
+    }

@@ -9,7 +9,6 @@ above 1e11 would be milliseconds; such subscriptions, and those without a start,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
 from typing import Any
@@ -22,7 +21,8 @@ from pymongo.collection import Collection
 from models import account, pulse
 from models.database import Document, collection
 from models.due_documents import A_DATE
-from models.listing import NoPosition
+from models.listing import NoPosition, Sample, sample
+from models.pulse import Agency
 from queue_manager.core.clock import MIN_MILLISECONDS, truncate
 from queue_manager.core.settings import settings
 
@@ -54,19 +54,6 @@ AGGREGATION_TIMEOUT = 120.0  # seconds; grouping a million subscriptions takes a
 
 def subscriptions() -> Collection[Document]:
     return collection(settings().subscriptions_collection)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Agency:
-    """An agency that is due for a review request; `account_id` is `None` if its oldest subscription has no usable one.
-
-    Its subscriptions have the same parent account, as an ObjectId or a text; without a parent, the same account.
-    """
-
-    account_id: Any
-    parent_account: Any
-    subscription_ids: list[Any]
-    oldest_subscription: datetime
 
 
 def eligible(
@@ -178,17 +165,9 @@ def of_account(accounts: Sequence[Any], *, limit: int) -> list[Document]:
     return list(subscriptions().find({"status": "active", "account": {"$in": list(accounts)}}, limit=limit))
 
 
-def unreadable(product_types: Sequence[str], *, limit: int) -> tuple[int, list[Any]]:
+def unreadable(product_types: Sequence[str]) -> Sample:
     """Return the number of managed subscriptions with an invalid `created_at`, and the first of their ids."""
-    where = {**_managed(product_types), "$nor": [_READABLE]}
-    found = subscriptions().find(where, {"_id": 1}, hint="managed_by_account", limit=limit)
-    ids = [subscription["_id"] for subscription in found]
-    return (subscriptions().count_documents(where, hint="managed_by_account") if ids else 0), ids
-
-
-def indexes() -> list[IndexModel]:
-    fields = ("status", "plan.metadata.product_type", "account", "created_at", "metadata.account_id", "_id")
-    return [IndexModel([(field, ASCENDING) for field in fields], name="managed_by_account")]
+    return sample(subscriptions(), {**_managed(product_types), "$nor": [_READABLE]}, index="managed_by_account")
 
 
 def _managed(product_types: Sequence[str]) -> Document:
@@ -213,4 +192,5 @@ def _without_pulse(field: str, account_of: str, asked_since: datetime) -> list[D
 
 def collections() -> dict[str, list[IndexModel]]:
     """Return the collections of this module with their indexes, for `migrate`."""
-    return {subscriptions().name: indexes()}
+    fields = ("status", "plan.metadata.product_type", "account", "created_at", "metadata.account_id", "_id")
+    return {subscriptions().name: [IndexModel([(field, ASCENDING) for field in fields], name="managed_by_account")]}

@@ -9,21 +9,19 @@ A room is due when `snooze_time.time` has come. Our fields apply to one `snooze_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from pymongo import ASCENDING, IndexModel
 from pymongo.collection import Collection
 
 from models.database import Document, collection
 from models.due_documents import A_DATE
+from models.listing import Sample, sample
 
 ROOMS_COLLECTION = "support_rooms"
 DUE = "snooze_time.time"
 FLAG = "snooze_queue_in_progress"
 HISTORY = ("unsnooze_error", "unsnooze_failures", "unsnooze_retry_at")
-SHOWN_IDS = 20
 
 _NO_DATES = [
     *("string", "double", "int", "long", "decimal", "bool", "array", "timestamp", "objectId", "binData", "regex"),
@@ -48,19 +46,9 @@ def indexes() -> list[IndexModel]:
     return [IndexModel([(DUE, ASCENDING)], name="malformed_snooze", partialFilterExpression=MALFORMED)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Malformed:
-    """The number of rooms with a malformed snooze, and the first of their ids."""
-
-    count: int
-    ids: list[Any]
-
-
-def malformed() -> Malformed:
-    found = rooms().find(MALFORMED, {"_id": 1}, hint="malformed_snooze", limit=SHOWN_IDS)
-    return Malformed(
-        count=rooms().count_documents(MALFORMED, hint="malformed_snooze"), ids=[room["_id"] for room in found]
-    )
+def malformed() -> Sample:
+    """Return the number of rooms with a malformed snooze, and the first of their ids."""
+    return sample(rooms(), MALFORMED, index="malformed_snooze")
 
 
 def count_malformed_unindexed() -> int:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from models import account, item_events, pulse, subscription
 from models.database import Document
-from models.subscription import Agency
+from models.pulse import Agency
 from queue_manager.core.wording import sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
 from queue_manager.leases.detail import detail

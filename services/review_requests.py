@@ -21,8 +21,8 @@ from pymongo import IndexModel
 
 from models import account, database, pulse, subscription
 from models.document_id import id_text, read_id
-from models.listing import Position
-from models.subscription import Agency
+from models.listing import Position, Sample
+from models.pulse import Agency
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import hours, minutes, parse_utc, to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError
@@ -38,7 +38,6 @@ from services.item_work import ItemResult
 
 INITIATOR = "QM/projects/reviewRequestPulse"
 NEVER_MANAGED = {"site", "sites", "listing", "listings"}
-MAX_LOGGED_IDS = 20
 MAX_DUE_COUNT = 10_000
 MAX_SHOWN_SUBSCRIPTIONS = 100
 DUPLICATE_REQUESTS = "review-requests: leave one open request of each account, and set the others to status `dismissed`"
@@ -85,11 +84,11 @@ class ReviewRequests(DueWork):
         return self.create_many
 
     def _left_out(self) -> DueBatch:
-        count, ids = subscription.unreadable(self.product_types, limit=MAX_LOGGED_IDS)
-        if count:
-            names = ", ".join(map(str, ids))
-            log.warning("Subscriptions have no readable created_at and are left out", count=count, ids=names)
-        return DueBatch(other_counts={"unreadable": count} if count else {})
+        found = subscription.unreadable(self.product_types)
+        if found.count:
+            ids = ", ".join(map(str, found.ids))
+            log.warning("Subscriptions have no readable created_at and are left out", count=found.count, ids=ids)
+        return DueBatch(other_counts={"unreadable": found.count} if found.count else {})
 
     def create(
         self, account_id: str, subscription_ids: list[Any], parent_account: str | None, oldest_subscription: str
@@ -105,10 +104,10 @@ class ReviewRequests(DueWork):
         Raises:
             PermanentError: an argument is malformed.
         """
-        request = _request(account_id, subscription_ids, parent_account, oldest_subscription)
+        agency = _agency(account_id, subscription_ids, parent_account, oldest_subscription)
         now = self.clock()
-        (status,) = pulse.create([request], since=now - self.window, now=now)
-        return self._result(request, status)
+        (status,) = pulse.create([agency], since=now - self.window, now=now)
+        return self._result(agency, status)
 
     def create_many(self, items: Sequence[DueItem]) -> list[ItemResult | None]:
         """Create the pulses of many agencies, as `create` each: one write, and one read if some are blocked.
@@ -116,17 +115,17 @@ class ReviewRequests(DueWork):
         Returns:
             The result of each, `None` where an argument is malformed: `create` tells which.
         """
-        asked = [_readable_request(*item.args) for item in items]
-        requests = [request for request in asked if request is not None]
+        read = [_readable_agency(*item.args) for item in items]
+        agencies = [agency for agency in read if agency is not None]
         now = self.clock()
-        statuses = pulse.create(requests, since=now - self.window, now=now)
-        results = iter([self._result(*one) for one in zip(requests, statuses, strict=True)])
-        return [None if request is None else next(results) for request in asked]
+        statuses = pulse.create(agencies, since=now - self.window, now=now)
+        results = iter([self._result(*one) for one in zip(agencies, statuses, strict=True)])
+        return [None if agency is None else next(results) for agency in read]
 
-    def _result(self, request: pulse.ReviewRequest, status: str | None) -> ItemResult:
+    def _result(self, agency: Agency, status: str | None) -> ItemResult:
         if status is None:
-            log.info("Review request created", account_id=request.account_id)
-            return {"success": True, "account_id": request.account_id}
+            log.info("Review request created", account_id=agency.account_id)
+            return {"success": True, "account_id": agency.account_id}
         return {"skipped": True, "reason": "Pending request exists" if status in pulse.OPEN else "Requested recently"}
 
     def give_up(self, item: DueItem, *, error: str) -> None:
@@ -211,16 +210,20 @@ def eligible_agencies() -> EligibleAgencies:
 def stats() -> SystemStats:
     """Return how many requests are open and were created in the last day, and subscriptions that are left out."""
     kinds = review_requests().product_types
-    count, ids = subscription.unreadable(kinds, limit=MAX_LOGGED_IDS) if kinds else (0, [])
     problems = {}
     if not kinds:
         problems[Rule.SETTINGS_WARNING] = "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review"
-    if count:
-        shown = ", ".join(map(str, ids))
-        problems[Rule.UNREADABLE_DOCUMENTS] = f"{many(count, 'subscription')} without a readable created_at: {shown}"
+    unreadable = subscription.unreadable(kinds) if kinds else Sample(count=0, ids=[])
+    if unreadable.count:
+        what, ids = many(unreadable.count, "subscription"), ", ".join(map(str, unreadable.ids))
+        problems[Rule.UNREADABLE_DOCUMENTS] = f"{what} without a readable created_at: {ids}"
     day_ago = database.server_now() - hours(24)
     return SystemStats(
-        numbers={"open": pulse.count_open(), "created_last_day": pulse.count_created(day_ago), "unreadable": count},
+        numbers={
+            "open": pulse.count_open(),
+            "created_last_day": pulse.count_created(day_ago),
+            "unreadable": unreadable.count,
+        },
         problems=problems,
     )
 
@@ -254,9 +257,7 @@ def due_of(agency: Agency) -> Due:
     )
 
 
-def _request(
-    account_id: Any, subscription_ids: Any, parent_account: Any, oldest_subscription: Any
-) -> pulse.ReviewRequest:
+def _agency(account_id: Any, subscription_ids: Any, parent_account: Any, oldest_subscription: Any) -> Agency:
     """Read the item's arguments. Raises PermanentError, which names the one that is malformed."""
     oldest = parse_utc(oldest_subscription, field="oldest_subscription")
     if not isinstance(account_id, str) or not account_id:
@@ -267,7 +268,7 @@ def _request(
         raise PermanentError(f"subscription_ids: {subscription_ids!r} must be a list of ids")
     if oldest is None:
         raise PermanentError("oldest_subscription is missing")
-    return pulse.ReviewRequest(
+    return Agency(
         account_id=account_id,
         parent_account=parent_account,
         subscription_ids=[
@@ -278,10 +279,10 @@ def _request(
     )
 
 
-def _readable_request(*args: Any) -> pulse.ReviewRequest | None:
+def _readable_agency(*args: Any) -> Agency | None:
     """Read the item's arguments; `None` for malformed ones, which the item's own task refuses."""
     try:
-        return _request(*args)
+        return _agency(*args)
     except PermanentError:
         return None
 

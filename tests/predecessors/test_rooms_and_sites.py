@@ -16,6 +16,7 @@ from bson.raw_bson import RawBSONDocument
 from beat_schedule import SYSTEMS
 from models import database, schema, site, support_room
 from models.document_id import shown_id
+from models.listing import Sample
 from queue_manager import pauses
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.settings import settings
@@ -97,7 +98,7 @@ def test_each_snooze_is_handled_or_named_as_malformed(snooze: DocumentWork, is_b
 @pytest.mark.parametrize("snooze_time", MALFORMED_SNOOZES, ids=lambda value: str(value)[:30])
 def test_each_malformed_snooze_is_counted_alone(snooze_time: Any) -> None:
     room = make_room(snooze_time=snooze_time)
-    assert support_room.malformed() == support_room.Malformed(count=1, ids=[room])
+    assert support_room.malformed() == Sample(count=1, ids=[room])
 
 
 def test_malformed_rooms_do_not_degrade_the_index_for_the_others(snooze: DocumentWork) -> None:

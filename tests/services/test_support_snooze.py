@@ -11,7 +11,7 @@ from pymongo.errors import AutoReconnect
 
 from models import due_documents, failed_item, support_room
 from models.database import collection
-from models.support_room import Malformed
+from models.listing import Sample
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.core.settings import settings
@@ -159,7 +159,7 @@ class TestScan:
         good = make_room(OVER)
 
         assert scanned_ids(snooze) == [good]
-        assert support_room.malformed() == Malformed(count=1, ids=[room])
+        assert support_room.malformed() == Sample(count=1, ids=[room])
 
     @pytest.mark.parametrize(
         "snooze_time",

@@ -89,10 +89,10 @@ class TestReviewRequests:
         messages = [take(broker, REVIEWS) for _ in range(3)]
         create, poisoned = pulse.create, messages[0].args[0]
 
-        def fails_for_one(requests: Sequence[pulse.ReviewRequest], **rest: Any) -> list[str | None]:
-            if str(requests[0].account_id) == poisoned:
+        def fails_for_one(agencies: Sequence[pulse.Agency], **rest: Any) -> list[str | None]:
+            if str(agencies[0].account_id) == poisoned:
                 raise OperationFailure("the index is corrupt")
-            return create(requests, **rest)
+            return create(agencies, **rest)
 
         monkeypatch.setattr(pulse, "create", fails_for_one)
         outcomes = [run(message) for message in messages]
