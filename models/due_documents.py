@@ -160,8 +160,8 @@ class DueCollection:
         wanted = None if fields is None else projection((self.due, *fields))
         return list(self.collection().find(self.is_due(until), wanted, limit=limit))
 
-    def get(self, id: Any, fields: Sequence[str] | None = None) -> Document | None:
-        return self.collection().find_one({"_id": id}, None if fields is None else projection(fields))
+    def get(self, id: Any) -> Document | None:
+        return self.collection().find_one({"_id": id})
 
     def get_many(self, ids: Sequence[Any], fields: Sequence[str] | None = None) -> list[Document]:
         wanted = None if fields is None else projection(fields)
