@@ -34,6 +34,7 @@ from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, OperationFailure
 
 from models.database import Document, collection, duplicates
+from models.document_id import id_candidates
 from queue_manager.core.clock import EPOCH
 from queue_manager.core.errors import AppError
 
@@ -84,6 +85,8 @@ WAITING_STATES = (JobState.PENDING, JobState.FAILURE)
 LIVE_STATES = (*WAITING_STATES, JobState.EXECUTING)
 LIVE: Document = {"state": {"$in": [*LIVE_STATES]}}
 INACTIVE_STATES = (*WAITING_STATES, *FINISHED_STATES)
+UNCOUNTED: Document = {"uncounted": True}
+"""Condition of the finished jobs that the counts of their names do not include yet (`models/job_counts.py`)."""
 
 
 class NameBusy(Exception):
@@ -122,10 +125,11 @@ def as_count(value: Any) -> int:
     return int(min(max(value, 0), MAX_EXACT_COUNT)) if isinstance(value, int | float) and isfinite(value) else 0
 
 
-def indexes() -> list[IndexModel]:
+def collections() -> dict[str, list[IndexModel]]:
+    """Return the collections of this module with their indexes, for `migrate`."""
     waiting = {"partialFilterExpression": STARTABLE}
     executing = {"partialFilterExpression": {"state": JobState.EXECUTING}}
-    return [
+    indexes = [
         IndexModel([("name", ASCENDING), ("waiting", ASCENDING)], name="due_names", **waiting),
         IndexModel([("name", ASCENDING), *EXECUTION_ORDER], name="next_of_a_name", **waiting),
         IndexModel(
@@ -141,8 +145,12 @@ def indexes() -> list[IndexModel]:
         IndexModel([("key", ASCENDING)], name="same_live_jobs", partialFilterExpression=LIVE),
         IndexModel([("name", ASCENDING), ("state", ASCENDING), ("_id", DESCENDING)], name="jobs_of_a_name"),
         IndexModel([("state", ASCENDING)], name="failed_jobs", partialFilterExpression={"state": JobState.FAILURE}),
+        IndexModel(
+            [("name", ASCENDING), ("state", ASCENDING)], name="uncounted_jobs", partialFilterExpression=UNCOUNTED
+        ),
         *_indexes_of_lists(),
     ]
+    return {JOBS_COLLECTION: indexes}
 
 
 def _indexes_of_lists() -> Iterator[IndexModel]:
@@ -160,11 +168,6 @@ OBSOLETE_INDEXES = {JOBS_COLLECTION: ("one_executes",)}
 
 def jobs() -> Collection[Document]:
     return collection(JOBS_COLLECTION)
-
-
-def collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of this module with their indexes, for `migrate`."""
-    return {JOBS_COLLECTION: indexes()}
 
 
 # Storing
@@ -337,10 +340,12 @@ def push_to_history(entry: Document) -> Document:
 # Reading
 
 
-def get_any(ids: Sequence[Any]) -> Document | None:
-    """Return the document with the first of these ids that exists, even if it is not a job."""
-    found = list(jobs().find({"_id": {"$in": [*ids]}}, hint="_id_"))
-    return next((document for id in ids for document in found if document["_id"] == id), None)
+def get_any(id: str) -> Document | None:
+    """Return the job with the id that a text names, or else the document of another program."""
+    candidates = id_candidates(id)
+    found = list(jobs().find({"_id": {"$in": candidates}}, hint="_id_"))
+    in_order = [document for one in candidates for document in found if document["_id"] == one]
+    return next(filter(is_job, in_order), next(iter(in_order), None))
 
 
 def some(

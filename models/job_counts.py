@@ -20,14 +20,14 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from bson import ObjectId
-from pymongo import ASCENDING, IndexModel, UpdateOne
+from pymongo import UpdateOne
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
 from models import database
 from models.database import Document, collection
-from models.job import COUNTED_ATTEMPTS, FINISHED_STATES, LIVE_STATES, MAX_EXACT_COUNT, JobState, jobs, some
+from models.job import COUNTED_ATTEMPTS, FINISHED_STATES, LIVE_STATES, MAX_EXACT_COUNT, UNCOUNTED, JobState, jobs, some
 from models.malformed import readable_one, typed
 from models.transaction import transact
 from queue_manager.core.clock import hours, minutes, seconds
@@ -46,20 +46,12 @@ _TYPES: Document = {
     **dict.fromkeys(FINISHED_STATES, _COUNT),
 }
 _MALFORMED: Document = {"$nor": [{"$jsonSchema": {"properties": _TYPES}}]}
-UNCOUNTED: Document = {"uncounted": True}
-UNCOUNTED_INDEX = "uncounted_jobs"
 
 CountsByName = dict[str, dict[str, int]]
 
 
 def job_counts() -> Collection[Document]:
     return collection(COUNTS_COLLECTION)
-
-
-def indexes() -> list[IndexModel]:
-    """Return the indexes of jobs for this module."""
-    by_name = [("name", ASCENDING), ("state", ASCENDING)]
-    return [IndexModel(by_name, name=UNCOUNTED_INDEX, partialFilterExpression=UNCOUNTED)]
 
 
 def by_name() -> CountsByName:
@@ -81,7 +73,7 @@ def add_finished(*, limit: int) -> int:
 
     def add(session: ClientSession) -> int:
         projection = {"name": 1, "state": 1}
-        found, _ = some(UNCOUNTED, projection, hint=UNCOUNTED_INDEX, limit=limit, session=session)
+        found, _ = some(UNCOUNTED, projection, hint="uncounted_jobs", limit=limit, session=session)
         finished = [one for one in found if one.get("state") in FINISHED_STATES and isinstance(one.get("name"), str)]
         _increase(Counter((one["name"], one["state"]) for one in finished), 1, session)
         if found:
@@ -198,7 +190,7 @@ def _count(states: Iterable[JobState], session: ClientSession) -> CountsByName:
 
 
 def _count_uncounted(session: ClientSession) -> CountsByName:
-    return _group({**UNCOUNTED, "state": {"$in": [*FINISHED_STATES]}}, UNCOUNTED_INDEX, session)
+    return _group({**UNCOUNTED, "state": {"$in": [*FINISHED_STATES]}}, "uncounted_jobs", session)
 
 
 def _group(condition: Document, index: str, session: ClientSession) -> CountsByName:

@@ -15,8 +15,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from pymongo import IndexModel
-
 from models import database, executing_job, job, job_attempt, job_counts, job_operations, job_queue, old_claims
 from models.database import Document
 from models.executing_job import ExecutingJob
@@ -43,10 +41,8 @@ from services.job_queues.stats import read_stats
 
 JOBS_INITIATOR = "QM/jobs"
 LOST_ERROR = "The worker was lost while it executed the job"
-RETENTION_BATCH_SIZE = 1_000  # finished jobs that one transaction deletes
-MAX_RETENTION_TIME = 1.0  # seconds of one dispatch
-COUNTING_BATCH_SIZE = 1_000  # finished jobs that one transaction adds to the counts
-MAX_COUNTING_TIME = 1.0  # seconds of one dispatch
+FINISHED_BATCH_SIZE = 1_000  # finished jobs that one transaction deletes, or adds to the counts
+MAX_FINISHED_TIME = 1.0  # seconds of one dispatch for each of the two
 RENEWALS_PER_LEASE = 3  # so that two renewals may fail
 MIN_LOSS_BACKOFF, MAX_LOSS_BACKOFF = seconds(5), minutes(10)
 
@@ -192,20 +188,19 @@ class Dispatch(DueWork):
 
 
 def _count_finished() -> None:
-    for _ in _batches(job_counts.add_finished, size=COUNTING_BATCH_SIZE, time_limit=MAX_COUNTING_TIME):
+    for _ in _batches(job_counts.add_finished):
         pass
 
 
 def _delete_finished(before: datetime) -> int:
-    delete = partial(job_operations.remove_finished, before)
-    return sum(_batches(delete, size=RETENTION_BATCH_SIZE, time_limit=MAX_RETENTION_TIME))
+    return sum(_batches(partial(job_operations.remove_finished, before)))
 
 
-def _batches(act: Callable[..., int], *, size: int, time_limit: float) -> Iterator[int]:
-    """Call `act(limit=size)`, and yield what it returns, until nothing is left, the time is over, or it is locked."""
-    ends_at = time.monotonic() + time_limit
+def _batches(act: Callable[..., int]) -> Iterator[int]:
+    """Yield what `act` returns for batches of jobs, until nothing is left, the time is over, or they are locked."""
+    ends_at = time.monotonic() + MAX_FINISHED_TIME
     try:
-        while done := act(limit=size):
+        while done := act(limit=FINISHED_BATCH_SIZE):
             yield done
             if time.monotonic() >= ends_at:
                 return
@@ -279,15 +274,6 @@ def stats() -> SystemStats:
     return found
 
 
-def _collections() -> dict[str, list[IndexModel]]:
-    indexes = job.collections()
-    return {
-        **indexes,
-        job.JOBS_COLLECTION: [*indexes[job.JOBS_COLLECTION], *job_counts.indexes()],
-        **job_queue.collections(),
-    }
-
-
 system: System = System(
     name="job-queues",
     title="Jobs",
@@ -316,7 +302,7 @@ system: System = System(
     on_time_within=seconds(1),
     on_time_of="wait",
     duration_names={"due_to_done": "Due to finished", "wait": "Due to started", "run": "Run"},
-    collections=_collections,
+    collections=lambda: {**job.collections(), **job_queue.collections()},
     adoption_notes=adoption_notes,
     obsolete_indexes={**job.OBSOLETE_INDEXES, job_queue.QUEUES_COLLECTION: old_claims.INDEXES},
 )

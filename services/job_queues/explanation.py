@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 from models import executing_job, job, job_queue
 from models.database import Document
-from models.document_id import id_candidates, id_text
-from models.job import JobId, JobState
+from models.document_id import id_text
+from models.job import JobState
 from queue_manager.core.wording import many, ordinal, sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first, pause_text
 from queue_manager.system import System
@@ -27,8 +27,7 @@ MAX_COUNTED_JOBS = 10_000
 
 def explain(system: System, id: str, dispatch: DispatchState) -> list[Explanation]:
     """Return the job that an id names."""
-    ids = [one for one in id_candidates(id) if isinstance(one, JobId)]
-    found = job.get_any(ids) if dispatch.is_on else None
+    found = job.get_any(id) if dispatch.is_on else None
     if found is None or not job.is_job(found):
         return []
     if (field := _malformed_field(found)) is not None:

@@ -129,37 +129,22 @@ def checked_due(at: Any, delay: Any, now: datetime) -> datetime:
     return moment
 
 
-def is_id(id: Any) -> bool:
-    """Return True if `id` is a valid job id."""
-    return isinstance(id, str | ObjectId) and ObjectId.is_valid(id)
-
-
-def checked_id(id: Any) -> ObjectId:
-    """Return `id` as an ObjectId."""
-    if not is_id(id):
-        raise InvalidJob(
-            "id", f"{id!r:.60} is not a job id; must be 24 hexadecimal digits, or the string id of an adopted job"
-        )
-    return ObjectId(id)
-
-
 def read_job_id(text: Any) -> JobId:
     """Parse the id of a job from the text that `id_text` returns, in which a text stands in quotation marks."""
     try:
         id = read_id(str(text), field="id")
     except PermanentError:
         id = None
-    return id if isinstance(id, JobId) else checked_id(text)
+    if not isinstance(id, JobId):
+        raise invalid_id(text)
+    return id
 
 
-def other_ids(id: Any) -> list[Any]:
-    """Return the ids that a text may represent if it is not an ObjectId: itself, and its value as extended JSON."""
-    if not isinstance(id, str) or not id.isprintable() or len(id) > MAX_JOB_ID_LENGTH:
-        return []
-    try:
-        return [id, read_id(id, field="id")]
-    except PermanentError:
-        return [id]
+def invalid_id(id: Any) -> InvalidJob:
+    """Return the error for a text that is not the id of a job."""
+    return InvalidJob(
+        "id", f"{id!r:.60} is not a job id; must be 24 hexadecimal digits, or the string id of an adopted job"
+    )
 
 
 def sort_field(sort: str) -> str:

@@ -24,14 +24,12 @@ from services.job_queues.fields import (
     InvalidJob,
     checked_arguments,
     checked_due,
-    checked_id,
     checked_name,
     checked_priority,
     checked_state,
-    is_id,
+    invalid_id,
     job_key,
     new_job,
-    other_ids,
     read_job_id,
     search_pattern,
     sort_field,
@@ -209,9 +207,10 @@ class Jobs:
 
     def get(self, id: str) -> Document:
         """Return a job, or the document of another program with this id. Raises `UnknownJob`."""
-        found = job.get_any([ObjectId(id), str(id)] if is_id(id) else other_ids(id))
+        found = job.get_any(str(id))
         if found is None:
-            checked_id(id)
+            if not ObjectId.is_valid(str(id)):
+                raise invalid_id(id)
             raise UnknownJob(f"There is no job {id}")
         return found
 

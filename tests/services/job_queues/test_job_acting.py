@@ -178,8 +178,8 @@ def test_a_change_is_reported_with_the_job_as_another_change_has_just_left_it(
     options = {"priority": 5} if other == "reschedule" else {}
     others, read = [partial(getattr(lab.jobs, other), id, **options)], job.get_any
 
-    def read_before_another_change(ids: Any) -> Any:
-        found = read(ids)
+    def read_before_another_change(id: str) -> Any:
+        found = read(id)
         if others:
             others.pop()()
         return found

@@ -60,8 +60,8 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def limit(size: int, *, time_limit: float) -> None:
         module = import_module("services.job_queues.dispatch")
-        monkeypatch.setattr(module, "RETENTION_BATCH_SIZE", size)
-        monkeypatch.setattr(module, "MAX_RETENTION_TIME", time_limit)
+        monkeypatch.setattr(module, "FINISHED_BATCH_SIZE", size)
+        monkeypatch.setattr(module, "MAX_FINISHED_TIME", time_limit)
 
     return limit
 
