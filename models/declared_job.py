@@ -5,47 +5,38 @@ Guarantee: the id makes it unique, however many processes store it at once. An e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
 from models.database import Document
 from models.job import COUNTED_ATTEMPTS, DECLARED_PREFIX, JobState, jobs
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeclaredJob:
-    """A stored job that was declared; `repetition` includes `since`."""
-
-    name: str
-    repetition: Document
-
-
 def declared_id(name: str) -> str:
     return f"{DECLARED_PREFIX}{name}"
 
 
-def stored() -> dict[str, DeclaredJob]:
-    """Return the jobs that were declared, by name, in any state; not those whose repetition is malformed."""
+def stored() -> dict[str, Document]:
+    """Return the repetitions of the jobs that were declared, by name, in any state; not those that are malformed."""
     ids = {"$gte": DECLARED_PREFIX, "$lt": f"{DECLARED_PREFIX}\uffff"}
     found = jobs().find(
         {"_id": ids, "repetition.since": {"$type": "date"}, **COUNTED_ATTEMPTS}, {"name": 1, "repetition": 1}
     )
     return {
-        one["name"]: DeclaredJob(name=one["name"], repetition=one["repetition"])
+        one["name"]: one["repetition"]
         for one in found
         if isinstance(one["repetition"], dict) and isinstance(one["repetition"]["since"], datetime)
     }
 
 
-def change(known: DeclaredJob, repetition: Document, *, due: datetime, now: datetime) -> bool:
-    """Replace the repetition, and the due time of a pending job; return False if it is executing or was changed.
+def change(name: str, known: Document, repetition: Document, *, due: datetime, now: datetime) -> bool:
+    """Replace a known repetition, and the due time of a pending job; return False if it is executing or was changed.
 
     A repeating job is never reserved.
     """
     is_unchanged = {
-        "_id": declared_id(known.name),
+        "_id": declared_id(name),
         "state": {"$ne": JobState.EXECUTING},
-        "repetition": {"$eq": known.repetition},
+        "repetition": {"$eq": known},
     }
     is_pending = {"$eq": ["$state", JobState.PENDING]}
     changed: Document = {

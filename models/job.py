@@ -84,6 +84,7 @@ FINISHED_STATES = (JobState.SUCCESS, JobState.CANCELED)
 WAITING_STATES = (JobState.PENDING, JobState.FAILURE)
 LIVE_STATES = (*WAITING_STATES, JobState.EXECUTING)
 LIVE: Document = {"state": {"$in": [*LIVE_STATES]}}
+RESCHEDULABLE_STATES = (*WAITING_STATES, JobState.CANCELED)
 INACTIVE_STATES = (*WAITING_STATES, *FINISHED_STATES)
 UNCOUNTED: Document = {"uncounted": True}
 """Condition of the finished jobs that the counts of their names do not include yet (`models/job_counts.py`)."""
@@ -173,13 +174,7 @@ def jobs() -> Collection[Document]:
 # Storing
 
 
-def insert(job: Document, *, unique: bool, singular: bool) -> None:
-    """Store a new job. Raises `DuplicateJob` if a unique or singular job already exists."""
-    if insert_many([job], unique=unique, singular=singular):
-        raise DuplicateJob(f"There is already a job {job['name']} with these arguments")
-
-
-def insert_many(new: Sequence[Document], *, unique: bool, singular: bool) -> set[int]:
+def insert(new: Sequence[Document], *, unique: bool, singular: bool) -> set[int]:
     """Store new jobs; return the positions of those that were not, because a unique or singular one already exists."""
     blocked = set[Any]()
     if unique or singular:

@@ -11,8 +11,7 @@ from datetime import datetime
 
 from models import declared_job, job
 from models.database import Document
-from models.declared_job import DeclaredJob, declared_id
-from models.job import DuplicateJob
+from models.declared_job import declared_id
 from queue_manager.core.log import get_logger
 from services.job_queues.fields import new_job
 from services.job_queues.repetition import first_due, next_due
@@ -26,8 +25,8 @@ def store(declared: Mapping[str, Document], now: datetime) -> None:
     for name, repetition in declared.items():
         if (known := stored.get(name)) is None:
             _insert(name, repetition, now)
-        elif _plain(known) != repetition:
-            _change(known, repetition, now)
+        elif {**repetition, "since": known["since"]} != known:
+            _change(name, known, repetition, now)
 
 
 def details(declared: Mapping[str, Document]) -> Iterator[str]:
@@ -46,18 +45,13 @@ def details(declared: Mapping[str, Document]) -> Iterator[str]:
 def _insert(name: str, repetition: Document, now: datetime) -> None:
     due = first_due(repetition, now)
     document = new_job(name, (), due=due, priority=0, repetition=repetition, now=now)
-    try:
-        job.insert({**document, "_id": declared_id(name)}, unique=False, singular=True)
-        log.info("A declared repeating job was stored", name=name, due=due)
-    except DuplicateJob:
+    if job.insert([{**document, "_id": declared_id(name)}], unique=False, singular=True):
         log.warning("A declared repeating job was not stored, because a singular job exists", name=name)
+    else:
+        log.info("A declared repeating job was stored", name=name, due=due)
 
 
-def _change(known: DeclaredJob, repetition: Document, now: datetime) -> None:
-    changed = {**repetition, "since": known.repetition["since"]}
-    if declared_job.change(known, changed, due=next_due(changed, now), now=now):
-        log.info("The repetition of a declared job was changed", name=known.name)
-
-
-def _plain(known: DeclaredJob) -> Document:
-    return {name: value for name, value in known.repetition.items() if name != "since"}
+def _change(name: str, known: Document, repetition: Document, now: datetime) -> None:
+    changed = {**repetition, "since": known["since"]}
+    if declared_job.change(name, known, changed, due=next_due(changed, now), now=now):
+        log.info("The repetition of a declared job was changed", name=name)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from models import executing_job, job, job_queue
 from models.database import Document
 from models.document_id import id_text
-from models.job import JobState
+from models.job import RESCHEDULABLE_STATES, JobState
 from queue_manager.core.wording import many, ordinal, sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first, pause_text
 from queue_manager.system import System
@@ -45,11 +45,8 @@ def _malformed(system: System, document: Document, field: str) -> Explanation:
         label=str(document.get("state")),
         tone="bad",
         answer=sentence(f"malformed: its field {field} is missing, or has another type or value than that of a job"),
-        due_at=None,
         page=system.page_of_item(id),
         document=f"/api/jobs/{quote(id, safe='')}",
-        retry=None,
-        timeline=[],
     )
 
 
@@ -93,7 +90,6 @@ class _JobExplanation:
     def explanation(self) -> Explanation:
         id = id_text(self._job["_id"])
         path = f"/api/jobs/{quote(id, safe='')}"
-        can_retry = self._state in (JobState.PENDING, JobState.FAILURE, JobState.CANCELED)
         return Explanation(
             system=self._system.name,
             kind=self._system.item_name,
@@ -105,7 +101,7 @@ class _JobExplanation:
             due_at=self._job["due"],
             page=self._system.page_of_item(id),
             document=path,
-            retry=f"{path}/retry" if can_retry else None,
+            retry=f"{path}/retry" if self._state in RESCHEDULABLE_STATES else None,
             timeline=newest_first(_entries(self._job)),
         )
 

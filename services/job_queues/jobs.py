@@ -13,7 +13,7 @@ from bson import ObjectId
 from models import executing_job, foreign_job, job, job_counts, job_operations, job_pages, job_queue
 from models.database import Document, server_now
 from models.executing_job import ExecutingJob
-from models.job import INACTIVE_STATES, WAITING_STATES, DuplicateJob, JobState
+from models.job import INACTIVE_STATES, RESCHEDULABLE_STATES, WAITING_STATES, JobState
 from models.job_operations import DELETION_BATCH_SIZE
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from models.listing import Position
@@ -37,7 +37,6 @@ from services.job_queues.fields import (
 from services.job_queues.registry import Registry, UnknownJob, registry
 from services.job_queues.repetition import checked_repetition, first_due
 
-RESCHEDULABLE_STATES = (JobState.PENDING, JobState.FAILURE, JobState.CANCELED)
 INSERT_BATCH_SIZE = 1_000
 RESERVATION_TIMEOUT = 2.0  # seconds that a change waits for a run that has reserved the job; longer than a reservation
 RESERVATION_CHECK_INTERVAL = 0.02  # seconds
@@ -104,11 +103,8 @@ class Jobs:
         now, repetition = self._clock(), checked_repetition(every, cron)
         due = first_due(repetition, now) if at is None and delay is None else checked_due(at, delay, now)
         document = new_job(name, arguments, due=due, priority=priority, repetition=repetition, now=now)
-        try:
-            job.insert(document, unique=unique, singular=singular or bool(repetition))
-        except DuplicateJob:
-            return None
-        return document
+        refused = job.insert([document], unique=unique, singular=singular or bool(repetition))
+        return None if refused else document
 
     def run_many(
         self,
@@ -141,7 +137,7 @@ class Jobs:
         stored: list[Document | None] = []
         for begin in range(0, len(new), INSERT_BATCH_SIZE):
             some = new[begin : begin + INSERT_BATCH_SIZE]
-            refused = job.insert_many(some, unique=unique, singular=singular)
+            refused = job.insert(some, unique=unique, singular=singular)
             stored += [None if number in refused else one for number, one in enumerate(some)]
         return StoredJobs(jobs=stored)
 

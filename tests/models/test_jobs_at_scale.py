@@ -171,7 +171,7 @@ def look_at_everything(servers: Servers, count: int, figure: Callable[[str], Non
         live = job.jobs().count_documents({**alike, **job.LIVE})
         for options, most in (({"singular": True, "unique": False}, live), ({"singular": False, "unique": True}, 1)):
             recorder.sent.clear()
-            assert job.insert_many([{**one, "_id": ObjectId()}], **options) == {0}
+            assert job.insert([{**one, "_id": ObjectId()}], **options) == {0}
             _, keys, read, _ = shown("the same arguments", recorder.sent[0])
             assert read <= keys
             assert 0 < keys <= most
