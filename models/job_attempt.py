@@ -170,13 +170,8 @@ def hand_over(
         instead = _as_canceled(ended, token)
         if instead != [*ended]:
             return hand_over(instead, job, token=token, now=now, until=until, batch=batch)
-        return has_claim(job, token)
+        return read_claim(job, token=token) is not None
     return True
-
-
-def has_claim(job: Document, token: str) -> bool:
-    """Return True if `token` has the claim of the job."""
-    return jobs().find_one(_claim_condition(job, token), {"_id": 1}) is not None
 
 
 def _has_ended(job: Document, token: str) -> bool:
@@ -187,7 +182,7 @@ def _has_ended(job: Document, token: str) -> bool:
 def _started(batch: Sequence[Document], token: str, now: datetime) -> list[Document]:
     """Return the jobs of a batch that were started or reserved; none if the first was not started."""
     first, *others = batch
-    if not has_claim(first, token):
+    if read_claim(first, token=token) is None:
         return []
     reserved = {"_id": {"$in": [job["_id"] for job in others]}, "reserved": _reservation(token, now)}
     ids = {job["_id"] for job in jobs().find(reserved, {"_id": 1}, hint="_id_")}
