@@ -36,25 +36,21 @@ def describe_state(
         case "ended":
             return "in progress", "good", "its attempt ended a moment ago"
         case "stuck":
-            ended = f"the lease of its worker ended without a result{_at(lease.at, now)}"
+            ended = f"the lease of its worker ended without a result{_when('at', lease.at, now)}"
             return "stuck", "bad", f"{ended}; {dispatch.scan()}"
         case "cooling":
-            return "failed", "bad", f"all attempts failed, and it cools down{_until(lease.at, now)}"
+            return "failed", "bad", f"all attempts failed, and it cools down{_when('until', lease.at, now)}"
         case "free":
             return "due", "warn", f"not dispatched yet; {dispatch.scan()}"
 
 
-def _at(moment: datetime | None, now: datetime) -> str:
-    return "" if moment is None else f" at {when(moment, now)}"
-
-
-def _until(moment: datetime | None, now: datetime) -> str:
-    return "" if moment is None else f" until {when(moment, now)}"
+def _when(preposition: str, moment: datetime | None, now: datetime) -> str:
+    return "" if moment is None else f" {preposition} {when(moment, now)}"
 
 
 def _execution(lease: LeaseDetail, dispatch: DispatchState) -> str:
     by = f" by {dispatch.workers[0]}" if dispatch.workers is not None and len(dispatch.workers) == 1 else ""
-    since = "" if lease.at is None else f" since {when(lease.at, dispatch.now)}"
+    since = _when("since", lease.at, dispatch.now)
     lost = f", after its process was lost {many(lease.losses, 'time')} in a row" if lease.losses else ""
     return f"being executed{by}{since}{lost}"
 
@@ -62,8 +58,8 @@ def _execution(lease: LeaseDetail, dispatch: DispatchState) -> str:
 def _next_attempt(at: datetime | None, history: ItemHistory, now: datetime) -> str:
     last = next((one for one in history.events if one.event == "retried"), None)
     if last is None:
-        return f"dispatched, to be executed{_at(at, now)}"
-    return f"attempt {last.attempt} failed, and the next one starts{_at(at, now)}. Last error: {last.error}"
+        return f"dispatched, to be executed{_when('at', at, now)}"
+    return f"attempt {last.attempt} failed, and the next one starts{_when('at', at, now)}. Last error: {last.error}"
 
 
 def describe_done(history: ItemHistory, due_at: datetime | None, now: datetime) -> str:

@@ -61,7 +61,6 @@ class _SiteExplanation:
             label=state,
             tone=tone,
             answer=answer + often,
-            due_at=None,
             page=self._system.page_of_item(id),
             document=path,
             retry=f"{path}/retry" if state in ("due", "stuck") and self._dispatch.is_on else None,
