@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Any, TypeAlias
 
 from bson import ObjectId
@@ -53,8 +53,8 @@ class Undone:
     is_complete: Annotated[bool, Field(description="False if the time was not enough: repeat it then.")]
 
 
-def undo(entry: AuditEntry, *, now: datetime, within: timedelta = UNDO_BUDGET) -> Undone:
-    """Restore what an action deleted; begin nothing more after `within`.
+def undo(entry: AuditEntry, *, now: datetime) -> Undone:
+    """Restore what an action deleted; begin nothing more after `UNDO_BUDGET`.
 
     Raises:
         CannotUndo: it deleted nothing that is kept, it is too late, or it is undone already.
@@ -62,7 +62,7 @@ def undo(entry: AuditEntry, *, now: datetime, within: timedelta = UNDO_BUDGET) -
     """
     if now > (entry.undo_until or entry.at + UNDO_TIME):
         raise CannotUndo(f"The time to undo it ({UNDO_TIME.total_seconds() / 60:.0f} minutes) has passed")
-    ends_at = time.monotonic() + within.total_seconds()
+    ends_at = time.monotonic() + UNDO_BUDGET.total_seconds()
     counts = Counter[str]()
     for some in archive.slices(ObjectId(entry.id)):
         if time.monotonic() > ends_at:
