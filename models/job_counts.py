@@ -16,7 +16,7 @@ the next `recount`, which drops it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from bson import ObjectId
@@ -48,6 +48,8 @@ _TYPES: Document = {
 _MALFORMED: Document = {"$nor": [{"$jsonSchema": {"properties": _TYPES}}]}
 
 CountsByName = dict[str, dict[str, int]]
+Numbers = Counter[tuple[str, str]]
+"""Numbers of jobs by name and state."""
 
 
 def job_counts() -> Collection[Document]:
@@ -59,12 +61,14 @@ def by_name() -> CountsByName:
     with database.client().start_session(snapshot=True) as session:
         kept = list(job_counts().find(session=session))
         is_kept = any(one["_id"] == RECOUNT_ID for one in kept) and not _has_malformed(session)
-        found = _count([*LIVE_STATES] if is_kept else [*JobState], session)
+        numbers = _count([*LIVE_STATES] if is_kept else [*JobState], session)
         if is_kept:
-            for one in kept:
-                _add(found, one["_id"], {state: one.get(state, 0) for state in FINISHED_STATES})
-            for name, states in _count_uncounted(session).items():
-                _add(found, name, states)
+            numbers.update(_kept_numbers(kept))
+            numbers.update(_count_uncounted(session))
+    found: CountsByName = {}
+    for (name, state), number in numbers.items():
+        if number:
+            found.setdefault(name, {})[state] = number
     return found
 
 
@@ -141,12 +145,9 @@ def recount(now: datetime) -> bool:
     with database.within(MAX_RECOUNT_TIME), database.client().start_session(snapshot=True) as session:
         kept = {one["_id"]: one for one in job_counts().find(session=session)}
         lacking = _count(FINISHED_STATES, session)
-        for name, states in _count_uncounted(session).items():
-            _add(lacking, name, states, sign=-1)
+        lacking.subtract(_count_uncounted(session))
     last = kept.pop(RECOUNT_ID, None)
-    for name, one in kept.items():
-        _add(lacking, name, {state: one.get(state, 0) for state in FINISHED_STATES}, sign=-1)
-    numbers = Counter({(name, state): number for name, states in lacking.items() for state, number in states.items()})
+    lacking.subtract(_kept_numbers(kept.values()))
 
     def correct(session: ClientSession) -> bool:
         new = {"recounted_at": now, "version": ObjectId()}
@@ -156,7 +157,7 @@ def recount(now: datetime) -> bool:
             unchanged = {"_id": RECOUNT_ID, "recounted_at": last.get("recounted_at"), "version": last.get("version")}
             if job_counts().update_one(unchanged, {"$set": new}, session=session).matched_count == 0:
                 return False
-        _increase(numbers, 1, session)
+        _increase(lacking, 1, session)
         nothing: Document = {state: {"$in": [0, None]} for state in FINISHED_STATES}
         job_counts().delete_many({"_id": {"$nin": [*RECORD_IDS]}, **nothing}, session=session)
         job_counts().delete_one({"_id": ATTEMPT_ID}, session=session)
@@ -183,36 +184,34 @@ def _drop_malformed() -> None:
         job_counts().delete_many(_MALFORMED)
 
 
-def _count(states: Iterable[JobState], session: ClientSession) -> CountsByName:
+def _kept_numbers(kept: Iterable[Document]) -> Numbers:
+    """Return the counts that documents of this collection have."""
+    return Counter({(one["_id"], state): one.get(state, 0) for one in kept for state in FINISHED_STATES})
+
+
+def _count(states: Iterable[JobState], session: ClientSession) -> Numbers:
     """Count by an index of names and states, which is skipped from range to range."""
     of_states = {"name": {"$gt": ""}, "state": {"$in": [*states]}, **COUNTED_ATTEMPTS}
     return _group(of_states, "jobs_of_a_name_by_attempts", session)
 
 
-def _count_uncounted(session: ClientSession) -> CountsByName:
+def _count_uncounted(session: ClientSession) -> Numbers:
     return _group({**UNCOUNTED, "state": {"$in": [*FINISHED_STATES]}}, "uncounted_jobs", session)
 
 
-def _group(condition: Document, index: str, session: ClientSession) -> CountsByName:
+def _group(condition: Document, index: str, session: ClientSession) -> Numbers:
     pipeline: list[Document] = [
         {"$match": condition},
         {"$group": {"_id": {"name": "$name", "state": "$state"}, "jobs": {"$sum": 1}}},
     ]
-    found: CountsByName = {}
-    for row in jobs().aggregate(pipeline, hint=index, session=session):
-        if isinstance(name := row["_id"].get("name"), str):
-            _add(found, name, {row["_id"]["state"]: row["jobs"]})
-    return found
+    rows = jobs().aggregate(pipeline, hint=index, session=session)
+    groups = ((row["_id"].get("name"), row["_id"].get("state"), row["jobs"]) for row in rows)
+    return Counter(
+        {(name, state): number for name, state, number in groups if isinstance(name, str) and isinstance(state, str)}
+    )
 
 
-def _add(found: CountsByName, name: str, states: Mapping[str, int], *, sign: int = 1) -> None:
-    for state, number in states.items():
-        if number:
-            of_name = found.setdefault(name, {})
-            of_name[state] = of_name.get(state, 0) + sign * number
-
-
-def _increase(numbers: Counter[tuple[str, str]], sign: int, session: ClientSession) -> None:
+def _increase(numbers: Numbers, sign: int, session: ClientSession) -> None:
     writes = [
         UpdateOne({"_id": name}, [{"$set": {state: _sum(f"${state}", sign * number)}}], upsert=True)
         for (name, state), number in numbers.items()

@@ -144,10 +144,17 @@ def test_recount_that_takes_too_long_changes_nothing_and_is_tried_again(
     assert [one["_id"] for one in job_counts.job_counts().find({"_id": {"$ne": "mail"}})] == ["*"]
 
 
+def test_a_document_with_a_list_of_states_is_not_counted(kept: Lab) -> None:
+    kept.run("mail")
+    job.jobs().insert_one({"_id": "odd", "name": "mail", "state": ["pending", "success"], "attempts": 1})
+    assert job_counts.by_name() == {"mail": {"pending": 1}}
+    assert job_counts.recount(kept.clock())
+
+
 def test_recount_may_take_longer_than_a_transaction(kept: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     group = job_counts._group
 
-    def count_slowly(*options: Any) -> job_counts.CountsByName:
+    def count_slowly(*options: Any) -> job_counts.Numbers:
         time.sleep(1.6)
         return group(*options)
 
