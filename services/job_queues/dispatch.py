@@ -93,9 +93,11 @@ class Dispatch(DueWork):
             epoch = self._current_epoch()
             self.leases.release([lease_name(name, epoch) for name in reaped])
         yield from super().take_due(measure)
-        _count_finished()
-        if self.retention is not None and (deleted := _delete_finished(now - self.retention)):
-            yield DueBatch(other_counts={"deleted": deleted})
+        _in_batches(job_counts.add_finished)
+        if self.retention is not None:
+            remove = partial(job_operations.remove_finished, now - self.retention)
+            if deleted := _in_batches(remove):
+                yield DueBatch(other_counts={"deleted": deleted})
         _recount(now)  # last, because it may take long
 
     def find_due(self, until: datetime) -> Iterator[Due]:
@@ -187,25 +189,17 @@ class Dispatch(DueWork):
         return job_queue.leader_epoch() if self.epoch is None else self.epoch
 
 
-def _count_finished() -> None:
-    for _ in _batches(job_counts.add_finished):
-        pass
-
-
-def _delete_finished(before: datetime) -> int:
-    return sum(_batches(partial(job_operations.remove_finished, before)))
-
-
-def _batches(act: Callable[..., int]) -> Iterator[int]:
-    """Yield what `act` returns for batches of jobs, until nothing is left, the time is over, or they are locked."""
-    ends_at = time.monotonic() + MAX_FINISHED_TIME
+def _in_batches(act: Callable[..., int]) -> int:
+    """Count or delete finished jobs until none is left, the time is over, or they are locked; return their number."""
+    ends_at, done = time.monotonic() + MAX_FINISHED_TIME, 0
     try:
-        while done := act(limit=FINISHED_BATCH_SIZE):
-            yield done
+        while some := act(limit=FINISHED_BATCH_SIZE):
+            done += some
             if time.monotonic() >= ends_at:
-                return
+                break
     except Contended:
         log.warning("Finished jobs are locked by another transaction; the next dispatch counts or deletes them")
+    return done
 
 
 def _recount(now: datetime) -> None:
