@@ -17,7 +17,6 @@ from itertools import islice
 from typing import Any
 
 from bson import ObjectId
-from pymongo import IndexModel
 
 from models import account, database, pulse, subscription
 from models.document_id import id_text, read_id
@@ -287,10 +286,6 @@ def _readable_agency(*args: Any) -> Agency | None:
         return None
 
 
-def _collections() -> dict[str, list[IndexModel]]:
-    return {**pulse.collections(), **subscription.collections()}
-
-
 def _obstacles() -> list[str]:
     duplicates = pulse.obstacles()
     return [DUPLICATE_REQUESTS, *duplicates] if duplicates else []
@@ -321,6 +316,6 @@ system = System(
     stats=stats,
     slow_numbers=slow_numbers,
     has_lag=False,  # an agency counts from its first subscription, however often it was asked since
-    collections=_collections,
+    collections=lambda: {**pulse.collections(), **subscription.collections()},
     obstacles=_obstacles,
 )
