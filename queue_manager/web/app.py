@@ -38,7 +38,6 @@ from queue_manager.web.routes import (
     search,
     systems,
     triggers,
-    workers,
 )
 from tasks.registration import require_tasks
 
@@ -115,7 +114,6 @@ def _install(api: FastAPI, chosen: Settings) -> None:
     docs.install(api)
     api.include_router(probes.router, dependencies=[auth.public], tags=["probes"])
     api.include_router(metrics.router, dependencies=[auth.viewer], tags=["probes"])
-    api.include_router(workers.router, prefix="/api", dependencies=[auth.viewer_of(auth.EACH)], tags=["systems"])
     api.include_router(search.router, prefix="/api", dependencies=[auth.viewer_of(auth.EACH)], tags=["search"])
     api.include_router(audit.router, prefix="/api", dependencies=[auth.viewer], tags=["audit"])
     api.include_router(audit.commands, prefix="/api", dependencies=[auth.operator_of(auth.EACH)], tags=["audit"])
