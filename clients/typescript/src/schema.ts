@@ -6347,9 +6347,9 @@ export interface operations {
                 /** @description Of an item, a message or a job. */
                 id?: string | null;
                 /** @description At this time or later. */
-                from?: string;
+                from?: string | null;
                 /** @description At this time or earlier. */
-                to?: string;
+                to?: string | null;
                 /** @description The `cursor` of an earlier page of the same list. */
                 cursor?: string | null;
                 limit?: number;

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import Field
 
 from models import audit
 from models.audit import ActionName, AuditEntry, AuditQuery
-from queue_manager.core.clock import parse_utc
-from queue_manager.core.errors import NotFound, PermanentError
+from queue_manager.core.errors import NotFound
 from queue_manager.operations import audit as operations
 from queue_manager.operations.audit import MAX_AUDIT_PAGE, AuditedChange, AuditPage, audit_page, one_change
 from queue_manager.operations.diagnosis import MAX_SEARCH_ID_LENGTH
-from queue_manager.operations.schemas import EmptyIsNone
+from queue_manager.operations.schemas import At, EmptyIsNone
 from queue_manager.server_calls import mongodb
 from queue_manager.web.auth import CurrentActor, CurrentPrincipal, require_system
 from queue_manager.web.http.errors import errors
@@ -27,19 +25,9 @@ MAX_NAME_LENGTH = 256
 router = APIRouter(responses=errors(503))
 commands = APIRouter(responses=errors(503))
 
-
-def _moment(text: Any) -> Any:
-    try:
-        return parse_utc(text or None, field="")
-    except PermanentError as error:
-        raise ValueError(str(error).partition(": ")[2]) from None
-
-
 NameFilter = Annotated[Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None, EmptyIsNone]
 IdFilter = Annotated[Annotated[str, Field(max_length=MAX_SEARCH_ID_LENGTH)] | None, EmptyIsNone]
-TimeFilter = Annotated[
-    datetime | None, BeforeValidator(_moment), WithJsonSchema({"type": "string", "format": "date-time"})
-]
+TimeFilter = Annotated[At, EmptyIsNone]
 
 
 @router.get("/audit")
