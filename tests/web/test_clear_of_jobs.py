@@ -24,9 +24,9 @@ from queue_manager.core.errors import Contended, Unavailable
 from queue_manager.operations import jobs as operations
 from queue_manager.operations.job_schemas import DeletedJobs, JobsToDelete
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL
-from queue_manager.web.routes import time_limit
+from queue_manager.web.http import requests
+from queue_manager.web.http.requests import MAX_DURATION, time_check
 from queue_manager.web.routes.jobs import endpoints
-from queue_manager.web.routes.time_limit import MAX_DURATION, time_check
 from services import audit
 from services.audit import Actor
 from services.job_queues import jobs
@@ -132,7 +132,7 @@ def fail_after(transactions: int, error: BaseException, monkeypatch: pytest.Monk
 
 def test_the_time_is_over_after_50_s_or_when_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     now, ending = 100.0, asyncio.Event()
-    monkeypatch.setattr(time_limit, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: now))
     request = cast(Request, SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(ending=ending))))
     first = time_check(request)
     assert not first()

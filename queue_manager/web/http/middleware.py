@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from queue_manager.core.loopback import is_loopback
+from queue_manager.web.http.errors import ApiError
 
 _SECURITY_HEADERS = [
     (
@@ -124,8 +124,8 @@ class ShutdownMiddleware:
             if has_started or scope["type"] != "http":
                 raise
             message = "The process is ending; whether the request took effect is unknown"
-            error = {"error": "stopping", "message": message}
-            await JSONResponse(error, HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "1"})(scope, receive, send)
+            error = ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", message, headers={"retry-after": "1"})
+            await error.response()(scope, receive, send)
 
 
 def _host(scope: Scope) -> str:
@@ -140,5 +140,4 @@ async def _refuse_host(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "websocket.close", "code": 1008, "reason": "wrong Host"})
         return
     message = "Without QM_API_KEYS only this machine's own names are accepted as Host"
-    response = JSONResponse({"error": "wrong host", "message": message}, status_code=HTTPStatus.MISDIRECTED_REQUEST)
-    await response(scope, receive, send)
+    await ApiError(HTTPStatus.MISDIRECTED_REQUEST, "wrong host", message).response()(scope, receive, send)

@@ -1,9 +1,14 @@
-"""Reading requests: page views, query parameters, and bodies, which are bounded and validated with pydantic models."""
+"""Requests: page views, the time limit, query parameters, and bodies.
+
+Bodies are bounded and validated with pydantic models.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Generic, NoReturn
 
@@ -21,6 +26,8 @@ SAFE_METHODS = {"GET", "HEAD"}
 MAX_SMALL_BODY = 4 * 1024  # bytes of a body with few short members
 MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 """Bytes over the limit of a body that are still read: a client that is cut off while it sends never reads the error."""
+MAX_DURATION = 50.0
+"""Seconds of a request that changes much: proxies time out after 60. The next request changes what is left then."""
 
 Cursor = Annotated[
     str | None, Query(max_length=MAX_CURSOR_LENGTH, description="The `cursor` of an earlier page of the same list.")
@@ -35,6 +42,13 @@ def prefers_page(headers: Headers) -> bool:
 def is_page_view(request: Request) -> bool:
     """Return True if a browser opens a page."""
     return request.method in SAFE_METHODS and prefers_page(request.headers)
+
+
+def time_check(request: Request) -> Callable[[], bool]:
+    """Return a function that returns True after 50 s, or when the process shuts down."""
+    ending: asyncio.Event = request.app.state.ending
+    ends = time.monotonic() + MAX_DURATION
+    return lambda: time.monotonic() >= ends or ending.is_set()
 
 
 # Query parameters

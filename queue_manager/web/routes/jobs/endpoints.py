@@ -49,11 +49,10 @@ from queue_manager.operations.jobs import CHANGE_TEXTS, JobAction, JobList, chan
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL, EmptyIsNone
 from queue_manager.server_calls import mongodb
 from queue_manager.web.auth import CurrentActor
-from queue_manager.web.http.errors import ApiError, errors
-from queue_manager.web.http.requests import Cursor, JsonBody, NoBody
+from queue_manager.web.http.errors import errors
+from queue_manager.web.http.requests import Cursor, JsonBody, NoBody, time_check
 from queue_manager.web.live.event_feed import EventStream
 from queue_manager.web.live.search import MAX_SLICE_BYTES, SEARCH_EVENTS, SearchSlice, search
-from queue_manager.web.routes.time_limit import time_check
 from services.audit import Actor, recorded
 from services.job_queues import DuplicateJob, InvalidJob, UnknownJob, WrongState, as_json, jobs, system
 from services.job_queues.fields import MAX_JOB_SEARCH_LENGTH, STATE_ALIASES
@@ -190,8 +189,7 @@ def run(
         with mongodb():
             job = jobs.run(body.name, *body.arguments, **body.due(), **body.repetition(), **options)
         if job is None:
-            message = f"There is already a job {body.name} with these arguments"
-            raise ApiError(HTTPStatus.CONFLICT, "blocked", message)
+            raise DuplicateJob(f"There is already a job {body.name} with these arguments")
         if action is not None:
             action.ids = [id_text(job["_id"])]
     return JSONResponse({"job": job_as_json(job)}, status_code=HTTPStatus.CREATED)

@@ -31,7 +31,7 @@ from queue_manager.operations.schemas import EmptyIsNone
 from queue_manager.web.http.direct import DirectRoute
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.routes.messages.long_poll import ReceiveOptions, receive_message
-from queue_manager.web.routes.messages.requests import BatchBody, MessageBody
+from queue_manager.web.routes.messages.requests import BatchBody, MessageBody, missing
 from queue_manager.web.routes.messages.schemas import (
     MIN_TIMEOUT,
     AckBody,
@@ -123,7 +123,7 @@ async def ack(body: Annotated[bytes, Depends(MessageBody(AckBody))]) -> ChangedM
     given = parse_object(body)
     id = decode_member(given, "id")
     if id in (None, ""):
-        raise _missing("id")
+        raise missing("id")
     await async_message_queue().ack(id, _token(given))
     return ChangedMessage(message="Message acknowledged", id=id)
 
@@ -158,9 +158,5 @@ def _token(given: Mapping[str, Json]) -> str | None:
     if token not in (None, ""):
         return token  # type: ignore[no-any-return]  # the queue checks it
     if settings().queue_require_lock_token:
-        raise _missing("lock_token")
+        raise missing("lock_token")
     return None
-
-
-def _missing(field: str) -> ApiError:
-    return ApiError(HTTPStatus.BAD_REQUEST, "bad request", f"{field}: is missing", field=field)

@@ -30,7 +30,7 @@ from queue_manager.operations.messages import AUDITED_QUEUE, clear_messages, edi
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL, EmptyIsNone
 from queue_manager.web.auth import CurrentActor
 from queue_manager.web.http.errors import errors
-from queue_manager.web.http.requests import JsonBody
+from queue_manager.web.http.requests import JsonBody, time_check
 from queue_manager.web.routes.messages.requests import MAX_BATCH_BYTES, LinesBody, MessageBody, NamedQueue
 from queue_manager.web.routes.messages.schemas import (
     MessageChange,
@@ -40,7 +40,6 @@ from queue_manager.web.routes.messages.schemas import (
     TypesToPause,
     TypesToResume,
 )
-from queue_manager.web.routes.time_limit import time_check
 from services.audit import recorded
 from services.message_queue import Filter, InvalidMessage, MessageState, UnknownMessage, message_queue, queue_admin
 from services.message_queue.admin import checked_ids

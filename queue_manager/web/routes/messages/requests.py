@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar
 
 from fastapi import Depends, Path, Request
 
+from queue_manager.core.errors import NotFound
 from queue_manager.core.settings import settings
 from queue_manager.web.http.errors import ApiError
 from queue_manager.web.http.requests import Body, read_body
@@ -33,11 +34,11 @@ def _named_queue(
         if state == name:
             return state
     message = f"There is no queue {name!r}; the queues are: {', '.join(MESSAGE_STATES)}"
-    raise ApiError(HTTPStatus.NOT_FOUND, "not found", message, field="queueType")
+    raise NotFound(message, field="queueType")
 
 
 NamedQueue = Annotated[MessageState, Depends(_named_queue)]
-"""The queue that the path names. Raises `ApiError`."""
+"""The queue that the path names. Raises `NotFound`."""
 
 
 # Bodies
@@ -82,4 +83,8 @@ def _file_of_form(body: bytes, boundary: str) -> bytes:
         headers, _, content = part.partition(b"\r\n\r\n")
         if b'name="file"' in headers:
             return content
-    raise ApiError(HTTPStatus.BAD_REQUEST, "bad request", "file: is missing", field="file")
+    raise missing("file")
+
+
+def missing(field: str) -> ApiError:
+    return ApiError(HTTPStatus.BAD_REQUEST, "bad request", f"{field}: is missing", field=field)
