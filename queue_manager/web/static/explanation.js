@@ -55,7 +55,7 @@ const timeline = ({ timeline: all, has_whole_timeline: isWhole }) => element("se
 
 /** @param {TimelineEvent} event */
 function entry({ at, event, detail, worker, duration_ms: took, error, task_id: task }) {
-  const about = [worker && `on ${worker}`, took !== undefined && `took ${span(took)}`, task && ["task ", element("code", {}, task)]].filter(Boolean);
+  const about = [worker && `on ${worker}`, took != null && `took ${span(took)}`, task && ["task ", element("code", {}, task)]].filter(Boolean);
   return element("li", { class: error ? "bad" : "" }, moment(at), element("div", {},
     element("b", {}, event), detail && ` ${detail}`,
     about.length > 0 && element("div", { class: "hint soft" }, about.flatMap((part, index) => (index ? [" · ", part] : [part]))),

@@ -27,7 +27,7 @@ export const leading = (latency) => (latency.due_to_done || !latency.run ? "due_
 
 /**
  * How fast items were: the share that was on time, and percentiles.
- * @param {Latency | null} latency @param {Record<Measure, string>} names @param {string} when
+ * @param {Latency | null} latency @param {Record<string, string>} names @param {string} when
  */
 export function speed(latency, names, when) {
   if (!latency) return null;

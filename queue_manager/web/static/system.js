@@ -137,7 +137,7 @@ let sort = "at";
 
 /** @param {Scan} scan */
 function scanRow({ at, found, claimed, enqueued, errors, duration_ms: took, error, noted }) {
-  const notes = Object.entries(noted ?? {}).map(([what, count]) => `${what} ${number(count)}`).join(", ");
+  const notes = Object.entries(noted ?? {}).map(([what, count]) => `${what} ${number(/** @type {number} */ (count))}`).join(", ");
   return element("tr", {},
     element("th", { scope: "row" }, moment(at)),
     cell("Found", number(found), "number"), cell("Claimed", number(claimed), "number"), cell("Sent", number(enqueued), "number"),
