@@ -2,17 +2,14 @@
 
 import { Events, get, query, undoButton } from "./api.js";
 import { at as ms, moment, now, number } from "./clock.js";
-import { PREFIX, byId, element, mayAct, pill } from "./dom.js";
-import { List, cell } from "./list.js";
+import { PREFIX, element, mayAct, pill } from "./dom.js";
+import { List, cell, systemTitle } from "./list.js";
 
 const PAGE = 50;
 const SHOWN_IDS = 3;
 const REFRESH_INTERVAL = 5000; // ms
 const OUTCOMES = { done: "good", failed: "bad", unknown: "warn" };
 const VIAS = { page: "page", api: "API", cli: "command line" };
-
-/** @type {Record<string, string>} */
-const titles = Object.fromEntries([...byId("filter-system").options].map(({ value: name, text }) => [name, text]));
 
 /** What a field for a time has, in UTC. @param {string | null | undefined} text */
 const utc = (text) => text && `${text}Z`;
@@ -29,7 +26,7 @@ function cells({ id, at, who, via, address, action, system, count, outcome, undo
   return [
     element("th", { scope: "row" }, moment(at)),
     cell("Who", element("span", {}, element("b", {}, who), element("div", { class: "hint soft" }, `${VIAS[via]} · ${address}`))),
-    cell("Action", element("span", {}, element("b", {}, action), system && element("div", { class: "hint soft" }, titles[system] ?? system)), "nowrap"),
+    cell("Action", element("span", {}, element("b", {}, action), system && element("div", { class: "hint soft" }, systemTitle(system))), "nowrap"),
     element("td", { class: "text" }, what(about)),
     cell("Changed", number(count), "number"),
     cell("Outcome", element("span", {}, pill(outcome, OUTCOMES[outcome]), canUndo(until) && undoButton(id, refresh)), "nowrap"),

@@ -65,6 +65,9 @@ export function span(ms) {
 /** @param {number | null | undefined} value */
 export const number = (value) => (value == null ? "—" : numbers.format(value));
 
+/** A number of things: "1 job", "2 jobs". @param {number} count @param {string} noun */
+export const many = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+
 // The time that is left, counted down once a second. Visual only: nothing here acts.
 
 /** @param {Countdown["deadline"]} deadline @param {Countdown["format"]} format @param {HTMLElement} place */

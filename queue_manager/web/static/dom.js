@@ -84,6 +84,9 @@ export const recordLink = (text, page, open, kind = "") => element("a", {
   },
 }, text);
 
+/** What stands between backticks is code. @param {string} text */
+export const withCode = (text) => text.split("`").map((part, index) => (index % 2 ? element("code", {}, part) : part));
+
 /** @param {string} text */
 export const pill = (text, kind = "") => element("span", { class: `pill ${kind}` }, text);
 

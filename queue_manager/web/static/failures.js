@@ -4,7 +4,7 @@ import { Events, get, post, query } from "./api.js";
 import { moment, number } from "./clock.js";
 import { askFor } from "./dialog.js";
 import { PREFIX, byId, button, countInTitle, element, mayAct, svg } from "./dom.js";
-import { List, cell } from "./list.js";
+import { List, cell, systemTitle } from "./list.js";
 import { seldom } from "./pace.js";
 import { reasonText } from "./reasons.js";
 
@@ -28,7 +28,7 @@ function cells(group) {
   const text = reasonText(reason);
   return [
     element("th", { scope: "row", class: "text" }, element("div", { class: "clip" }, page ? element("a", { href: PREFIX + page }, text) : text), sample.trim() !== reason && element("div", { class: "clip hint" }, sample)),
-    cell("Name", element("span", {}, name || "no type", name !== system && element("div", { class: "hint" }, titleOf(system)))),
+    cell("Name", element("span", {}, name || "no type", name !== system && element("div", { class: "hint" }, systemTitle(system)))),
     cell("Count", number(count), "number"),
     cell("First seen", moment(first), "nowrap"),
     cell("Last seen", moment(last), "nowrap"),
@@ -36,9 +36,6 @@ function cells(group) {
     mayAct && element("td", { class: "number" }, button(`${VERBS[kind]} …`, () => replay(group), "quiet")),
   ];
 }
-
-/** @param {string} system */
-const titleOf = (system) => [...byId("filter-system").options].find(({ value }) => value === system)?.text ?? system;
 
 /** A bar for each hour. @param {number[]} hours */
 function spark(hours) {

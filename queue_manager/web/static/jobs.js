@@ -1,7 +1,7 @@
 // The jobs of every name, and what people do with them.
 
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
-import { ARE_RELATIVE, at, countdown, moment, now, number, span, until, zonedMoment } from "./clock.js";
+import { ARE_RELATIVE, at, countdown, many, moment, now, number, span, until, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, jsonProblem, numberFrom, show } from "./dialog.js";
 import { PREFIX, byId, button, copier, countInTitle, element, facts, jsonText, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
 import { percentile } from "./latency.js";
@@ -193,7 +193,7 @@ function describe(job) {
     job.last_error && [element("h3", {}, "Last error"), element("pre", { class: "bad", tabindex: 0, "aria-label": "Last error" }, job.last_error)],
     element("h3", {}, "History"),
     grid(["When", "State", "Attempt", "Worker", "Duration", "Error"], (job.history ?? []).toReversed().map(({ at: when, state: one, attempt = "—", worker = "—", took_ms: took, error = "—" }) => [
-      moment(when), pill(one, STATES[one]), attempt, worker, took === undefined ? "—" : span(took), element("code", { class: error === "—" ? "" : "bad" }, error),
+      moment(when), pill(one, STATES[one]), attempt, worker, took == null ? "—" : span(took), element("code", { class: error === "—" ? "" : "bad" }, error),
     ])),
   ];
 }
@@ -247,9 +247,6 @@ const pause = (name) => askFor({
 
 const MORE = "; more remain, repeat to continue";
 
-/** @param {number} count */
-const counted = (count) => `${number(count)} job${count === 1 ? "" : "s"}`;
-
 /** @template {Child} T @param {T} message @returns {T} */
 function done(message) {
   list.refresh();
@@ -297,7 +294,7 @@ function remove(id, name) {
 async function change(path, past, ids) {
   const { changed, of, is_complete: isAll, undo } = await post(`/jobs/${path}`, { ids });
   list.selection.clear();
-  return done(withUndo(`${number(changed)} of ${counted(of)} ${past}${isAll ? "" : MORE}`, undo));
+  return done(withUndo(`${number(changed)} of ${many(of, "job")} ${past}${isAll ? "" : MORE}`, undo));
 }
 
 /** @param {string[]} ids */
@@ -305,7 +302,7 @@ const retrySelected = (ids) => attempt(async () => toast(await change("retry", "
 
 /** @param {string} path @param {string} verb @param {string} past @param {string} text */
 const confirmed = (path, verb, past, text) => (/** @type {string[]} */ ids) => askFor({
-  title: `${verb} ${counted(ids.length)}?`, verb: `${verb} jobs`, kind: "danger", text, act: () => change(path, past, ids),
+  title: `${verb} ${many(ids.length, "job")}?`, verb: `${verb} jobs`, kind: "danger", text, act: () => change(path, past, ids),
 });
 
 function run() {
@@ -354,12 +351,12 @@ function clear() {
 /** @param {JobState[]} states @param {string} name @param {number} found */
 function confirm(states, name, found) {
   askFor({
-    title: `Delete ${counted(found)} of ${name || ALL_NAMES}?`, verb: "Delete", kind: "danger",
+    title: `Delete ${many(found, "job")} of ${name || ALL_NAMES}?`, verb: "Delete", kind: "danger",
     text: `All in the state ${states.join(" or ")}, including those that enter it meanwhile. ${found > 1e5 ? "More than 100,000 cannot be restored." : UNDO}`,
     typed: found > TYPED_FROM && { name: name || ALL_NAMES, of: "queue" },
     async act() {
       const { deleted, is_complete: isAll, undo } = await post("/jobs/clear", { states, name: name || null });
-      return done(withUndo(`${counted(deleted)} deleted${isAll ? "" : MORE}`, undo));
+      return done(withUndo(`${many(deleted, "job")} deleted${isAll ? "" : MORE}`, undo));
     },
   });
 }

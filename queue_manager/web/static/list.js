@@ -443,6 +443,9 @@ export function fill(body, all, make) {
   while (body.children.length > all.length) body.lastElementChild?.remove();
 }
 
+/** The title of a system, as the filter of the page has it. @param {string} name */
+export const systemTitle = (name) => [...byId("filter-system").options].find(({ value }) => value === name)?.text ?? name;
+
 /** A cell; on a narrow screen its label stands before it. @param {string} label @param {Child} content */
 export const cell = (label, content, kind = "") => element("td", { "data-label": label, class: kind }, content);
 

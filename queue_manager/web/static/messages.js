@@ -1,7 +1,7 @@
 // The messages of one place, and what people do with them.
 
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
-import { at, countdown, moment, number, zonedMoment } from "./clock.js";
+import { at, countdown, many, moment, number, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, jsonProblem, numberFrom, show } from "./dialog.js";
 import { PREFIX, byId, button, copier, countInTitle, element, facts, jsonText, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
 import { List, cell } from "./list.js";
@@ -209,10 +209,8 @@ function actionsOf(message) {
 
 // Acting
 
-/** @param {number} count */
-const counted = (count) => `${number(count)} message${count === 1 ? "" : "s"}`;
 /** @param {string[]} ids */
-const messagesOf = (ids) => (ids.length === 1 ? `message ${ids[0]}` : counted(ids.length));
+const messagesOf = (ids) => (ids.length === 1 ? `message ${ids[0]}` : many(ids.length, "message"));
 
 /** @param {Partial<Message>} message @returns {Field[]} */
 function fieldsOf(message = {}) {
@@ -316,7 +314,7 @@ function filterOf({ filterType, filterPriority, filterAttempts, startDate, endDa
 function clear() {
   const name = PLACES[place];
   const isMany = size === undefined || size > TYPED_FROM;
-  const what = size === undefined ? "messages" : counted(size);
+  const what = size === undefined ? "messages" : many(size, "message");
   askFor({
     title: `Delete all ${what} in ${name}?`, text: `This ignores the filters above, and includes messages that arrive before you confirm. ${(size ?? 0) > 1e5 ? "More than 100,000 cannot be restored." : UNDO}`, verb: "Delete all", kind: "danger",
     typed: isMany && { name, of: "queue" },
@@ -430,7 +428,7 @@ function showCounts(counts) {
   countInTitle(here);
   const clearing = byId("clear");
   if (!clearing) return;
-  clearing.textContent = `Clear ${PLACES[place]}: ${counted(here)} …`;
+  clearing.textContent = `Clear ${PLACES[place]}: ${many(here, "message")} …`;
   clearing.hidden = !here;
 }
 

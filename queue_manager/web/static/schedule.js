@@ -1,7 +1,7 @@
 // What runs when, how the last runs ended, who leads; and a run by hand.
 
 import { Events, attempt, get, post } from "./api.js";
-import { at, countdown, moment, now, number, span, until } from "./clock.js";
+import { at, countdown, many, moment, now, number, span, until } from "./clock.js";
 import { show } from "./dialog.js";
 import { PREFIX, button, byId, complain, element, facts, mayAct, pill, toast } from "./dom.js";
 import { cell, fill, grid } from "./list.js";
@@ -82,7 +82,7 @@ function inWords(cron) {
 const summary = (run) => (run.is_paused && !isBad(run) ? "paused" : numbers(run));
 
 /** @param {ScanResult} run */
-const numbers = ({ found, enqueued: sent, errors, duration_ms: took }) => [`${number(found)} found`, sent && `${number(sent)} sent`, errors && `${number(errors)} error${errors === 1 ? "" : "s"}`, span(took)].filter((part) => typeof part === "string").map((part) => part.replace(" ", "\u00a0")).join(", ");
+const numbers = ({ found, enqueued: sent, errors, duration_ms: took }) => [`${number(found)} found`, sent && `${number(sent)} sent`, errors && many(errors, "error"), span(took)].filter((part) => typeof part === "string").map((part) => part.replace(" ", "\u00a0")).join(", ");
 
 /** @param {ScanResult} run */
 const isBad = (run) => run.errors > 0 || Boolean(run.error);

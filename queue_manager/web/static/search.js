@@ -1,6 +1,6 @@
 // What an id names; if that is one thing, its page.
 
-import { answer, go, unreadable } from "./answer.js";
+import { answer, unreadable } from "./answer.js";
 import { attempt, get, query } from "./api.js";
 import { PREFIX, byId, complain, element } from "./dom.js";
 
@@ -13,7 +13,7 @@ async function read() {
   /** @type {Diagnosis} */
   const { found, unread } = await get(`/search${query({ id })}`);
   const isOne = found.length === 1 && !Object.keys(unread).length;
-  if (isOne) return go(found[0].page);
+  if (isOne) return location.replace(PREFIX + found[0].page);
   const none = element("div", { class: "empty" }, element("h2", {}, "No results"), element("p", {}, "Searched: the items of every system, messages, jobs, and the tasks of the last day."));
   byId("found").replaceChildren(...found.map(card), ...unreadable(unread), ...(found.length ? [] : [none]));
 }

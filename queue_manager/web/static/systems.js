@@ -1,22 +1,19 @@
 // What the overview and the page of a system share.
 
-import { at, countdown, moment, number, span, until } from "./clock.js";
-import { PREFIX, element, facts, person, pill } from "./dom.js";
+import { at, countdown, many, moment, number, span, until } from "./clock.js";
+import { PREFIX, element, facts, person, pill, withCode } from "./dom.js";
 
 /** What needs attention, the worst first. @param {System} system @returns {Need[]} */
 export function needs({ is_on: isOn, problems, errors }) {
   if (!isOn) return [];
   /** @type {Need[]} */
   const all = problems.map(bad);
-  if (errors) all.push({ kind: "warn", text: `${number(errors)} error${errors === 1 ? "" : "s"} in scans of the last 24 h` });
+  if (errors) all.push({ kind: "warn", text: `${many(errors, "error")} in scans of the last 24 h` });
   return all;
 }
 
 /** @param {HealthProblem} problem @returns {Need} */
 export const bad = ({ text, action, page }) => ({ kind: "bad", text, action, page });
-
-/** What stands between backticks is code. @param {string} text */
-const withCode = (text) => text.split("`").map((part, index) => (index % 2 ? element("code", {}, part) : part));
 
 /** What is wrong, with a link to the items, and what to do. Ids in brackets at the end of the text, but no count, are shown below it. @param {Need} need */
 export function notice({ kind, text, action, page }) {
@@ -82,7 +79,7 @@ export function statistics(system) {
 
 /** @param {System} system */
 export function scans({ last_scan: last, next_scan_at: next, is_running: isRunning, is_starting: isStarting, errors }) {
-  const did = last && [moment(last.at), ` found ${number(last.found)}, sent ${number(last.enqueued)}`, last.errors > 0 && element("span", { class: "bad" }, `, ${number(last.errors)} error${last.errors === 1 ? "" : "s"}`)];
+  const did = last && [moment(last.at), ` found ${number(last.found)}, sent ${number(last.enqueued)}`, last.errors > 0 && element("span", { class: "bad" }, `, ${many(last.errors, "error")}`)];
   return facts("facts scans", [
     ["Last scan", did ? element("span", {}, did) : isStarting ? "none yet" : errors === null ? "—" : "none in 24 h"],
     ["Next scan", isRunning ? "running now" : countdown(next === null ? null : at(next), until)],
