@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import APIResponse, Page, Route, expect
 
-from tests.browser.line import Line
 from tests.browser.visit import BROKEN_OFF, Visit, Visiting
+from tests.e2e.tcp_proxy import TcpProxy
 from tests.eventually import eventually
 from tests.web.queue_client import Queue
 from tests.web.web_process import Web
@@ -345,8 +345,8 @@ def test_counts_that_arrive_late_do_not_hide_what_events_said_meanwhile(visit: V
 def test_a_hundred_broken_connections_leave_no_gap(visiting: Visiting, queue: Queue) -> None:
     """The browser is told to come back after 10 ms instead of a second; everything else is as it is."""
     faster = {b"retry: 1000\r\n": b"retry: 0010\r\n"}
-    with Line(queue.web.port, replacing=faster) as line:
-        visit = visiting(f"http://127.0.0.1:{line.port}", script=HEARD)
+    with TcpProxy(queue.web.port, replacing=faster) as proxy:
+        visit = visiting(f"http://127.0.0.1:{proxy.port}", script=HEARD)
         visit.expect(BROKEN_OFF)
         page = visit.open("/messages")
         expect(page.locator("#state")).to_have_text("Live")
@@ -354,7 +354,7 @@ def test_a_hundred_broken_connections_leave_no_gap(visiting: Visiting, queue: Qu
         eventually(partial(is_beyond, page, "heard.length", 0), within=20)
         for at in range(100):
             opened = page.evaluate("opened")
-            line.close_connections()
+            proxy.close_connections()
             ids.append(queue.add(payload=at))
             eventually(partial(is_beyond, page, "opened", opened), within=20, every=0.005)
         expect(page.locator("#state")).to_have_text("Live")
@@ -369,16 +369,16 @@ def test_a_hundred_broken_connections_leave_no_gap(visiting: Visiting, queue: Qu
 
 
 def test_a_page_that_is_cut_off_says_so_and_catches_up(visiting: Visiting, queue: Queue) -> None:
-    with Line(queue.web.port) as line:
-        visit = visiting(f"http://127.0.0.1:{line.port}")
+    with TcpProxy(queue.web.port) as proxy:
+        visit = visiting(f"http://127.0.0.1:{proxy.port}")
         visit.expect(BROKEN_OFF)
         page = visit.open("/messages")
         expect(page.get_by_role("heading", name="History")).to_be_visible()  # or its script would be cut off
         expect(page.locator("#state")).to_have_text("Live")
-        line.close()
+        proxy.close()
         expect(page.locator("#state")).to_have_text("Reconnecting …")
         id = queue.add()
-        line.open()
+        proxy.open()
         expect(page.locator("#state")).to_have_text("Live")
         expect(visit.row(id)).to_be_visible()
 
@@ -410,17 +410,17 @@ def test_a_hidden_page_leaves_the_connections_of_its_browser_to_others(visit: Vi
 
 
 def test_a_page_that_missed_what_is_no_longer_kept_reads_anew(visiting: Visiting, queue: Queue) -> None:
-    with Line(queue.web.port) as line:
-        visit = visiting(f"http://127.0.0.1:{line.port}")
+    with TcpProxy(queue.web.port) as proxy:
+        visit = visiting(f"http://127.0.0.1:{proxy.port}")
         visit.expect(BROKEN_OFF)
         page = visit.open("/messages")
         expect(page.locator("#state")).to_have_text("Live")
         queue.add()
         expect(page.locator("#rows > tr")).to_have_count(1)
-        line.close()
+        proxy.close()
         queue.add(), queue.add()
         with queue.redis() as client:
             client.xtrim("browser:events", maxlen=1, approximate=False)
-        line.open()
+        proxy.open()
         expect(page.locator("#toasts")).to_contain_text("Some updates were missed")
         expect(page.locator("#rows > tr")).to_have_count(3)

@@ -12,8 +12,8 @@ from playwright.sync_api import expect
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from tests.browser import furnished
-from tests.browser.line import Line
 from tests.browser.visit import DATABASE, Visit, Visiting
+from tests.e2e.tcp_proxy import TcpProxy
 from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.web.queue_client import Queue, environment
@@ -76,16 +76,16 @@ def test_the_api_is_described(visit: Visit) -> None:
 
 
 class Fragile:
-    """A web process whose lines to its servers can be cut."""
+    """A web process whose connections to its servers can be cut."""
 
-    def __init__(self, web: Web, mongodb: Line, redis: Line) -> None:
+    def __init__(self, web: Web, mongodb: TcpProxy, redis: TcpProxy) -> None:
         self.web, self.mongodb, self.redis = web, mongodb, redis
 
 
 @pytest.fixture(scope="module")
 def lasting(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fragile]:
     with ExitStack() as stack:
-        mongodb, redis = (stack.enter_context(Line(port)) for port in (servers.mongo.port, servers.valkey.port))
+        mongodb, redis = (stack.enter_context(TcpProxy(port)) for port in (servers.mongo.port, servers.valkey.port))
         url = f"redis://127.0.0.1:{redis.port}"
         chosen = environment(
             f"{url}/{DATABASE}",
@@ -101,9 +101,9 @@ def lasting(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def fragile(clean: Servers, lasting: Fragile) -> Iterator[Fragile]:
     """Everything answers at first, and again at the end."""
     yield lasting
-    for line in (lasting.mongodb, lasting.redis):
-        line.close()
-        line.open()
+    for proxy in (lasting.mongodb, lasting.redis):
+        proxy.close()
+        proxy.open()
 
 
 def test_a_queue_server_that_is_away_is_said_and_is_back_by_itself(
