@@ -218,7 +218,7 @@ class JobOperations(Resource):
     @operation
     def pause(self, names: Sequence[str], reason: str | None = None) -> Exchange[None]:
         """Start no more jobs of these names; running jobs finish."""
-        body = {"names": names, **({} if reason is None else {"reason": reason})}
+        body = {"names": names, "reason": reason}
         yield from self._exchange("POST", "/api/jobs/pause", object, body=body, is_repeatable=True)
 
     @operation

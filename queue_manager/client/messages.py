@@ -217,7 +217,7 @@ class MessageOperations(Resource, Generic[ReceivedT]):
     @operation
     def pause(self, types: Sequence[str], reason: str | None = None) -> Exchange[None]:
         """Deliver no messages of these types; those that consumers hold are not affected."""
-        body = {"types": types, **({} if reason is None else {"reason": reason})}
+        body = {"types": types, "reason": reason}
         yield from self._exchange("POST", "/api/queue/pause", object, body=body, is_repeatable=True)
 
     @operation

@@ -196,7 +196,7 @@ class SystemOperations(Resource):
     @operation
     def pause(self, name: str, reason: str | None = None) -> Exchange[None]:
         """Dispatch no more items of a system; items in flight finish."""
-        body = {} if reason is None else {"reason": reason}
+        body = {"reason": reason}
         yield from self._exchange("POST", f"{_path(name)}/pause", object, body=body, is_repeatable=True)
 
     @operation

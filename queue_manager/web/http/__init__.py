@@ -1,1 +1,1 @@
-"""The parts of HTTP that all routes share: errors, requests, responses, cursors and middleware."""
+"""The parts of HTTP that all routes share: errors, requests and middleware."""
