@@ -45,14 +45,14 @@ from queue_manager.beat import old_schedule, scan_ticks, status
 from queue_manager.beat.entry import EntryMissing, StoredEntry
 from queue_manager.beat.leader_lock import LeaderLock
 from queue_manager.broker.options import timeouts
-from queue_manager.core.clock import ServerClock, seconds
+from queue_manager.core.clock import Pace, ServerClock, minutes, seconds
 from queue_manager.core.errors import reason
 from queue_manager.core.redis_client import time_of
 from queue_manager.telemetry import tracing
 
 logger = get_logger(__name__)
 CLOCK_TOLERANCE = seconds(1)  # two samples of one clock may differ by a round trip
-SCHEDULE_CHECK_INTERVAL = 60.0  # seconds
+SCHEDULE_CHECK_INTERVAL = minutes(1)
 MIN_WAIT = 0.001  # seconds between two loops
 MAX_EVALUATION = 1.0  # seconds of processor time for the schedule of an entry; the lock must be extended meanwhile
 
@@ -86,8 +86,8 @@ class LeaderScheduler(RedBeatScheduler):
         self._shares_no_keys = app.redbeat_conf.lock_key != status.OLD_LEADER_LOCK
         self._lock = LeaderLock(self._client, app.redbeat_conf.lock_key, lease=seconds(self.lock_timeout))
         self._clock = ServerClock(self._redis_time)
-        self._look_for_older_at = 0.0  # by the monotonic clock, like the next one
-        self._look_for_schedule_at = 0.0
+        self._older_checks = Pace(seconds(self.lock_timeout))
+        self._schedule_checks = Pace(SCHEDULE_CHECK_INTERVAL)
         self._ended: set[str] = set()  # keys of entries that do not run any more
         self._last_loop_at = datetime.min.replace(tzinfo=UTC)
         # Celery and RedBeat use the time of the app for due times and last runs.
@@ -110,9 +110,8 @@ class LeaderScheduler(RedBeatScheduler):
         try:
             if self._leads():
                 self._follow_clock()
+                self._restore_schedule()
                 due, wait = self._due_entries()
-                if self._restore_schedule():
-                    due, wait = self._due_entries()
                 waits = [wait, *self._run(due)]
                 self._log_state(f"leading (epoch {self.epoch})")
         except BrokerAway as error:
@@ -161,10 +160,8 @@ class LeaderScheduler(RedBeatScheduler):
 
     def _older_leader(self) -> str | None:
         """Return the leading beat of release 0.1, for which it looks once per lease while this beat leads."""
-        now = time.monotonic()
-        if not self._shares_no_keys or (self.epoch and now < self._look_for_older_at):
+        if not self._shares_no_keys or (self.epoch and not self._older_checks.allows()):
             return None
-        self._look_for_older_at = now + self.lock_timeout
         return status.older_leader(self._client)
 
     def _follow_clock(self) -> None:
@@ -175,22 +172,18 @@ class LeaderScheduler(RedBeatScheduler):
             logger.warning("the clock of Redis was set back by %.1f s", (before - now).total_seconds())
             self.setup_schedule()
 
-    def _restore_schedule(self) -> bool:
-        """Write the schedule again if entries of the configuration are missing; return True if some are back.
+    def _restore_schedule(self) -> None:
+        """Write the schedule again if another program has deleted a key of it; look for that once a minute.
 
-        Another program has deleted a key. It looks once a minute; entries that have ended stay missing.
+        Entries that have ended stay missing.
         """
-        now = time.monotonic()
-        if now < self._look_for_schedule_at:
-            return False
-        self._look_for_schedule_at = now + SCHEDULE_CHECK_INTERVAL
-        if not (missing := self._missing_entries() - self._ended):
-            return False
-        self.setup_schedule()
-        self._ended = self._missing_entries()
-        if restored := missing - self._ended:
-            logger.warning("wrote %s to the schedule again, because a key was deleted", ", ".join(sorted(restored)))
-        return bool(restored)
+        if not self._schedule_checks.allows():
+            return
+        if missing := self._missing_entries() - self._ended:
+            self.setup_schedule()
+            self._ended = self._missing_entries()
+            if restored := missing - self._ended:
+                logger.warning("wrote %s to the schedule again, because a key was deleted", ", ".join(sorted(restored)))
 
     def _missing_entries(self) -> set[str]:
         """Return the keys of the configuration's entries that are not scheduled or have no definition."""

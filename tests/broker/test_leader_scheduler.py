@@ -86,12 +86,14 @@ def test_new_leader_drops_what_is_no_longer_scheduled(server: Valkey, client: Re
 
 
 @pytest.mark.parametrize("deleted", ["redbeat::schedule", "redbeat:items"])
-def test_schedule_of_which_a_key_was_deleted_is_written_again(deleted: str, server: Valkey, client: Redis) -> None:
+def test_schedule_of_which_a_key_was_deleted_is_written_again(
+    deleted: str, server: Valkey, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queue_manager.beat.scheduler.SCHEDULE_CHECK_INTERVAL", seconds(0))
     with scheduling(server, {"items": every(60, "items"), "others": every(60, "others")}) as scheduler:
         scheduler.tick()
         client.delete(deleted)
         client.zadd("redbeat::schedule", {"redbeat:others": 1e12})  # its run was recorded a moment later
-        scheduler._look_for_schedule_at = 0.0  # a minute later
         scheduler.tick()
 
         assert scheduler.epoch == 1
