@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+from typing import Any
 
-EVERYTHING = {
-    "QM_MESSAGE_QUEUE": "true",
-    "QM_JOBS": "true",
-    "QM_HOOKS": "true",
-    "QM_API_KEYS": '[{"name": "generator", "key": "a-key-that-nobody-ever-uses-0123456789", "role": "viewer"}]',
+from queue_manager.core.settings import Settings
+from queue_manager.web.app import api_of
+from queue_manager.web.routes.docs import openapi_of
+
+EVERYTHING: dict[str, Any] = {
+    "qm_message_queue": True,
+    "qm_jobs": True,
+    "qm_hooks": True,
+    "qm_api_keys": [{"name": "generator", "key": "a-key-that-nobody-ever-uses-0123456789", "role": "viewer"}],
 }
 
 
 def main() -> None:
-    os.environ.update(EVERYTHING)
-    from queue_manager.core.settings import settings  # reads the environment
-    from queue_manager.web.app import api_of
-    from queue_manager.web.routes.docs import openapi_of
+    print(json.dumps(api_description(), indent=1))
 
-    print(json.dumps(openapi_of(api_of(settings(), asyncio.Event())), indent=1))
+
+def api_description() -> dict[str, Any]:
+    return openapi_of(api_of(Settings(**EVERYTHING), asyncio.Event()))
 
 
 if __name__ == "__main__":

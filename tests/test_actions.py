@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from dev.site.reference import complete_openapi
+from dev.api_description import api_description
 from queue_manager.cli.commands import cli
 from tests.test_docs import commands
 
@@ -29,7 +29,7 @@ def documented(text: str) -> list[str]:
 
 
 def test_every_operation_is_named_once() -> None:
-    paths = complete_openapi()["paths"]
+    paths = api_description()["paths"]
     operations = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
     named = documented(ACTIONS) + documented(WITHOUT_COMMAND)
     assert sorted(named) == sorted(operations)

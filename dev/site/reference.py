@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import inspect
 import json
 import re
-import secrets
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any
@@ -15,10 +13,8 @@ from typing import Any
 import typer
 
 import queue_manager
+from dev.api_description import api_description
 from queue_manager.cli.commands import cli
-from queue_manager.core.settings import Settings
-from queue_manager.web.app import api_of
-from queue_manager.web.routes.docs import openapi_of
 
 _LITERAL = re.compile(r"`[^`]*`")
 
@@ -70,7 +66,7 @@ def _operations() -> str:
         "[HTTP API](../http-api.md) is the overview. "
         "A web process serves the description of its own operations at `/openapi.json` and `/docs`.",
     ]
-    schema = complete_openapi()
+    schema = api_description()
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
             sections += [f"## {method.upper()} {path}", _escaped(operation.get("description", ""))]
@@ -86,18 +82,6 @@ def _operations() -> str:
     for name in sorted(models):
         sections.append(f"## {name}\n\n```json\n{json.dumps(models[name], indent=2)}\n```")
     return "\n\n".join(one for one in sections if one) + "\n"
-
-
-def complete_openapi() -> dict[str, Any]:
-    """Return the OpenAPI description of a web process with every system switched on."""
-    keys = json.dumps([{"name": "docs", "key": secrets.token_urlsafe(32), "role": "operator"}])
-    chosen = Settings(
-        qm_message_queue=True,
-        qm_jobs=True,
-        qm_hooks=True,
-        qm_api_keys=keys,  # type: ignore[arg-type]
-    )
-    return openapi_of(api_of(chosen, asyncio.Event()))
 
 
 def _responses(responses: dict[str, Any]) -> str:

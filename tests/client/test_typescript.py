@@ -48,7 +48,7 @@ def test_it_has_the_version_of_queue_manager() -> None:
 
 @pytest.mark.node
 def test_its_types_are_those_of_the_api(queue: Queue, tmp_path: Path) -> None:
-    assert set(EVERYTHING) <= {"QM_MESSAGE_QUEUE", *JOBS_AND_SCANS}
+    assert {name.upper() for name in EVERYTHING} <= {"QM_MESSAGE_QUEUE", *JOBS_AND_SCANS}
     description, types = tmp_path / "openapi.json", tmp_path / "schema.ts"
     description.write_text(queue.web.get("/openapi.json", X_API_KEY=OPERATOR).text)
     run("npm", "run", "--silent", "generate", "--", str(description), "--output", str(types))
