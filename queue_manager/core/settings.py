@@ -6,7 +6,6 @@ must be. Reading the settings opens no connection.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from functools import cache
@@ -43,6 +42,7 @@ from queue_manager.core.setting_types import (
     TrueOrFalse,
     WebhookUrl,
 )
+from queue_manager.core.suggestion import did_you_mean
 
 _NO_PORT = re.compile(r":(?!\d*(?:[/,]|$))[^/,]*")  # not a port: probably a password without its @
 _FIRST_NAME = re.compile(r"\s*(?:export\s+)?(\w+)")
@@ -293,8 +293,7 @@ class Settings(BaseSettings):
         given = {name for name in _environment() if name.startswith("QM_")}
         warnings = []
         for name in sorted(given - set(fields) - _READ_ELSEWHERE):
-            near = difflib.get_close_matches(name, fields, n=1)
-            warnings.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
+            warnings.append(f"{name} is not a setting{did_you_mean(name, fields)}")
         if self.qm_jobs and not self.runs_jobs:
             warnings.append(self.jobs_disabled_reason)
         return warnings

@@ -412,7 +412,7 @@ def wrong_values(name: str) -> list[str]:
 
 def test_misspelt_name_is_warned_of_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QM_LEASE_SECOND", "5")
-    assert settings().warnings() == ["QM_LEASE_SECOND is not a setting; did you mean QM_LEASE_SECONDS?"]
+    assert settings().warnings() == ["QM_LEASE_SECOND is not a setting (did you mean QM_LEASE_SECONDS?)"]
 
 
 def test_node_env_is_an_alias(monkeypatch: pytest.MonkeyPatch) -> None:

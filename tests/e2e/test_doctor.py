@@ -137,7 +137,7 @@ def test_each_wrong_setting_is_a_line_and_what_needs_no_setting_is_checked(tmp_p
     [
         ("JOBS_IMPORTS", "no_such_jobs", "JOBS_IMPORTS: 'no_such_jobs' cannot be imported"),
         ("QM_API_KEYS_FILE", "no-such-file", "QM_API_KEYS_FILE='no-such-file': must be a readable file"),
-        ("QM_LEASE_SECOND", "5", "QM_LEASE_SECOND is not a setting; did you mean QM_LEASE_SECONDS?"),
+        ("QM_LEASE_SECOND", "5", "QM_LEASE_SECOND is not a setting (did you mean QM_LEASE_SECONDS?)"),
     ],
 )
 def test_what_a_process_would_refuse_at_its_start_is_found(
