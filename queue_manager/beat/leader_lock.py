@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
+from kombu.utils.encoding import bytes_to_str
 from redis import Redis
 
 from queue_manager.broker.keys import SCHEDULE_PREFIX
@@ -126,7 +127,7 @@ class LeaderLock:
         owner = (self._token, socket.gethostname(), os.getpid())
         epoch, holder = self._run(ACQUIRE_LOCK, self._keys, *owner, milliseconds(self._lease))
         self.epoch, self._renewed_at = int(epoch), sent_at
-        return holder.decode() if isinstance(holder, bytes) else holder  # the client may decode replies
+        return str(bytes_to_str(holder))  # decoded or not by the client
 
     def extend(self) -> bool:
         """Extend the lock to its full lease and update the epoch; return False if it was lost."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from kombu.utils.encoding import bytes_to_str
 from redis import Redis
 
 from queue_manager.beat.leader_lock import LEADER_LOCK
@@ -37,7 +38,7 @@ def leadership(client: Redis, lock_key: str = LEADER_LOCK) -> Leadership | None:
         fields, left_ms = pipe.execute()
     if not fields:
         return None
-    lock = {_text(name): _text(value) for name, value in fields.items()}
+    lock = {bytes_to_str(name): bytes_to_str(value) for name, value in fields.items()}  # decoded or not by the client
     return Leadership(
         host=lock["host"],
         pid=int(lock["pid"]),
@@ -63,8 +64,3 @@ def next_runs(client: Redis, names: Sequence[str]) -> dict[str, datetime]:
         for name, score in zip(names, scores, strict=True)
         if score is not None and float(score) >= 0  # negative if it has ended
     }
-
-
-def _text(value: str | bytes) -> str:
-    # The client may decode replies or not.
-    return value.decode() if isinstance(value, bytes) else value
