@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from beat_schedule import systems, warnings
@@ -20,7 +19,7 @@ from models import index_builds, schema
 from models.database import require_replica_set
 from queue_manager.cli.changes import audited
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.terminal import console, printable, table
+from queue_manager.cli.terminal import console, print_rows, printable
 from queue_manager.core.redis_client import RedisError, describe_outage
 from queue_manager.core.settings import settings
 from queue_manager.system import System
@@ -55,7 +54,7 @@ def adopt(
     for system, plan in plans:
         _print_plan(screen, system, plan)
     for warning in warnings():
-        screen.print(warning, soft_wrap=True)
+        screen.print(warning)
     if not yes:
         typer.echo("Nothing was changed" + ("; add --yes to create the indexes" if on else ""))
         return
@@ -77,7 +76,7 @@ def _plan(system: System) -> AdoptionPlan:
 
 
 def _print_plan(screen: Console, system: System, plan: AdoptionPlan) -> None:
-    screen.print(Text.assemble((system.name, "bold"), f"  {printable(system.description)}"), soft_wrap=True)
+    screen.print(Text.assemble((system.name, "bold"), f"  {printable(system.description)}"))
     _print_lines(screen, "creates", plan.missing_indexes or ["nothing: no index is missing"])
     _print_lines(screen, "refuses", plan.refused_writes)
     _print_lines(screen, "found", plan.notes)
@@ -88,7 +87,7 @@ def _print_plan(screen: Console, system: System, plan: AdoptionPlan) -> None:
 
 def _print_lines(screen: Console, title: str, lines: Sequence[str]) -> None:
     for line in lines:
-        screen.print(Text.assemble((f"  {title:<9}", "dim"), printable(line)), soft_wrap=True)
+        screen.print(Text.assemble((f"  {title:<9}", "dim"), printable(line)))
 
 
 @adopt_cli.command()
@@ -129,19 +128,16 @@ def jobs(
 
 def _print_adoption(screen: Console, result: Adoption, registered: list[str]) -> None:
     if result.jobs:
-        screen.print(_table(result))
+        rows = [
+            {"name": name, "stored as": stored, "becomes": state.value, "jobs": str(count)}
+            for (name, stored, state), count in sorted(result.jobs.items())
+        ]
+        print_rows(screen, rows, numbers=["jobs"])
     elif not result.rejected:
         screen.print("no document to adopt")
     if missing := sorted({name for name, _, _ in result.jobs} - {*registered}):
-        screen.print(Text(f"no function is registered for {', '.join(missing)}: its jobs would fail"), soft_wrap=True)
+        screen.print(f"no function is registered for {', '.join(missing)}: its jobs would fail")
     if result.rejected:
         screen.print(f"{result.rejected} cannot be adopted and stay as they are, such as")
         for id, reason in result.rejection_reasons.items():
-            screen.print(Text(printable(f"  {id}  {reason}")), soft_wrap=True)
-
-
-def _table(result: Adoption) -> Table:
-    made = table(("name", "stored as", "becomes", "jobs"), numbers=["jobs"])
-    for (name, stored, state), count in sorted(result.jobs.items()):
-        made.add_row(name, Text(printable(stored)), state.value, str(count))
-    return made
+            screen.print(printable(f"  {id}  {reason}"))

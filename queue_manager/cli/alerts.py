@@ -14,7 +14,7 @@ from queue_manager.alerts.notification import Alert, Notification, has_channels,
 from queue_manager.cli.changes import audited, user_name
 from queue_manager.cli.completion import complete_alert_system, complete_rule
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.terminal import console, printable, table
+from queue_manager.cli.terminal import console, print_rows
 from queue_manager.core.clock import minutes, to_iso
 from queue_manager.core.settings import settings
 from queue_manager.core.suggestion import did_you_mean
@@ -47,12 +47,9 @@ def list_alerts() -> None:
     if not sent and not silences:
         typer.echo("no active alerts, no silences")
         return
-    listed = table(("system", "rule", "state", "text"))
-    for key, text in sorted(sent.items()):
-        listed.add_row(*key, "sent", printable(text))
-    for one in silences:
-        listed.add_row(*one.key, f"silenced until {to_iso(one.until)}", printable(f"{one.reason} (by {one.by})"))
-    console().print(listed)
+    listed = [(*key, "sent", text) for key, text in sorted(sent.items())]
+    listed += [(*one.key, f"silenced until {to_iso(one.until)}", f"{one.reason} (by {one.by})") for one in silences]
+    print_rows(console(), [dict(zip(("system", "rule", "state", "text"), row, strict=True)) for row in listed])
 
 
 @alerts_cli.command()

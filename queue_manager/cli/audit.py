@@ -9,7 +9,6 @@ import json
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from models import audit
 from models.audit import AUDITED_ACTIONS, AuditQuery
@@ -71,7 +70,7 @@ def list_entries(
     if not page.entries:
         screen.print("no actions")
     for line in (line for entry in page.entries for line in _lines(entry)):
-        screen.print(Text(printable(line)), soft_wrap=True)
+        screen.print(printable(line))
     print_cursor(page.cursor)
 
 

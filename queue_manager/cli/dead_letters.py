@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -15,20 +15,18 @@ from typing import Annotated
 
 import redis
 import typer
-from rich.table import Table
 
 from queue_manager.broker import dead_letters
 from queue_manager.broker.dead_letters import DeadLetter
 from queue_manager.cli.changes import YesOption, audited, confirm, echo_undo
 from queue_manager.cli.errors import fail, with_outcome
-from queue_manager.cli.terminal import add_row, console, print_json, printable, table
+from queue_manager.cli.terminal import MAX_PAYLOAD_LENGTH, console, print_json, print_rows, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.core.redis_client import connect, describe_outage
 from queue_manager.core.settings import redact_url, settings
 
 AUDITED_BROKER = "broker"
 """What the audit calls the broker, as health does."""
-MAX_SHOWN_LENGTH = 200  # characters of a message in the table
 
 dead_letters_cli = typer.Typer(
     help="List, replay and delete broker messages that no worker could decode or dispatch. For the message queue, see "
@@ -56,7 +54,10 @@ def list_dead_letters(
         print_json(json.dumps({"count": count, "dead_letters": shown}, ensure_ascii=False))
         return
     screen = console()
-    screen.print(_table(letters) if letters else "no dead letters")
+    if letters:
+        print_rows(screen, list(map(_row, letters)), rest="message")
+    else:
+        screen.print("no dead letters")
     if count > len(letters):
         screen.print(f"there are {count}: --limit {count}")
 
@@ -108,11 +109,9 @@ def replay(
         sys.exit(1)
 
 
-def _table(letters: Sequence[DeadLetter]) -> Table:
-    made = table(("at", "id", "queue", "reason"), whole=("at", "id"), rest="message")
-    for letter in letters:
-        add_row(made, (_at(letter), letter.id, letter.queue, letter.reason, letter.message[:MAX_SHOWN_LENGTH]))
-    return made
+def _row(letter: DeadLetter) -> dict[str, str]:
+    message = letter.message[:MAX_PAYLOAD_LENGTH]
+    return {"at": _at(letter), "id": letter.id, "queue": letter.queue, "reason": letter.reason, "message": message}
 
 
 def _at(letter: DeadLetter) -> str:

@@ -40,7 +40,7 @@ def doctor(
 
 def _print_report(screen: Console, report: Report) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    screen.print(Text(f"{versions}\n", "dim"), soft_wrap=True)
+    screen.print(Text(f"{versions}\n", "dim"))
     for result in report.checks:
         _print_result(screen, result)
     problems = sum(len(result.problems) for result in report.checks)
@@ -55,7 +55,7 @@ def _print_result(screen: Console, result: CheckResult) -> None:
         name, about = f"{result.check:<{NAME_WIDTH}}", result.statement
     else:
         name, about = result.check, ""
-    screen.print(Text.assemble(status, (name, "bold"), (about, "dim")), soft_wrap=True)
+    screen.print(Text.assemble(status, (name, "bold"), (about, "dim")))
     for problem in result.problems:
         where = "" if problem.system in (None, result.check) else f"{problem.system}: "
         _print_line(screen, f"{where}{problem.text}")
@@ -65,4 +65,4 @@ def _print_result(screen: Console, result: CheckResult) -> None:
 
 
 def _print_line(screen: Console, line: str, style: str = "") -> None:
-    screen.print(Text(f"{'':{STATUS_WIDTH}}{printable(line)}", style), soft_wrap=True)
+    screen.print(Text(f"{'':{STATUS_WIDTH}}{printable(line)}", style))

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from beat_schedule import systems, unknown_system
 from queue_manager.cli.changes import YesOption, confirm, current_actor
@@ -60,16 +59,16 @@ def _print(groups: Sequence[FailureCounts], lists: Sequence[FailureList], search
     if not groups:
         what = "no failures" if search is None else "no failures with this text"
         titles = [part.title for part in lists if part.problem is None]
-        screen.print(Text(f"{what} in {', '.join(titles) or 'the lists that could be read'}"), soft_wrap=True)
+        screen.print(f"{what} in {', '.join(titles) or 'the lists that could be read'}")
     for one in groups:
         times = f"{to_iso(one.first_at)} to {to_iso(one.last_at)}"
         lines = (f"{one.id}  {one.count:,}  {one.system}  {one.name}  {times}", f"    {reason_text(one.reason)}")
         for line in lines:
-            screen.print(Text(printable(line)), soft_wrap=True)
+            screen.print(printable(line))
     for part in lists:
         if not part.is_complete:
             why = part.problem or f"only the newest {part.read:,} failures are counted"
-            screen.print(Text(printable(f"{part.title}: {why}")), soft_wrap=True)
+            screen.print(printable(f"{part.title}: {why}"))
 
 
 @failures_cli.command()

@@ -90,7 +90,7 @@ def list_jobs(
     if page.jobs:
         print_jobs(console(), page.jobs, now)
     else:
-        console().print(f"no jobs{printable(about_name)}", soft_wrap=True)
+        console().print(f"no jobs{printable(about_name)}")
     print_cursor(next_cursor)
 
 

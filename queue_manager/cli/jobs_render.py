@@ -15,6 +15,7 @@ from rich.text import Text
 
 from models.database import Document
 from models.job import WAITING_STATES, JobState
+from queue_manager.cli.lists import print_pauses
 from queue_manager.cli.terminal import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, print_json, print_rows, printable
 from queue_manager.core.pause import PauseState
 from queue_manager.core.wording import rounded
@@ -53,12 +54,12 @@ def print_job(console: Console, job: Document) -> None:
     history = shown.pop("history") if _has_entries(shown.get("history")) else []
     for name, value in shown.items():
         text = value if isinstance(value, str) else json_text(value)
-        console.print(Text.assemble((f"{printable(name):<12}", "bold"), printable(text)), soft_wrap=True)
+        console.print(Text.assemble((f"{printable(name):<12}", "bold"), printable(text)))
     console.print(Text("history", "bold"))
     for entry in history:
         text = "  ".join(f"{name} {value}" for name, value in entry.items() if name not in ("at", "state"))
         line = f"  {entry.get('at', '')}  {entry.get('state', '')!s:<9}  {text}"
-        console.print(Text(printable(line.rstrip())), soft_wrap=True)
+        console.print(printable(line.rstrip()))
 
 
 def _has_entries(history: Any) -> bool:
@@ -74,7 +75,7 @@ def print_status(console: Console, status: dict[str, Any], now: datetime) -> Non
     else:
         heartbeat, since = _ago(leader["heartbeat"], now), _ago(leader["since"], now)
         text = f"leader of epoch {leader['epoch']}, last heartbeat {heartbeat}, took over {since}"
-    console.print(Text(text), soft_wrap=True)
+    console.print(text)
     if others := status["other_documents"]:
         console.print(f"{others} documents that are not jobs, which are ignored; see `queue-manager adopt jobs`")
     if not status["queues"]:
@@ -82,9 +83,7 @@ def print_status(console: Console, status: dict[str, Any], now: datetime) -> Non
         return
     rows = [_status_row(queue, now) for queue in status["queues"]]
     print_rows(console, rows, numbers=[*JobState], hidden_first=HIDDEN_STATUS_COLUMNS)
-    for queue in status["queues"]:
-        if queue["is_paused"]:
-            console.print(printable(f"Paused: {queue['name']} {PauseState(**queue['pause'])}"), soft_wrap=True)
+    print_pauses({queue["name"]: PauseState(**queue["pause"]) for queue in status["queues"] if queue["is_paused"]})
 
 
 def _status_row(queue: Document, now: datetime) -> dict[str, str]:

@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import TypeAdapter
-from rich.text import Text
 
 from queue_manager.cli.terminal import console, print_json, print_rows, printable
 from queue_manager.core.clock import to_iso
+from queue_manager.core.pause import PauseState
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 """A spreadsheet would execute a text that begins with one of these."""
@@ -52,14 +52,20 @@ def print_table(
             console(), [dict(zip(titles, (_text(getattr(row, name)) for name in columns), strict=True)) for row in rows]
         )
     else:
-        console().print(nothing, soft_wrap=True)
+        console().print(nothing)
     print_cursor(cursor)
 
 
 def print_cursor(cursor: str | None) -> None:
     """Print how to print the next page, unless this is the last one."""
     if cursor is not None:
-        console().print(Text(f"more results: --cursor {shlex.quote(cursor)}"), soft_wrap=True)
+        console().print(f"more results: --cursor {shlex.quote(cursor)}")
+
+
+def print_pauses(paused: Mapping[str, PauseState]) -> None:
+    """Print since when, by whom and why each is paused."""
+    for name, pause in paused.items():
+        console().print(printable(f"Paused: {name} {pause}"))
 
 
 def export_rows(rows: Iterable[str], form: ExportFormat, *, columns: Sequence[str]) -> None:

@@ -14,7 +14,15 @@ import typer
 
 from queue_manager.cli.changes import PauseReason, audited, checked_reason, current_actor, resumed
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.lists import AnswerJsonOption, CursorOption, FormatOption, export_rows, print_answer, print_table
+from queue_manager.cli.lists import (
+    AnswerJsonOption,
+    CursorOption,
+    FormatOption,
+    export_rows,
+    print_answer,
+    print_pauses,
+    print_table,
+)
 from queue_manager.cli.message_changes import add, clear, delete, edit, move, replay
 from queue_manager.cli.message_filters import filtered
 from queue_manager.cli.messages_render import counts_line, field_text, page_json, print_message, print_messages
@@ -90,10 +98,9 @@ def list_messages(
         screen.print("no messages on this page" if page.cursor else "no messages")
     if page.cursor:
         why = "the search stopped at its limit" if page.is_partial else "there may be more"
-        screen.print(f"{why}: --cursor {printable(page.cursor)}", soft_wrap=True)
-    screen.print(counts_line(counts), soft_wrap=True)
-    for paused, made in pauses.items():
-        screen.print(printable(f"Paused: {paused} {made}"), soft_wrap=True)
+        screen.print(f"{why}: --cursor {printable(page.cursor)}")
+    screen.print(counts_line(counts))
+    print_pauses(pauses)
 
 
 @queue.command()

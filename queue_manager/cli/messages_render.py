@@ -75,17 +75,15 @@ def counts_line(counts: QueueCounts) -> str:
 def print_message(console: Console, message: Message) -> None:
     """Print a message, one field per line, with its payload indented."""
     for name, value in message.fields.items():
-        console.print(
-            Text.assemble((f"{printable(name):<22}", "bold"), printable(field_text(name, value))), soft_wrap=True
-        )
+        console.print(Text.assemble((f"{printable(name):<22}", "bold"), printable(field_text(name, value))))
     for event in parse_events(message.packed_events):
         parts = (f"attempt {event.attempt}" if event.attempt else "", event.consumer_id or "", event.reason or "")
         count = f"{event.touches} times" if event.touches else ""
         line = f"  {field_text('at', event.at)}  {event.event}  {'  '.join(filter(None, [*parts, count]))}"
-        console.print(Text(printable(line.rstrip())), soft_wrap=True)
+        console.print(printable(line.rstrip()))
     console.print(Text("payload", "bold"))
     for line in indent_json(message.payload_json).split("\n"):
-        console.print(Text(f"  {printable(line)}"), soft_wrap=True)
+        console.print(f"  {printable(line)}")
 
 
 def field_text(name: str, value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Annotated
 
@@ -13,10 +13,9 @@ from beat_schedule import systems
 from queue_manager import pauses
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer, print_table
-from queue_manager.cli.terminal import console, printable
+from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer, print_pauses, print_table
+from queue_manager.cli.terminal import printable
 from queue_manager.core.clock import seconds, to_iso
-from queue_manager.core.pause import PauseState
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import Problem
 from queue_manager.operations.overview import read_overview
@@ -132,12 +131,6 @@ def schedule(as_json: AnswerJsonOption = False) -> None:
 def state_text(idle: str | None, *, is_on: bool) -> str:
     """Return `on`, `off`, or why a system that is on dispatches nothing."""
     return (idle or "on") if is_on else "off"
-
-
-def print_pauses(paused: Mapping[str, PauseState]) -> None:
-    """Print since when, by whom and why systems are paused."""
-    for name, made in paused.items():
-        console().print(printable(f"Paused: {name} {made}"), soft_wrap=True)
 
 
 def _row(system: SystemState | ScheduleEntry, idle: str | None) -> SimpleNamespace:

@@ -24,8 +24,9 @@ from queue_manager import pauses
 from queue_manager.cli.changes import PauseReason, checked_reason, current_actor, resumed
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import report_errors
-from queue_manager.cli.system_queries import SystemName, history, print_pauses, scans, schedule, state_text, status
-from queue_manager.cli.terminal import console, printable, table
+from queue_manager.cli.lists import print_pauses
+from queue_manager.cli.system_queries import SystemName, history, scans, schedule, state_text, status
+from queue_manager.cli.terminal import console, print_rows, printable
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.pause import PauseState
@@ -60,12 +61,17 @@ def list_systems() -> None:
     """Show each system: whether its scans dispatch items, their period, the Celery queue of its items, its page."""
     with report_errors():
         paused = pauses.paused()
-    titles = ("name", "state", "period", "queue", "page")
-    listed = table(titles, whole=titles)
-    for system in systems():
-        period = f"{system.period(settings()).total_seconds():g} s"
-        listed.add_row(system.name, _state(system, paused), period, system.queue or "", system.page)
-    console().print(listed)
+    rows: list[dict[str, str | Text]] = [
+        {
+            "name": system.name,
+            "state": _state(system, paused),
+            "period": f"{system.period(settings()).total_seconds():g} s",
+            "queue": system.queue or "",
+            "page": system.page,
+        }
+        for system in systems()
+    ]
+    print_rows(console(), rows)
     print_pauses(paused)
 
 
@@ -84,7 +90,7 @@ def check(target: Target) -> None:
     screen, errors, selected = console(), 0, _selected(target)
     require_tasks(system for system in selected if not isinstance(system, DueDocuments))  # theirs are made of them
     for system in selected:
-        screen.print(Text.assemble((system.name, "bold"), f"  {printable(system.description)}"), soft_wrap=True)
+        screen.print(Text.assemble((system.name, "bold"), f"  {printable(system.description)}"))
         with report_errors():
             if isinstance(system, DueDocuments):
                 errors += _check_documents(screen, system)
@@ -196,7 +202,7 @@ def _print_preview(screen: Console, one: Preview) -> None:
 
 
 def _print_line(screen: Console, title: str, content: str | Text) -> None:
-    screen.print(Text.assemble(f"  {title:<8}  ", content), soft_wrap=True)
+    screen.print(Text.assemble(f"  {title:<8}  ", content))
 
 
 # Input and errors

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import typer
 from rich.cells import cell_len
@@ -32,30 +32,18 @@ def printable(text: str) -> str:
 
 
 def console() -> Console:
-    """Return a console without markup; colours only on a terminal, and a fixed width if there is none."""
+    """Return a console without markup, which leaves the wrapping of texts to the terminal.
+
+    Colours only on a terminal, and a fixed width if there is none.
+    """
     has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if has_width else DEFAULT_WIDTH, markup=False, emoji=False, highlight=False)
-
-
-def table(
-    titles: Sequence[str], *, numbers: Sequence[str] = (), whole: Sequence[str] = (), rest: str | None = None
-) -> Table:
-    """Return an empty table. `numbers` and `whole` are not wrapped; the last column, `rest`, fills the width."""
-    made = Table(box=None, pad_edge=False, header_style="bold", expand=rest is not None)
-    for title in titles:
-        if title in whole:
-            made.add_column(title, no_wrap=True)
-        else:
-            is_number = title in numbers
-            made.add_column(title, overflow="fold", justify="right" if is_number else "left", no_wrap=is_number)
-    if rest is not None:
-        made.add_column(rest, overflow="ellipsis", no_wrap=True, ratio=1, style="dim")
-    return made
+    width = None if has_width else DEFAULT_WIDTH
+    return Console(width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
 
 def print_rows(
     screen: Console,
-    rows: Sequence[Mapping[str, str]],
+    rows: Sequence[Mapping[str, str | Text]],
     *,
     numbers: Sequence[str] = (),
     rest: str | None = None,
@@ -66,12 +54,13 @@ def print_rows(
     `rest` is the last column and fills the width. `hidden_first`: the columns that may be left out, the least important
     first; without it all but the first, from the right.
     """
-    cells = {title: [printable(row[title]) for row in rows] for title in rows[0]}
+    cells = {title: [_as_text(row[title]) for row in rows] for title in rows[0]}
+    values = {title: max(text.cell_len for text in column) for title, column in cells.items()}
     first, *others = cells
     texts = {title for title in others if title == rest or any(map(_is_long, cells[title]))}
-    if max(map(cell_len, cells[first])) > screen.width:
+    if values[first] > screen.width:
         texts.add(first)
-    shown = _fitting(cells, texts, screen.width, others[::-1] if hidden_first is None else hidden_first)
+    shown = _fitting(values, texts, screen.width, others[::-1] if hidden_first is None else hidden_first)
     made = Table(box=None, pad_edge=False, header_style="bold", expand=rest in shown)
     for title, heading in shown.items():
         if title == rest:
@@ -79,28 +68,33 @@ def print_rows(
         else:
             justify: JustifyMethod = "right" if title in numbers else "left"
             made.add_column(heading, overflow="fold", justify=justify, no_wrap=title not in texts)
-    for values in zip(*(cells[title] for title in shown), strict=True):
-        made.add_row(*map(Text, values))
-    screen.print(made)
+    for row in zip(*(cells[title] for title in shown), strict=True):
+        made.add_row(*row)
+    screen.print(made, soft_wrap=False)
     if hidden := [title for title in cells if title not in shown]:
-        screen.print(f"not shown, because the terminal is too narrow: {', '.join(hidden)}", soft_wrap=True)
+        screen.print(f"not shown, because the terminal is too narrow: {', '.join(hidden)}")
 
 
-def _is_long(value: str) -> bool:
-    width = cell_len(value)
-    return width > MAX_VALUE_WIDTH or (" " in value and width > MIN_TEXT_WIDTH)
+def _as_text(cell: str | Text) -> Text:
+    return cell if isinstance(cell, Text) else Text(printable(cell))
+
+
+def _is_long(cell: Text) -> bool:
+    return cell.cell_len > MAX_VALUE_WIDTH or (" " in cell and cell.cell_len > MIN_TEXT_WIDTH)
 
 
 def _fitting(
-    cells: Mapping[str, Sequence[str]], texts: Collection[str], width: int, hidden_first: Sequence[str]
+    values: Mapping[str, int], texts: Collection[str], width: int, hidden_first: Sequence[str]
 ) -> dict[str, str]:
-    """Return the columns that fit, each with its heading, which has several lines if it is too wide otherwise."""
-    values = {title: max(map(cell_len, column)) for title, column in cells.items()}
-    least = {title: min(values[title], MIN_TEXT_WIDTH) if title in texts else values[title] for title in cells}
-    whole = {title: max(least[title], cell_len(title)) for title in cells}
+    """Return the columns that fit, each with its heading, which has several lines if it is too wide otherwise.
+
+    `values`: the width of the widest value of each column.
+    """
+    least = {title: min(values[title], MIN_TEXT_WIDTH) if title in texts else values[title] for title in values}
+    whole = {title: max(least[title], cell_len(title)) for title in values}
     if _total(whole) <= width:
-        return {title: title for title in cells}
-    widths = {title: max(least[title], *map(cell_len, title.split())) for title in cells}
+        return {title: title for title in values}
+    widths = {title: max(least[title], *map(cell_len, title.split())) for title in values}
     for title in hidden_first:
         if _total(widths) <= width:
             break
@@ -110,11 +104,6 @@ def _fitting(
 
 def _total(widths: Mapping[str, int]) -> int:
     return sum(widths.values()) + COLUMN_GAP * (len(widths) - 1)
-
-
-def add_row(table: Table, cells: Iterable[object]) -> None:
-    """Add a row of texts, with control characters escaped."""
-    table.add_row(*(Text(printable(str(cell))) for cell in cells))
 
 
 def print_json(text: str) -> None:

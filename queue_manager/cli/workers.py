@@ -35,26 +35,26 @@ def _print(found: Workers) -> None:
     for worker in found.workers:
         _print_worker(screen, worker, found.server_time)
     if found.count > len(found.workers):
-        screen.print(f"{len(found.workers)} of {found.count} workers", soft_wrap=True)
+        screen.print(f"{len(found.workers)} of {found.count} workers")
     if not found.workers:
-        screen.print("No workers are online.", soft_wrap=True)
+        screen.print("No workers are online.")
     for one in found.queues_without_worker:
         line = f"No worker consumes the queue {printable(one.queue)} ({printable(one.title)})."
-        screen.print(Text(line, "red"), soft_wrap=True)
+        screen.print(Text(line, "red"))
 
 
 def _print_worker(screen: Console, worker: OneWorker, now: datetime) -> None:
-    screen.print(Text.assemble((printable(worker.name), "bold"), f"  {_state(worker, now)}"), soft_wrap=True)
+    screen.print(Text.assemble((printable(worker.name), "bold"), f"  {_state(worker, now)}"))
     if worker.paused is not None:
-        screen.print(Text(f"  takes no items: {printable(worker.paused)}", "red"), soft_wrap=True)
+        screen.print(Text(f"  takes no items: {printable(worker.paused)}", "red"))
     queues = "unknown" if worker.queues is None else ", ".join(map(printable, worker.queues))
-    screen.print(f"  queues: {queues}", soft_wrap=True)
+    screen.print(f"  queues: {queues}")
     for process in worker.processes:
         memory = _memory(process.memory_bytes)
         for task in process.running:
-            screen.print(f"  {process.pid}  {memory}  {printable(_doing(task, now))}", soft_wrap=True)
+            screen.print(f"  {process.pid}  {memory}  {printable(_doing(task, now))}")
         if not process.running:
-            screen.print(Text(f"  {process.pid}  {memory}  idle", "dim"), soft_wrap=True)
+            screen.print(Text(f"  {process.pid}  {memory}  idle", "dim"))
 
 
 def _state(worker: OneWorker, now: datetime) -> str:
