@@ -113,10 +113,9 @@ class QueueAdmin(MessageBrowser):
         ends = time.monotonic() + within.total_seconds()
         replayed = ReplayResult()
         for ids in self.matching_ids("dead", where):
-            for begin in range(0, len(ids), BULK_BATCH_SIZE):
-                if time.monotonic() >= ends:
-                    return replace(replayed, is_complete=False)
-                replayed = replayed.with_more(self.replay(ids[begin : begin + BULK_BATCH_SIZE]))
+            if time.monotonic() >= ends:
+                return replace(replayed, is_complete=False)
+            replayed = replayed.with_more(self.replay(ids))
         return replayed
 
     def delete(
@@ -183,11 +182,10 @@ class QueueAdmin(MessageBrowser):
         deleted = dict.fromkeys(states, 0)
         for state in states:
             for ids in self.matching_ids(state, where):
-                for begin in range(0, len(ids), BULK_BATCH_SIZE):
-                    if time.monotonic() >= ends:
-                        return DeleteResult(deleted=deleted, is_complete=False)
-                    outcomes = self.delete(ids[begin : begin + BULK_BATCH_SIZE], source=state, keep=keep)
-                    deleted[state] += sum(outcome == "DELETED" for outcome in outcomes.values())
+                if time.monotonic() >= ends:
+                    return DeleteResult(deleted=deleted, is_complete=False)
+                outcomes = self.delete(ids, source=state, keep=keep)
+                deleted[state] += sum(outcome == "DELETED" for outcome in outcomes.values())
         return DeleteResult(deleted=deleted, is_complete=True)
 
     def count_matching(self, states: Sequence[KeptState], where: Filter) -> DeleteResult:
@@ -281,9 +279,8 @@ class QueueAdmin(MessageBrowser):
 
     def _clear_kept(self, state: MessageState, where: Filter, keep: KeepMessages) -> Iterator[int]:
         for ids in self._ids(state, where):
-            for begin in range(0, len(ids), BULK_BATCH_SIZE):
-                outcomes = self.delete(ids[begin : begin + BULK_BATCH_SIZE], source=state, keep=keep)
-                yield sum(outcome == "DELETED" for outcome in outcomes.values())
+            outcomes = self.delete(ids, source=state, keep=keep)
+            yield sum(outcome == "DELETED" for outcome in outcomes.values())
 
     def _ids(self, state: MessageState, where: Filter) -> Iterator[Sequence[str]]:
         if state == "processing":

@@ -266,7 +266,7 @@ class MessageBrowser:
             cursor, is_last = page.cursor, page.cursor is None or len(exported) < len(page.messages)
 
     def matching_ids(self, state: KeptState, where: Filter) -> Iterator[Sequence[str]]:
-        """Yield the ids of the messages in `state` that match now, slice by slice, oldest first.
+        """Yield the ids of the messages in `state` that match now, oldest first, at most `BULK_BATCH_SIZE` at a time.
 
         Messages of other producers whose ids are not valid are omitted.
         """
@@ -276,8 +276,9 @@ class MessageBrowser:
         cursor = b""
         while True:
             found, cursor, _ = self._scripts.run("survey", state, levels, "oldest", cursor, where.to_json(), "ids")
-            ids = [_decoded(id) for id, sid in found if _parse_entry_id(sid) <= last]
-            yield [id for id in ids if is_id(id)]
+            matching = (_decoded(id) for id, sid in found if _parse_entry_id(sid) <= last)
+            ids = [id for id in matching if is_id(id)]
+            yield from (ids[begin : begin + BULK_BATCH_SIZE] for begin in range(0, len(ids), BULK_BATCH_SIZE))
             if not cursor or _parse_entry_id(cursor.partition(b"/")[0]) > last:
                 return
 
