@@ -20,6 +20,7 @@ from models import job, pulse, site, support_room
 from models.database import server_now
 from models.job import JobState
 from queue_manager.core.settings import Settings, settings
+from queue_manager.core.wording import many
 from services.message_queue import QueueCounts, QueueUnavailable, queue_admin
 
 PERIOD = 5.0  # seconds
@@ -85,7 +86,7 @@ class Messages:
 
 
 def _count(number: int, noun: str, participle: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'} {participle}" if number > 0 else ""
+    return f"{many(number, noun)} {participle}" if number > 0 else ""
 
 
 def _joined(parts: list[str]) -> str:

@@ -76,7 +76,6 @@ class DispatchState:
     """The setting that switches the system on."""
     idle: Idle | None
     pause: PauseState | None = None
-    """Why its scans dispatch nothing."""
     has_leader: bool | None
     """`None` if Redis does not answer."""
     next_scan_at: datetime | None

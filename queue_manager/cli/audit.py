@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from models import audit
-from models.audit import AUDITED_ACTIONS, AuditQuery
+from models.audit import AUDITED_ACTIONS, AuditEntry, AuditQuery
 from queue_manager.cli.changes import current_actor
 from queue_manager.cli.completion import complete_action, complete_system
 from queue_manager.cli.errors import fail, moment, report_errors
@@ -82,11 +82,7 @@ def show(
 
     Example: `queue-manager audit show 65a1b2c3d4e5f60718293a4b`
     """
-    with report_errors():
-        found = audit.get(id)
-    if found is None:
-        fail(f"There is no entry {id} in the audit log", code=1)
-    print_answer(one_change(found))
+    print_answer(one_change(_entry(id)))
 
 
 @audit_cli.command("undo")
@@ -99,11 +95,19 @@ def undo_action(
 
     Example: `queue-manager audit undo 65a1b2c3d4e5f60718293a4b`
     """
+    entry = _entry(id)
     with report_errors():
-        if (entry := audit.get(id)) is None:
-            fail(f"There is no entry {id} in the audit log", code=1)
         result = operations.undo_action(entry, current_actor())
     typer.echo(result.message)
+
+
+def _entry(id: str) -> AuditEntry:
+    """Return an entry; end the command with exit code 1 if there is none."""
+    with report_errors():
+        found = audit.get(id)
+    if found is None:
+        fail(f"There is no entry {id} in the audit log", code=1)
+    return found
 
 
 def _lines(entry: AuditedChange) -> list[str]:

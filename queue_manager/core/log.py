@@ -52,10 +52,6 @@ def get_logger(initiator: str) -> structlog.stdlib.BoundLogger:
     return cast(structlog.stdlib.BoundLogger, logger.bind(initiator=initiator))
 
 
-def level_number(name: str) -> int:
-    return logging.getLevelNamesMapping()[name]
-
-
 class OutageFilter(logging.Filter):
     """Passes one line for each outage and kind of line; the kind is the logger, the text without values, the server.
 

@@ -247,7 +247,7 @@ def _redis() -> InRedis:
             dead_letters=_count_dead_letters(client),
             losses={system.name: Leases(system.name).often_lost() for system in systems() if system.queue is not None},
             pauses=pauses.paused(),
-            recent=_recent(client),
+            recent=count_history.from_each_server(client, sources(), count_history.recent),
             next_runs=next_runs(client, [system.name for system in systems()]),
         )
 
@@ -256,10 +256,6 @@ def sources() -> dict[str, Source]:
     """Return, by system, where finished items are counted."""
     found = {system.name: system.source() for system in systems()}
     return {name: source for name, source in found.items() if source is not None}
-
-
-def _recent(client: redis.Redis) -> dict[str, Recent]:
-    return count_history.from_each_server(client, sources(), count_history.recent)
 
 
 def _count_dead_letters(client: redis.Redis) -> int:

@@ -185,13 +185,9 @@ def _retry_jobs(_: FailureGroup, ids: Sequence[str]) -> int:
     return retried
 
 
-def _replay_letters(_: FailureGroup, ids: Sequence[str]) -> int:
-    return replay_letters(ids)
-
-
 _REPLAYS: dict[FailureKind, Callable[[FailureGroup, Sequence[str]], int]] = {
     "message": _replay_messages,
     "item": _retry_items,
     "job": _retry_jobs,
-    "broker": _replay_letters,
+    "broker": lambda _, ids: replay_letters(ids),
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
-from logging import LogRecord, getLogger
+from logging import WARNING, LogRecord, getLevelNamesMapping, getLogger
 from typing import Any
 
 from billiard.util import get_pdeathsig
@@ -37,7 +37,7 @@ _sampler = Sampler()
 @signals.setup_logging.connect
 def configure_logging(loglevel: int, **_: Any) -> None:
     """Log in our form. `--loglevel` can only make it say more: Celery's own default would hide the work."""
-    chosen = logging.level_number(settings().qm_log_level)
+    chosen = getLevelNamesMapping()[settings().qm_log_level]
     logging.configure(level=min(chosen, loglevel), form=settings().qm_log_format)
     getLogger("celery.app.trace").addFilter(_is_not_repeated)
 
@@ -51,7 +51,7 @@ def _is_not_repeated(record: LogRecord) -> bool:
 @signals.worker_init.connect
 def check_worker(**_: Any) -> None:
     with _ending_the_process():
-        configure_logging(logging.level_number("WARNING"))  # Celery does it only after this
+        configure_logging(WARNING)  # Celery does it only after this
         _log_warnings()
         require_tasks()
         error_reports.require_sdk()
