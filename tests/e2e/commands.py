@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from typer.testing import CliRunner
 
@@ -21,6 +22,21 @@ COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 
 def environment(**env: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **env}
+
+
+def queue_manager(
+    *arguments: str, cwd: Path | str | None = None, answer: str = "", **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env=environment(**env),
+        cwd=cwd,
+        input=answer,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+    )
 
 
 def invoke(*arguments: str, answer: str = "", columns: int = 200) -> subprocess.CompletedProcess[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,12 +26,11 @@ from queue_manager.items import DueItem
 from queue_manager.telemetry import worker_heartbeats
 from services.due_documents import work_of
 from services.support_snooze import system as support_snooze
-from tests.e2e.commands import environment
+from tests.e2e.commands import queue_manager
 from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.web.web_process import Web
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "health", "--json"]
 RUN = {"found": 0, "claimed": 0, "enqueued": 0, "errors": 0, "duration_ms": 1}
 SLOW = {"QM_SNOOZE_SCAN_SECONDS": "60", "JOBS_TIMER_MS": "60000"}
 """Late is later than three minutes, so that a busy machine makes nothing late."""
@@ -63,19 +60,14 @@ class Answer:
 
 
 def health(directory: Path, **env: str) -> Answer:
-    result = subprocess.run(
-        COMMAND, env=environment(**env), cwd=directory, capture_output=True, text=True, timeout=60, check=False
-    )
+    result = queue_manager("health", "--json", cwd=directory, **env)
     assert result.stderr == ""
     return Answer(result.returncode, json.loads(result.stdout))
 
 
 def said(directory: Path, **env: str) -> str:
     """Return what the command prints for people."""
-    command = COMMAND[:-1]
-    return subprocess.run(
-        command, env=environment(**env), cwd=directory, capture_output=True, text=True, timeout=60, check=False
-    ).stdout
+    return queue_manager("health", cwd=directory, **env).stdout
 
 
 def lead(servers: Servers, *, since: timedelta) -> None:

@@ -25,8 +25,7 @@ from queue_manager.core.settings import settings
 from queue_manager.health_rules import COMPONENTS
 from tests.deployment.programs import replaced
 from tests.documented import DOCS, block, options
-from tests.e2e.celery_processes import ROOT
-from tests.e2e.commands import COMMAND, environment
+from tests.e2e.commands import environment, queue_manager
 from tests.e2e.receivers import receiving_mails, receiving_posts
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -39,8 +38,7 @@ SECRET_PATH = "/services/T0/s3cret"
 
 def alerts(*arguments: str, **env: str) -> tuple[int, str]:
     """Return the exit code of `queue-manager alerts …` and what it prints."""
-    command = [*COMMAND, "alerts", *arguments]
-    run = subprocess.run(command, env=environment(**env), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    run = queue_manager("alerts", *arguments, **env)
     return run.returncode, run.stdout + run.stderr
 
 

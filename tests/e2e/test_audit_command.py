@@ -18,7 +18,7 @@ from queue_manager.core.clock import hours, to_iso
 from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
 from tests.e2e.celery_processes import ROOT
-from tests.e2e.commands import COMMAND, environment
+from tests.e2e.commands import COMMAND, environment, queue_manager
 from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.web.web_process import web
@@ -27,9 +27,7 @@ pytestmark = pytest.mark.processes
 
 
 def said(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    own = {"QM_JOBS": "true", "JOBS_IMPORTS": JOBS_MODULE, **env}
-    command = [*COMMAND, *arguments]
-    return subprocess.run(command, env=environment(**own), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return queue_manager(*arguments, **{"QM_JOBS": "true", "JOBS_IMPORTS": JOBS_MODULE, **env})
 
 
 def done(*arguments: str, **env: str) -> str:

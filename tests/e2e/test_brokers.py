@@ -14,7 +14,7 @@ from models.database import collection, server_now
 from queue_manager.core.clock import seconds
 from tests.e2e.brokers import PASSWORD, QUOTED_PASSWORD, RabbitMQ, Sentinel
 from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
-from tests.e2e.commands import COMMAND, environment
+from tests.e2e.commands import environment, queue_manager
 from tests.e2e.job_processes import ENV as JOBS
 from tests.e2e.job_processes import job_lab, notes
 from tests.e2e.test_shown_settings import celery
@@ -73,9 +73,7 @@ def rabbitmq(servers: Servers, directory: Path) -> Iterator[dict[str, str]]:
 def test_rooms_open_an_item_is_tried_again_and_a_job_runs(broker: Broker, clean: Servers, tmp_path: Path) -> None:
     with broker(clean, tmp_path) as of_broker:
         env = {**JOBS, **SYSTEMS, **of_broker}
-        migrated = subprocess.run(
-            [*COMMAND, "migrate"], env=environment(**env), cwd=ROOT, capture_output=True, text=True
-        )
+        migrated = queue_manager("migrate", **env)
         assert migrated.returncode == 0, migrated.stderr
         job_lab().run("now")
         account = collection("second_try").insert_one({"status": "trial", "ends_at": server_now()}).inserted_id
@@ -164,12 +162,11 @@ def test_rabbitmq_is_checked_counted_and_shown_without_its_password(clean: Serve
 
 
 def test_health_and_the_dead_letters_command_say_what_the_broker_lacks(servers: Servers) -> None:
-    env = environment(BROKER_URL="amqp://app:s3cret@127.0.0.1:1//")
     for command, said in (
         ("health", "The broker at amqp://***@127.0.0.1:1// is unreachable"),
         ("dead-letters", "the broker at amqp://***@127.0.0.1:1// keeps no dead letters"),
     ):
-        run = subprocess.run([*COMMAND, command], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        run = queue_manager(command, BROKER_URL="amqp://app:s3cret@127.0.0.1:1//")
         assert run.returncode == 1
         assert said in run.stdout + run.stderr
         assert "s3cret" not in run.stdout + run.stderr
@@ -177,5 +174,5 @@ def test_health_and_the_dead_letters_command_say_what_the_broker_lacks(servers: 
 
 def health(env: dict[str, str]) -> str | None:
     """Return what `queue-manager health` says once all is well."""
-    run = subprocess.run([*COMMAND, "health"], env=environment(**env), cwd=ROOT, capture_output=True, text=True)
+    run = queue_manager("health", **env)
     return run.stdout if run.returncode == 0 else None

@@ -38,7 +38,7 @@ from services.job_queues import jobs
 from tests import many
 from tests.any_jobs import INVOICE, MODULE
 from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
-from tests.e2e.commands import COMMAND, invoke
+from tests.e2e.commands import COMMAND, invoke, queue_manager
 from tests.e2e.health_command import repeated
 from tests.e2e.watching import is_open
 from tests.eventually import eventually
@@ -48,11 +48,6 @@ from tests.rooms import get_room, make_room
 from tests.tasks.hand_worker import waiting_messages
 
 pytestmark = pytest.mark.processes
-
-
-def queue_manager(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **env}
-    return subprocess.run([*COMMAND, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=60)
 
 
 def test_help_names_every_command(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from queue_manager.broker import dead_letters
 from queue_manager.core.redis_client import connect
 from queue_manager.web.routes.metrics import SystemsCollector
 from tests.documented import DOCS, block
-from tests.e2e.commands import COMMAND, environment, said_on_a_terminal
+from tests.e2e.commands import COMMAND, queue_manager, said_on_a_terminal
 from tests.real_servers import Servers
 
 pytestmark = pytest.mark.processes
@@ -35,18 +34,6 @@ def letters(clean: Servers) -> Servers:
             }
             client.lpush(dead_letters.DEAD_LETTERS, json.dumps(letter))
     return clean
-
-
-def queue_manager(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        env=environment(**env),
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
 
 
 def gauge() -> str:

@@ -12,8 +12,7 @@ import pytest
 from dev.ports import LOOPBACK, free_port
 from models.database import server_now
 from queue_manager.core.clock import seconds
-from tests.e2e.celery_processes import ROOT
-from tests.e2e.commands import COMMAND, environment, invoke
+from tests.e2e.commands import invoke, queue_manager
 from tests.real_servers import Servers
 from tests.rooms import make_room, make_work, scan
 from tests.tasks.hand_worker import waiting_messages
@@ -23,10 +22,7 @@ HOSTILE = "\x1b[31mred [bold]x[/]"
 
 
 def run(*arguments: str, answer: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, "failures", *arguments]
-    return subprocess.run(
-        command, env=environment(**env), cwd=ROOT, input=answer, capture_output=True, text=True, timeout=60
-    )
+    return queue_manager("failures", *arguments, answer=answer, **env)
 
 
 def groups() -> list[Any]:

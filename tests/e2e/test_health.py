@@ -29,8 +29,8 @@ from services.support_snooze import system as support_snooze
 from tests.docs.transcript import Transcript
 from tests.documented import DOCS, block
 from tests.e2e.celery_processes import worker
+from tests.e2e.commands import queue_manager
 from tests.e2e.health_command import RUN, SLOW, Answer, health, lead, repeated, show_worker, taken_room
-from tests.e2e.test_command_line import queue_manager
 from tests.eventually import eventually
 from tests.job_lab import Lab
 from tests.real_servers import Servers

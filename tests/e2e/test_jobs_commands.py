@@ -19,13 +19,12 @@ from models.job import JobState
 from queue_manager.core.clock import minutes, seconds, to_iso
 from services.job_queues import jobs
 from tests.any_jobs import IMPORT, INVOICE, MODULE, PARCEL, REPORT, made
-from tests.e2e.commands import environment, invoke, said_on_a_terminal
+from tests.e2e.commands import COMMAND, environment, invoke, queue_manager, said_on_a_terminal
 from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
 from tests.real_servers import Servers
 
 pytestmark = pytest.mark.processes
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "jobs"]
 NASTY = "[red]\x1b[31m \x9b31m \x7f \u202e"
 GONE = "0" * 24
 
@@ -37,9 +36,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], env=environment(**env), capture_output=True, text=True, timeout=60, encoding="utf-8"
-    )
+    return queue_manager("jobs", *arguments, **env)
 
 
 def printed(*arguments: str) -> Any:
@@ -299,7 +296,7 @@ class TestTerminal:
         model.jobs().update_one({"_id": job["_id"]}, {"$set": {"state": "failure", "last_error": NASTY, "x": NASTY}})
         model.jobs().insert_one({**job, "_id": ObjectId(), "name": NASTY})
         for arguments in (["list"], ["show", str(job["_id"])], ["status"], ["list", "--json"]):
-            for said in (said_on_a_terminal([*COMMAND, *arguments]), run(*arguments).stdout):
+            for said in (said_on_a_terminal([*COMMAND, "jobs", *arguments]), run(*arguments).stdout):
                 assert "[red]" in said
                 if "--json" not in arguments:
                     assert not {"\x9b", "\x7f", "\u202e"} & set(said)
@@ -384,8 +381,7 @@ def test_documents_of_another_program_are_left_out_and_can_be_shown(clean: Serve
 
 
 def adopt(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND[:-1], "adopt", "jobs", *options]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, encoding="utf-8")
+    return queue_manager("adopt", "jobs", *options)
 
 
 def test_jobs_of_another_program_are_shown_first_and_adopted_with_yes(clean: Servers) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,10 @@ from queue_manager.cli.terminal import printable
 from queue_manager.core.clock import seconds
 from services.message_queue import Json, MessageQueue, NewMessage, queue_admin
 from services.message_queue.browser import MESSAGE_STATES
-from tests.e2e.commands import environment, said_on_a_terminal
+from tests.e2e.commands import COMMAND, queue_manager, said_on_a_terminal
 from tests.eventually import eventually
 from tests.real_servers import Servers
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "queue"]
 NASTY = Json('{ "n":1.50, "big":12345678901234567890.10, "x":"[red]\\u001b[31m \x9b31m \x7f \u202e", "e":[] }')
 
 
@@ -33,13 +31,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("home")]
 
 
 def run(*arguments: str, answer: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], env=environment(**env), input=answer, capture_output=True, text=True, timeout=60
-    )
+    return queue_manager("queue", *arguments, answer=answer, **env)
 
 
 def on_a_terminal(*arguments: str) -> str:
-    return said_on_a_terminal([*COMMAND, *arguments])
+    return said_on_a_terminal([*COMMAND, "queue", *arguments])
 
 
 def bury(queue: MessageQueue, *messages: NewMessage) -> list[str]:
@@ -260,9 +256,7 @@ class TestRequeue:
         assert json.loads(result.stdout) == {"requeued": 1, "dead_lettered": 1, "ids": [back], "dlq_ids": [dead]}
         reason = "Max attempts exceeded (Stream): not acknowledged in time"
         assert reason in run("list", "dead").stdout
-        failures = [*COMMAND[:-1], "failures"]
-        env = environment(QM_MESSAGE_QUEUE="true")
-        assert reason in subprocess.run(failures, env=env, capture_output=True, text=True, timeout=60).stdout
+        assert reason in queue_manager("failures", QM_MESSAGE_QUEUE="true").stdout
 
     def test_the_lock_of_another_sweeper_is_said(self, clean: Servers) -> None:
         with Redis.from_url(clean.valkey.url) as client:

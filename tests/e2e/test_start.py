@@ -22,8 +22,7 @@ from queue_manager.telemetry import worker_heartbeats
 from tests.deployment.installation import status
 from tests.documented import DOCS, block
 from tests.e2e.celery_processes import ROOT
-from tests.e2e.commands import COMMAND
-from tests.e2e.test_command_line import queue_manager
+from tests.e2e.commands import COMMAND, queue_manager
 from tests.e2e.watching import is_open, woken
 from tests.eventually import eventually
 from tests.real_servers import Servers

@@ -15,7 +15,7 @@ from pymongo import MongoClient
 from dev.ports import LOOPBACK
 from dev.servers import DATABASE, REPLICA_SET, Valkey
 from tests.e2e.celery_processes import CeleryProcess
-from tests.e2e.commands import COMMAND, environment
+from tests.e2e.commands import queue_manager
 from tests.eventually import eventually
 from tests.guarded_mongo import GuardedMongo
 from tests.real_servers import Servers
@@ -56,15 +56,7 @@ def ended(process: CeleryProcess) -> str:
 
 
 def migrate(url: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, "migrate"],
-        env=environment(MONGO_DB_URL=url),
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return queue_manager("migrate", cwd=directory, MONGO_DB_URL=url)
 
 
 def test_worker_whose_database_name_is_unknown_ends(servers: Servers, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from models.database import server_now
 from queue_manager.cli.completion import complete_system, complete_system_with_items
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
-from tests.e2e.commands import COMMAND, environment, invoke
+from tests.e2e.commands import invoke, queue_manager
 from tests.real_servers import Servers
 from tests.rooms import make_room
 
@@ -63,13 +63,7 @@ def test_a_narrow_terminal_gets_whole_values_and_the_names_of_the_other_columns(
 @pytest.mark.parametrize("options", [[], [ROOMS, "--json"]])
 def test_status_without_redis_shows_what_mongodb_knows_and_fails(options: list[str], clean: Servers) -> None:
     make_room(server_now() - seconds(1))
-    result = subprocess.run(
-        [*COMMAND, "systems", "status", *options],
-        env=environment(REDIS_URL="redis://127.0.0.1:1/0"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    result = queue_manager("systems", "status", *options, REDIS_URL="redis://127.0.0.1:1/0")
     assert (result.returncode, result.stderr) == (1, "")
     assert "Redis at redis://127.0.0.1:1/0 does not answer" in result.stdout
 

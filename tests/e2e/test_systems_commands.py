@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,12 +12,11 @@ import pytest
 from models.database import collection
 from queue_manager import pauses
 from tests.e2e.celery_processes import ROOT
-from tests.e2e.commands import environment, said_on_a_terminal
+from tests.e2e.commands import COMMAND, queue_manager, said_on_a_terminal
 from tests.real_servers import Servers
 
 pytestmark = pytest.mark.processes
 
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "systems"]
 DUE = datetime(2026, 1, 31, tzinfo=UTC)
 DECLARED = """
 from datetime import timedelta
@@ -50,8 +48,7 @@ def _accounts(clean: Servers) -> None:
 
 
 def systems(directory: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    env = environment(**{"PYTHONPATH": f"{ROOT}:{directory}", **env})
-    return subprocess.run([*COMMAND, *arguments], env=env, cwd=directory, capture_output=True, text=True, timeout=60)
+    return queue_manager("systems", *arguments, cwd=directory, **{"PYTHONPATH": f"{ROOT}:{directory}", **env})
 
 
 def declare(directory: Path, body: str = EXPIRE, *, more: str = "") -> None:
@@ -81,8 +78,7 @@ def test_check_shows_index_count_and_updates_and_writes_nothing(tmp_path: Path) 
 def test_check_knows_a_system_by_its_name_and_its_index(tmp_path: Path) -> None:
     declare(tmp_path)
     env = {"QM_SYSTEMS": "trials"}
-    migrate = [*COMMAND[:-1], "migrate"]
-    subprocess.run(migrate, env=environment(PYTHONPATH=f"{ROOT}:{tmp_path}", **env), cwd=tmp_path, check=True)
+    assert queue_manager("migrate", cwd=tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}", **env).returncode == 0
     assert re.search(
         r"accounts\.qm_due_trial_ends_at_\w{8}  exists", systems(tmp_path, "check", "trial-end", **env).stdout
     )
@@ -161,7 +157,7 @@ def test_list_says_which_dispatch(tmp_path: Path) -> None:
 
 
 def test_colours_are_for_terminals(clean: Servers) -> None:
-    assert "\x1b[" in said_on_a_terminal([*COMMAND, "list"])
+    assert "\x1b[" in said_on_a_terminal([*COMMAND, "systems", "list"])
 
 
 def test_pause_and_resume_name_the_system(tmp_path: Path) -> None:

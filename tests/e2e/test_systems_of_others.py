@@ -14,7 +14,7 @@ import pytest
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
 from tests.e2e.celery_processes import QUICK_START, CeleryProcess
-from tests.e2e.commands import COMMAND, environment
+from tests.e2e.commands import COMMAND, environment, queue_manager
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.web.web_process import Web, web
@@ -43,11 +43,6 @@ def env(directory: Path) -> dict[str, str]:
 def process(clean: Servers, env: dict[str, str], tmp_path: Path) -> Iterator[Web]:
     with web(tmp_path, **env) as process:
         yield process
-
-
-def queue_manager(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *arguments]
-    return subprocess.run(command, env=environment(**env), cwd=cwd, capture_output=True, text=True, timeout=60)
 
 
 def add_trial() -> str:

@@ -13,7 +13,7 @@ import pytest
 from dev.ports import free_port
 from dev.servers import Valkey
 from models.database import collection
-from tests.e2e.commands import COMMAND, environment
+from tests.e2e.commands import queue_manager
 from tests.real_servers import Servers
 
 pytestmark = pytest.mark.processes
@@ -37,13 +37,7 @@ def hanging(clean: Servers, tmp_path: Path) -> Iterator[Valkey]:
 
 
 def run(command: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *command.split()],
-        env=environment(QM_MESSAGE_QUEUE="true", QM_CONVERSATIONS="true", QM_JOBS="true", **env),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return queue_manager(*command.split(), QM_MESSAGE_QUEUE="true", QM_CONVERSATIONS="true", QM_JOBS="true", **env)
 
 
 @pytest.mark.parametrize("command", CHANGING)

@@ -19,7 +19,7 @@ from models.document_id import id_text
 from queue_manager.core.clock import hours, seconds
 from tests.documented import DOCS, block
 from tests.e2e.celery_processes import QUICK_START, ROOT, CeleryProcess
-from tests.e2e.commands import COMMAND, environment
+from tests.e2e.commands import environment, queue_manager
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.web.web_process import web
@@ -69,14 +69,7 @@ class User:
     env: dict[str, str]
 
     def queue_manager(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*COMMAND, *arguments],
-            env=environment(**{**self.env, **env}),
-            cwd=self.directory,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        return queue_manager(*arguments, cwd=self.directory, **{**self.env, **env})
 
     def worker(self, name: str) -> CeleryProcess:
         log = self.directory / f"{name}.log"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,20 +15,16 @@ from services.message_queue import message_queue
 from tests.any_jobs import INVOICE, MODULE, made
 from tests.docs.transcript import Transcript
 from tests.documented import DOCS, block, output
-from tests.e2e.commands import environment
+from tests.e2e.commands import queue_manager
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room, make_work, scan
-
-COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "why"]
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("clean")]
 
 
 def why(directory: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], env=environment(**env), cwd=directory, capture_output=True, text=True, timeout=60
-    )
+    return queue_manager("why", *arguments, cwd=directory, **env)
 
 
 def test_an_answer_and_a_timeline(tmp_path: Path) -> None:

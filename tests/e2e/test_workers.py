@@ -17,8 +17,8 @@ from queue_manager.operations.workers import OneWorker, WorkerTask, read_workers
 from queue_manager.telemetry import worker_heartbeats
 from tasks import app
 from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.e2e.commands import queue_manager
 from tests.e2e.job_processes import ENV, job_lab
-from tests.e2e.test_command_line import queue_manager
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room

@@ -20,7 +20,8 @@ from queue_manager.core.settings import settings
 from services import adoption, review_requests, support_snooze
 from tests.docs.transcript import Transcript
 from tests.documented import DOCS, block, output
-from tests.e2e.test_command_line import indexed, queue_manager
+from tests.e2e.commands import queue_manager
+from tests.e2e.test_command_line import indexed
 from tests.eventually import eventually
 from tests.predecessors.node_process import node
 from tests.real_servers import Servers

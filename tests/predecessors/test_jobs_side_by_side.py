@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.commands import queue_manager
 from tests.e2e.job_names import CONSECUTIVE
 from tests.e2e.job_processes import ENV, count, job_beat, job_lab, job_worker, notes
-from tests.e2e.test_command_line import queue_manager
 from tests.eventually import eventually
 from tests.predecessors.node_process import NodeProcess, node
 from tests.real_servers import Servers

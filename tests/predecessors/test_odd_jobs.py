@@ -23,7 +23,7 @@ from services.job_queues import JobRun, as_json
 from services.job_queues.dispatch import system
 from services.job_queues.explanation import explain
 from tests.client.clients import url_of
-from tests.e2e.test_command_line import queue_manager
+from tests.e2e.commands import queue_manager
 from tests.job_lab import Lab
 from tests.real_servers import Servers
 from tests.web.web_process import forked_web

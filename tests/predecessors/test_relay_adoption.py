@@ -10,7 +10,7 @@ from dev.servers import Valkey
 from services.message_queue.adoption import EFFECTS, STEPS, adoption_notes
 from tests.docs.transcript import Transcript
 from tests.documented import DOCS, block, output
-from tests.e2e.test_command_line import queue_manager
+from tests.e2e.commands import queue_manager
 from tests.predecessors.relay import Relay
 from tests.real_servers import Servers
 from tests.services.message_queue.message_lab import Lab

@@ -12,7 +12,7 @@ import pytest
 
 from services.message_queue import queue_admin
 from tests.e2e.celery_processes import CeleryProcess, worker
-from tests.e2e.test_command_line import queue_manager
+from tests.e2e.commands import queue_manager
 from tests.predecessors.node_process import NodeProcess, node
 from tests.real_servers import Servers
 from tests.web.web_process import Answer, Web, forked_web

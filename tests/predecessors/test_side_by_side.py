@@ -16,7 +16,7 @@ from queue_manager.core.clock import seconds
 from services import adoption, support_snooze
 from tests.documented import DOCS, block
 from tests.e2e.celery_processes import CeleryProcess, worker
-from tests.e2e.test_command_line import queue_manager
+from tests.e2e.commands import queue_manager
 from tests.e2e.watching import is_open
 from tests.eventually import eventually
 from tests.predecessors.node_process import node

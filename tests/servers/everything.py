@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from bson import ObjectId
 from dev.ports import LOOPBACK, free_port
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
-from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
-from tests.e2e.commands import COMMAND, environment
+from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.e2e.commands import queue_manager
 from tests.e2e.job_processes import ENV as JOBS
 from tests.e2e.job_processes import job_lab, notes
 from tests.e2e.test_shown_settings import celery, with_settings
@@ -84,9 +83,7 @@ def processes(directory: Path, *, migrate_as: str | None = None, **env: str) -> 
 
 def command(*arguments: str, **env: str) -> str:
     """Return what `queue-manager …` prints, which must succeed."""
-    run = subprocess.run(
-        [*COMMAND, *arguments], env=environment(**env), cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    run = queue_manager(*arguments, **env)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout + run.stderr
 
