@@ -16,18 +16,18 @@ from typing import Annotated, Any, NoReturn
 import redis
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 from typer.core import TyperGroup
 
-from beat_schedule import SYSTEMS, systems, unknown_system
+from beat_schedule import SYSTEMS, systems
 from models import index_builds, mark, schema
-from models.database import Error, describe, require_replica_set
+from models.database import require_replica_set
 from queue_manager.cli.changes import audited, current_actor
 from queue_manager.cli.completion import complete_system
-from queue_manager.cli.errors import fail, report_errors, with_outcome
-from queue_manager.cli.terminal import printable
+from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.terminal import console, printable
 from queue_manager.core import log as logging
-from queue_manager.core.errors import AppError, ConfigurationError, reason
+from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.redis_client import connect, describe_outage
 from queue_manager.core.server_check import until_reachable
 from queue_manager.core.settings import settings
@@ -201,23 +201,18 @@ def scan(
 
     Example: `queue-manager scan support-snooze`
     """
-    scans = {system.name: system.scan_task for system in systems()}
-    if name not in scans:
-        fail(unknown_system(name, [*scans]), code=2)
+    with report_errors():
+        system = operations.find_system(name)
     from tasks import app  # imported here, because it takes a second
     from tasks.registration import require_tasks
 
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
-    require_tasks(system for system in systems() if system.name == name)
-    try:
+    require_tasks([system])
+    with report_errors():
         require_replica_set()
         with audited("scan", system=name) as action:
-            run = app.tasks[scans[name]]()
+            run = app.tasks[system.scan_task]()
             action.count = run.get("enqueued")
-    except AppError as error:
-        fail(with_outcome(reason(error), error), code=1)
-    except Error as error:
-        fail(with_outcome(describe(error), error), code=1)
     typer.echo(json.dumps(run))
 
 
@@ -266,40 +261,34 @@ def show_health(
     if as_json:
         typer.echo(state.model_dump_json(indent=2))
     else:
-        _print_health(Console(soft_wrap=True), state)
+        _print_health(console(), state)
     sys.exit(1 if state.problems else 0)
 
 
-def _print_health(console: Console, state: Health) -> None:
-    console.print(f"MongoDB  {state.mongodb}\nRedis    {state.redis}", highlight=False)
+def _print_health(screen: Console, state: Health) -> None:
+    screen.print(f"MongoDB  {state.mongodb}\nRedis    {state.redis}")
     if state.broker != state.redis:
-        console.print(f"Broker   {state.broker}", highlight=False)
+        screen.print(f"Broker   {state.broker}")
     if state.leader is not None:
         leader = state.leader
-        console.print(
+        screen.print(
             f"Leader   {leader['host']}:{leader['pid']} since {leader['since']}, epoch {leader['epoch']}, "
-            f"lease left {leader['lease_left']} s\n",
-            highlight=False,
+            f"lease left {leader['lease_left']} s\n"
         )
     for name, run in state.scans.items():
-        console.print(f"Last scan of {name}  {_line(run) if run else 'none in 24 hours'}", highlight=False)
+        screen.print(f"Last scan of {name}  {_line(run) if run else 'none in 24 hours'}")
     for name, numbers in state.systems.items():
-        console.print(f"{name}  {_line(numbers)}", highlight=False)
+        screen.print(f"{name}  {_line(numbers)}")
     for detail in state.details:
-        console.print(f"  {_shown(detail)}", highlight=False)
+        screen.print(f"  {printable(detail)}")
     for problem in state.problems:
-        what = _shown(f"{problem.system}, {problem.rule.id}: {problem.text}")
-        console.print(f"[bold red]problem[/]  {what}\n         {_shown(problem.action)}", highlight=False)
+        what = printable(f"{problem.system}, {problem.rule.id}: {problem.text}")
+        screen.print(Text.assemble(("problem", "bold red"), f"  {what}\n         {printable(problem.action)}"))
     if not state.problems:
-        console.print("[green]no problems[/]")
+        screen.print(Text("no problems", "green"))
 
 
 def _line(stats: Mapping[str, Any]) -> str:
     return "  ".join(
-        f"{name.replace('_', ' ')} {_shown(str(value))}" for name, value in stats.items() if name != "scan"
+        f"{name.replace('_', ' ')} {printable(str(value))}" for name, value in stats.items() if name != "scan"
     )
-
-
-def _shown(text: str) -> str:
-    """Return text of applications, such as an error or the reason of a pause, without control characters and markup."""
-    return escape(printable(text))

@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from beat_schedule import systems, unknown_system
 from queue_manager.cli.completion import complete_system
-from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.errors import report_errors
 from queue_manager.cli.lists import AnswerJsonOption, print_answer
 from queue_manager.cli.terminal import console, printable
 from queue_manager.explanation import Explanation, TimelineEvent
 from queue_manager.operations.diagnosis import Diagnosis, diagnose
+from queue_manager.operations.systems import find_system
 
 TONE_STYLES = {"good": "green", "neutral": "dim", "warn": "yellow", "bad": "red"}
 
@@ -33,11 +33,9 @@ def why(
 
     Example: `queue-manager why 65a1b2c3d4e5f60718293a4b`
     """
-    names = [one.name for one in systems()]
-    if system is not None and system not in names:
-        fail(unknown_system(system, names), code=2)
     with report_errors():
-        diagnosis = diagnose(id, system_names=None if system is None else [system])
+        names = None if system is None else [find_system(system).name]
+        diagnosis = diagnose(id, system_names=names)
     if as_json:
         print_answer(diagnosis)
     else:
@@ -51,16 +49,16 @@ def print_diagnosis(diagnosis: Diagnosis, id: str) -> None:
     for number, found in enumerate(diagnosis.found):
         if number:
             screen.print()
-        screen.print(_heading(found), soft_wrap=True)
-        screen.print(printable(found.answer), soft_wrap=True)
+        screen.print(_heading(found))
+        screen.print(printable(found.answer))
         for event in found.timeline:
-            screen.print(_line(event), soft_wrap=True)
+            screen.print(_line(event))
         if not found.has_whole_timeline:
-            screen.print("  There may be more: reading the batches of a day took too long.", soft_wrap=True)
+            screen.print("  There may be more: reading the batches of a day took too long.")
     for system, reason in diagnosis.unread.items():
-        screen.print(f"{system} could not be searched: {printable(reason)}", soft_wrap=True)
+        screen.print(f"{system} could not be searched: {printable(reason)}")
     if not diagnosis.found:
-        screen.print(f"Nothing has the id {printable(id)}.", soft_wrap=True)
+        screen.print(f"Nothing has the id {printable(id)}.")
 
 
 def _heading(found: Explanation) -> Text:

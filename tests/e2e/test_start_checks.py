@@ -89,8 +89,9 @@ def test_error_that_nobody_thought_of_ends_the_worker_and_has_its_traceback_in_d
     assert "Traceback" in debug.log
 
 
-def test_migrate_names_an_unknown_database_in_one_sentence(tmp_path: Path) -> None:
-    done = migrate(UNKNOWN, tmp_path)
+@pytest.mark.parametrize("command", ["migrate", "scan support-snooze"])
+def test_commands_name_an_unknown_database_in_one_sentence(command: str, tmp_path: Path) -> None:
+    done = queue_manager(*command.split(), cwd=tmp_path, MONGO_DB_URL=UNKNOWN)
     assert done.returncode == 2
     assert "no-such-name.example.invalid/product cannot be used" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
