@@ -74,7 +74,12 @@ def end(key: Key) -> bool:
 
 def sent() -> dict[Key, str]:
     """Return the texts of the problems that were sent and have not ended."""
-    return dict(readable(_alerts().find(), lambda one: (_key(one), str(one["text"])), of=ALERTS_COLLECTION))
+    return dict(readable(_alerts().find(), read_sent, of=ALERTS_COLLECTION))
+
+
+def read_sent(found: Document) -> tuple[Key, str]:
+    """Return a problem that was sent, and its text."""
+    return _key(found), str(found["text"])
 
 
 def silence(key: Key, *, until: datetime, by: str, reason: str) -> None:
@@ -90,7 +95,7 @@ def unsilence(key: Key) -> bool:
 def silences(now: datetime) -> Iterator[Silence]:
     """Yield the silences, the first to end first."""
     found = _silences().find({"until": {"$gt": now}}).sort("until", ASCENDING)
-    yield from readable(found, _silence, of=SILENCES_COLLECTION)
+    yield from readable(found, read_silence, of=SILENCES_COLLECTION)
 
 
 def _id(key: Key) -> Document:
@@ -101,7 +106,7 @@ def _key(document: Document) -> Key:
     return Key(typed(document["_id"], "system", str), typed(document["_id"], "rule", str))
 
 
-def _silence(found: Document) -> Silence:
+def read_silence(found: Document) -> Silence:
     return Silence(
         _key(found), typed(found, "until", datetime), by=typed(found, "by", str), reason=typed(found, "reason", str)
     )

@@ -140,7 +140,7 @@ def end_undo(id: str) -> None:
 def get(id: str) -> AuditEntry | None:
     """Return an entry with all its ids."""
     found = _audit().find_one({"_id": ObjectId(id)}) if ObjectId.is_valid(id) else None
-    return readable_one(found, _entry, of=AUDIT_COLLECTION)
+    return readable_one(found, read_entry, of=AUDIT_COLLECTION)
 
 
 def page(query: AuditQuery, *, after: Position | None, limit: int) -> tuple[list[AuditEntry], Position | None]:
@@ -160,7 +160,7 @@ def page(query: AuditQuery, *, after: Position | None, limit: int) -> tuple[list
     some = list(islice(walk, limit + 1))
     shown = some[:limit]
     end = listing.position(shown[-1], AUDIT_ORDER) if len(some) > limit else None
-    return list(readable(shown, partial(_entry, max_ids=MAX_LISTED_IDS), of=AUDIT_COLLECTION)), end
+    return list(readable(shown, partial(read_entry, max_ids=MAX_LISTED_IDS), of=AUDIT_COLLECTION)), end
 
 
 def of_id(id: str) -> list[AuditEntry]:
@@ -180,7 +180,7 @@ def collections() -> dict[str, list[IndexModel]]:
     }
 
 
-def _entry(document: Document, *, max_ids: int | None = None) -> AuditEntry:
+def read_entry(document: Document, *, max_ids: int | None = None) -> AuditEntry:
     known = {name: value for name, value in document.items() if name in AuditEntry.__dataclass_fields__}
     known |= {name: _shown(known[name]) for name in ("filter", "before", "after") if isinstance(known.get(name), dict)}
     return _ENTRY.validate_python({**known, "id": str(document["_id"]), "ids": typed(document, "ids", list)[:max_ids]})

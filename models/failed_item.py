@@ -63,12 +63,12 @@ def record(system: str, id: Any, due_at: datetime, *, error: str, now: datetime)
         upsert=True,
         return_document=ReturnDocument.AFTER,
     )
-    return _failure(document)
+    return read_failure(document)
 
 
 def get(system: str, id: Any) -> FailedItem | None:
     """Return the failure of one item, or `None`."""
-    return readable_one(_failed().find_one({"_id": _key(system, id)}), _failure, of=FAILED_ITEMS_COLLECTION)
+    return readable_one(_failed().find_one({"_id": _key(system, id)}), read_failure, of=FAILED_ITEMS_COLLECTION)
 
 
 def delete(system: str, ids: Sequence[Any]) -> None:
@@ -87,10 +87,10 @@ def page(system: str, *, after: Position | None, is_descending: bool) -> Iterato
         after=after,
         is_descending=is_descending,
     )
-    return readable(found, _failure, of=FAILED_ITEMS_COLLECTION)
+    return readable(found, read_failure, of=FAILED_ITEMS_COLLECTION)
 
 
-def _failure(document: Document) -> FailedItem:
+def read_failure(document: Document) -> FailedItem:
     return FailedItem(
         id=read_id(id_text(document["_id"]["id"]), field="id"),
         due_at=typed(document, "due_at", datetime),

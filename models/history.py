@@ -66,12 +66,16 @@ def read(length: timedelta, *, since: datetime, systems: Sequence[str] | None = 
     if systems is not None:
         wanted["system"] = {"$in": [*systems]}
     found = _history().find(wanted, hint=BY_LENGTH, sort=[("at", ASCENDING)])
-    yield from readable(found, lambda one: _bucket(one, length), of=HISTORY_COLLECTION)
+    yield from readable(found, read_bucket, of=HISTORY_COLLECTION)
 
 
-def _bucket(found: Document, length: timedelta) -> Bucket:
-    counts = dict(_flat(found.get("counts", {})))
-    return Bucket(system=typed(found, "system", str), at=typed(found, "at", datetime), length=length, counts=counts)
+def read_bucket(found: Document) -> Bucket:
+    return Bucket(
+        system=typed(found, "system", str),
+        at=typed(found, "at", datetime),
+        length=timedelta(seconds=typed(found, "seconds", int, float)),
+        counts=dict(_flat(found.get("counts", {}))),
+    )
 
 
 def newest(since: datetime, *, until: datetime) -> dict[str, datetime]:

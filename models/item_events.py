@@ -41,6 +41,8 @@ MAX_EVENT_ERROR_LENGTH = 2_000  # characters
 MAX_EVENTS_SHOWN = 100  # of each kind, the newest
 BATCH_SEARCH_TIMEOUT = seconds(1.5)  # of reading the batches of a day
 
+_ANY_LINE = re.compile(r"^\S*(?: (.*))?$", re.MULTILINE)
+
 BatchEvent = Literal["dispatched", "executed"]
 AttemptEvent = Literal["retried", "failed", "lost"]
 
@@ -193,6 +195,11 @@ def _item_of(found: Document, task: str, batch: str, number: str) -> tuple[str, 
     if found["task"] == task and "\n" not in found["items"]:
         return system, found["items"].partition(" ")[0]
     return None
+
+
+def read_event(document: Document) -> ItemEvent:
+    """Return an event, of a batch as its first item has it."""
+    return _batch_event(document, _ANY_LINE) if "items" in document else _attempt_event(document)
 
 
 def _attempt_event(document: Document) -> ItemEvent:

@@ -88,8 +88,12 @@ def pauses() -> dict[str, PauseState]:
 
 def _pause(queue: Document) -> PauseState:
     """Return the pause of a queue. Of a malformed one nothing is known but that the queue is paused."""
-    read = readable_one(queue, lambda one: _PAUSE.validate_python(one.get("pause", {})), of=QUEUES_COLLECTION)
+    read = readable_one(queue, read_pause, of=QUEUES_COLLECTION)
     return PauseState() if read is None else read
+
+
+def read_pause(queue: Document) -> PauseState:
+    return _PAUSE.validate_python(queue.get("pause", {}))
 
 
 def is_paused(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Documents of our own collections that another program has made unreadable: each is left out, and named in the log."""
+"""Documents of our own collections that another program has made unreadable: left out, logged, and counted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from models.database import Document
+from pymongo import DESCENDING
+
+from models.database import Document, collection
 from models.document_id import shown_id
 from queue_manager.core.errors import PermanentError, typed_reason
 from queue_manager.core.log import get_logger
@@ -16,6 +18,9 @@ V = TypeVar("V")
 
 MALFORMED_LOG_INTERVAL = 600.0  # seconds after which the same document is named again
 MAX_NAMED = 1_000  # documents that are remembered
+MAX_ID_LENGTH = 200  # characters that are shown
+MAX_NEWEST = 1_000  # documents of a collection
+EXAMINED_BATCH_SIZE = 100  # some may be large
 _NOT_READABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, PermanentError)
 _named: dict[tuple[str, str], float] = {}
 
@@ -38,6 +43,20 @@ def readable_one(found: Document | None, read: Callable[[Document], T], *, of: s
     return next(readable([] if found is None else [found], read, of=of), None)
 
 
+def malformed_ids(of: str, read: Callable[[Document], object]) -> list[str]:
+    """Return the ids of documents for which `read` fails, among the newest `MAX_NEWEST` of a collection."""
+    found = collection(of).find(sort=[("$natural", DESCENDING)], limit=MAX_NEWEST, batch_size=EXAMINED_BATCH_SIZE)
+    return [_shown_id(one) for one in found if not _is_readable(one, read)]
+
+
+def _is_readable(document: Document, read: Callable[[Document], object]) -> bool:
+    try:
+        read(document)
+    except _NOT_READABLE:
+        return False
+    return True
+
+
 def typed(document: Document, name: str, *kinds: type[V]) -> V:
     """Return a field. Raises TypeError if it has none of these types, KeyError if it is missing."""
     value: Any = document[name]
@@ -48,7 +67,7 @@ def typed(document: Document, name: str, *kinds: type[V]) -> V:
 
 
 def _name(of: str, document: Document, error: Exception) -> None:
-    id, now = shown_id(document.get("_id"))[:200], time.monotonic()
+    id, now = _shown_id(document), time.monotonic()
     if now - _named.get((of, id), -MALFORMED_LOG_INTERVAL) < MALFORMED_LOG_INTERVAL:
         return
     if len(_named) >= MAX_NAMED:
@@ -57,3 +76,7 @@ def _name(of: str, document: Document, error: Exception) -> None:
     log.warning(
         "A malformed document is left out: correct or delete it", collection=of, id=id, error=typed_reason(error)
     )
+
+
+def _shown_id(document: Document) -> str:
+    return shown_id(document.get("_id"))[:MAX_ID_LENGTH]

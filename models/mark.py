@@ -59,7 +59,7 @@ def read(since: datetime) -> list[ChartMark]:
     """Return the last `MAX_MARKS` marks of what happened, or ended, after a time, oldest first."""
     after = {"$or": [{"at": {"$gte": since}}, {"until": {"$gte": since}}]}
     newest = _marks().find(after, sort=[("at", DESCENDING)], limit=MAX_MARKS, hint=BY_MARK_TIME)
-    return list(readable(newest, lambda one: _MARK.validate_python(_fields(one)), of=MARKS_COLLECTION))[::-1]
+    return list(readable(newest, read_mark, of=MARKS_COLLECTION))[::-1]
 
 
 def seen(now: datetime, *, gap: timedelta) -> ChartMark | None:
@@ -84,8 +84,8 @@ def _outage(last: Mapping[str, Any], now: datetime, gap: timedelta) -> ChartMark
     return ChartMark(kind="outage", at=seen_at, until=now, text="No scan was recorded") if now - seen_at > gap else None
 
 
-def _fields(found: Document) -> dict[str, Any]:
-    return {name: found.get(name) for name in ChartMark.__dataclass_fields__}
+def read_mark(found: Document) -> ChartMark:
+    return _MARK.validate_python({name: found.get(name) for name in ChartMark.__dataclass_fields__})
 
 
 def _marks() -> Collection[Document]:

@@ -72,7 +72,12 @@ def pending(system: str, *, now: datetime) -> Iterator[tuple[str, datetime]]:
     """Yield id and time of the records that are not postponed, oldest first."""
     where = {"system": system, "postponed_until": {"$not": {"$gt": now}}}
     found = _records().find(where, {"at": 1}, hint=BY_AGE, sort=[("at", ASCENDING), ("_id", ASCENDING)])
-    yield from readable(found, lambda one: (typed(one, "_id", str), typed(one, "at", datetime)), of=OUTBOX_COLLECTION)
+    yield from readable(found, read_pending, of=OUTBOX_COLLECTION)
+
+
+def read_pending(record: Document) -> tuple[str, datetime]:
+    """Return id and time of a record."""
+    return typed(record, "_id", str), typed(record, "at", datetime)
 
 
 def count_pending(system: str, *, before: datetime) -> int:

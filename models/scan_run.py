@@ -53,7 +53,7 @@ def latest(scan: str, *, limit: int) -> list[Document]:
     newest = collection(RUNS_COLLECTION).find({"scan": scan}, sort=[("at", DESCENDING)], batch_size=limit + 1)
     soon = estimated_now() + MAX_FUTURE  # a run with a later time would always hide that the scan does not run
     with closing(newest):
-        runs = (run for run in readable(newest, _run, of=RUNS_COLLECTION) if run.pop("_id") and run["at"] <= soon)
+        runs = (run for run in readable(newest, read_run, of=RUNS_COLLECTION) if run.pop("_id") and run["at"] <= soon)
         return list(islice(runs, limit))
 
 
@@ -68,17 +68,17 @@ def page(scan: str, *, after: Position | None, limit: int) -> list[Document]:
         is_descending=True,
         batch=limit,
     )
-    return list(islice(readable(found, _run, of=RUNS_COLLECTION), limit))
+    return list(islice(readable(found, read_run, of=RUNS_COLLECTION), limit))
 
 
 def slowest(scan: str, *, limit: int) -> list[Document]:
     """Return the slowest runs of `scan` with their ids, slowest first. Reads all of them, which are those of a day."""
     order = [("duration_ms", DESCENDING), *((field, DESCENDING) for field in RUN_ORDER)]
     found = collection(RUNS_COLLECTION).find({"scan": scan}, sort=order, limit=limit, hint=BY_SCAN)
-    return list(readable(found, _run, of=RUNS_COLLECTION))
+    return list(readable(found, read_run, of=RUNS_COLLECTION))
 
 
-def _run(document: Document) -> Document:
+def read_run(document: Document) -> Document:
     """Return a run without values of other types than a run has. Raises TypeError if it lacks what every run has."""
     typed(document, "at", datetime)
     for name in ("found", "claimed", "enqueued", "errors", "duration_ms"):

@@ -200,7 +200,7 @@ class HungSites(Listed):
             yield from merge(*lists, key=lambda item: item.position[:-1], reverse=newest_first)
         elif state == "failed":
             found = site.list_failed(after=after, is_descending=newest_first)
-            yield from readable(found, _failed, of=site.RESETS_COLLECTION)
+            yield from readable(found, read_failed, of=site.RESETS_COLLECTION)
 
     def _due(self, sites: Sites, after: Position | None, newest_first: bool) -> Iterator[Item]:
         before = self.clock() - self.threshold
@@ -317,7 +317,7 @@ def _site_of(reset: database.Document) -> tuple[str, Any]:
     return typed(reset, "collection", str), read_id(reset["site_id"], field="site_id")
 
 
-def _failed(reset: database.Document) -> Item:
+def read_failed(reset: database.Document) -> Item:
     at, sites = typed(reset, "at", datetime), str(reset["collection"])
     said = reset.get("error")
     return Item(

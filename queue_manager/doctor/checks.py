@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from models.malformed import MAX_NEWEST
 from queue_manager.core.clock import MAX_CLOCK_SKEW
-from queue_manager.doctor import installation, mongodb, processes, redis_servers
+from queue_manager.doctor import documents, installation, mongodb, processes, redis_servers
 from queue_manager.doctor.findings import Findings
 from queue_manager.health_rules import Problem, Rule
 
@@ -84,6 +85,12 @@ CHECKS = (
         statement="Every index exists, and no document violates one.",
         find=mongodb.obstacles,
         rules=(Rule.MISSING_INDEXES,),
+        needs=(SETTINGS, "mongodb"),
+    ),
+    Check(
+        name="documents",
+        statement=f"None of the newest {MAX_NEWEST:,} documents in each collection of Queue Manager is malformed.",
+        find=documents.malformed,
         needs=(SETTINGS, "mongodb"),
     ),
     Check(

@@ -31,6 +31,7 @@ from tests.e2e.test_start_checks import MongoWithUsers, refused_user
 from tests.eventually import eventually
 from tests.pace import promptly
 from tests.real_servers import Servers
+from tests.rooms import T0
 
 pytestmark = pytest.mark.processes
 
@@ -93,7 +94,7 @@ def test_without_a_terminal_there_are_no_colours_and_a_line_for_each_check(well:
     lines = said(tmp_path).splitlines()
     assert "\x1b" not in "".join(lines)
     assert "ok           leader               A beat of this release leads." in lines
-    assert lines[-1] == "No problem in 19 checks"
+    assert lines[-1] == "No problem in 20 checks"
 
 
 def test_on_a_terminal_there_are_colours(well: Servers) -> None:
@@ -243,6 +244,18 @@ def test_documents_in_the_way_of_an_index_are_named_with_the_index(well: Servers
     assert missing.startswith("Missing in MongoDB: projects.pulse.")
     assert obstacle.startswith("review-requests: ")
     assert str(account) in obstacle
+
+
+def test_malformed_documents_of_our_collections_are_counted_and_named(well: Servers, tmp_path: Path) -> None:
+    collection("qm_marks").insert_many([{"_id": "odd\n", "at": "today"}, {"_id": "last_seen", "seen_at": T0}])
+    collection("qm_owed").insert_many([{"_id": number, "system": "trial-end"} for number in range(7)])
+    collection("qm_item_events").insert_one({"_id": 5, "event": "executed", "at": T0, "items": ["a"]})
+    answer = doctor(tmp_path)
+    assert answer.problems("documents") == [
+        "7 malformed documents in qm_owed: 6, 5, 4, 3, 2 and 2 more",
+        "1 malformed document in qm_marks: odd\n",
+        "1 malformed document in qm_item_events: 5",
+    ]
 
 
 # Redis
