@@ -182,6 +182,18 @@ class Rule(Enum):
         "The server refuses the credentials, is too old, or could lose data.",
         "Correct its configuration, or the setting that names it.",
     )
+    REFUSED_WRITES = (
+        "refused-writes",
+        "`redis`, `broker`",
+        "The server answers, but refuses writes: its memory is full, its disk fails, or it is a replica.",
+        "Free memory or raise `maxmemory`, or correct the other cause that the problem names.",
+    )
+    WRONG_TYPES = (
+        "wrong-types",
+        "`redis`",
+        "A key has a value of another type, so that it cannot be read.",
+        "Delete the key, and give the program that wrote it a database of its own.",
+    )
     CLOCKS_APART = (
         "clocks-apart",
         "`clocks`",

@@ -32,7 +32,7 @@ class Leadership:
 
 def leadership(client: Redis, lock_key: str = LEADER_LOCK) -> Leadership | None:
     """Return the holder of the lock `lock_key`, or `None` if it is free."""
-    with client.pipeline(transaction=True) as pipe:
+    with client.pipeline(transaction=False) as pipe:  # in a transaction, a full server refuses reads, too
         pipe.hgetall(lock_key)
         pipe.pttl(lock_key)
         fields, left_ms = pipe.execute()

@@ -17,7 +17,15 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.exceptions import AskError, ClusterDownError, MasterDownError, MovedError, NoScriptError, ReadOnlyError
+from redis.exceptions import (
+    AskError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    NoScriptError,
+    ReadOnlyError,
+)
 from redis.retry import Retry
 
 from queue_manager.core.clock import EPOCH
@@ -173,6 +181,8 @@ def outage(error: Exception) -> str:
     what = "does not answer"
     if isinstance(error, redis.AuthenticationError):
         what = "refuses our credentials"
+    elif isinstance(error, BusyLoadingError):
+        what = "has not loaded its data yet"
     elif isinstance(error, redis.ResponseError):
         what = "refused a command"
     return f"{what} ({reason(error)})"

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import redis
 import structlog
 
-from queue_manager.core.errors import ConfigurationError, reason, unavailable_server
-from queue_manager.core.redis_client import connect
+from queue_manager.core.errors import ConfigurationError, reason, refusing_server, unavailable_server
+from queue_manager.core.redis_client import Script, connect
 from queue_manager.core.redis_url import CLUSTER_SCHEME
 from queue_manager.core.settings import redact_url
 
@@ -19,6 +19,8 @@ T = TypeVar("T")
 CHECK_INTERVAL = 2.0  # seconds
 UNREACHABLE_LOG_INTERVAL = 30.0  # seconds
 MIN_REDIS_VERSION = (7, 0)  # the first version with script flags such as allow-oom
+# A server that refuses writes refuses each script that may write.
+MAY_WRITE = Script("#!lua\nreturn 1")
 
 
 def until_reachable(
@@ -98,6 +100,17 @@ def refuse_unsuitable(url: str, info: Mapping[str, Any]) -> None:
             f"Redis at {redact_url(url)} is version {version}, which cannot be drained when its memory is full: it "
             "must be Redis 7.0 or Valkey 7.2, or newer"
         )
+
+
+def refused_writes(client: redis.Redis) -> str | None:
+    """Return why a server refuses writes for now; `None` if it takes them. Raises other errors of redis-py."""
+    try:
+        MAY_WRITE(client, [], [])
+    except redis.ResponseError as error:
+        if refusing_server(error) is None:
+            raise
+        return reason(error)
+    return None
 
 
 def _info(url: str) -> dict[str, Any]:

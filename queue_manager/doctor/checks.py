@@ -15,7 +15,7 @@ from queue_manager.doctor.findings import Findings
 from queue_manager.health_rules import Problem, Rule
 
 SETTINGS = "settings"
-SERVER_RULES = (Rule.SERVER_AWAY, Rule.SERVER_UNSUITABLE)
+SERVER_RULES = (Rule.SERVER_AWAY, Rule.SERVER_UNSUITABLE, Rule.REFUSED_WRITES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,8 @@ CHECKS = (
     Check(
         name="redis",
         statement=(
-            "Every Redis answers, accepts the credentials, is recent enough and evicts no keys; only that of the "
-            "message queue may be a cluster."
+            "Every Redis answers, accepts the credentials and writes, is recent enough and evicts no keys; only that "
+            "of the message queue may be a cluster."
         ),
         find=redis_servers.of_message_queue,
         rules=SERVER_RULES,
@@ -112,6 +112,7 @@ CHECKS = (
         name="redis-keys",
         statement="No other program has written a value of another type to a key of Queue Manager.",
         find=redis_servers.key_types,
+        rules=(Rule.WRONG_TYPES,),
     ),
     Check(
         name="persistence",
@@ -120,7 +121,7 @@ CHECKS = (
     ),
     Check(
         name="broker",
-        statement="The broker answers, accepts the credentials, and loses no messages.",
+        statement="The broker answers, accepts the credentials and writes, and loses no messages.",
         find=processes.broker_at_redis_url,
         rules=SERVER_RULES,
         component="broker",

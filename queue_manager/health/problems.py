@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from beat_schedule import systems, warnings
 from queue_manager import leases
 from queue_manager.core.clock import MAX_CLOCK_SKEW, seconds, to_iso
-from queue_manager.core.settings import settings
+from queue_manager.core.settings import redact_url, settings
 from queue_manager.core.wording import MAX_IDS, first_ids, many, rounded
-from queue_manager.health.readings import InMongoDB, InRedis, Readings
+from queue_manager.health.readings import LEADER, WORKERS, InMongoDB, InRedis, Readings
 from queue_manager.health_rules import Problem, Rule
 from queue_manager.system import SCANS_QUEUE, System, item_queues
 from queue_manager.telemetry import worker_heartbeats
@@ -47,6 +47,12 @@ def _of_servers(readings: Readings) -> Iterator[Problem]:
         if isinstance(answer, Problem):
             yield answer
     redis, mongo = readings.in_redis, readings.in_mongodb
+    if redis is not None and redis.refused_writes is not None:
+        text = f"Redis at {redact_url(settings().redis_url)} refuses writes ({redis.refused_writes})"
+        yield Problem(system="redis", rule=Rule.REFUSED_WRITES, text=text)
+    if redis is not None and redis.unread:
+        text = f"Not read: {', '.join(redis.unread)} ({next(iter(redis.unread.values()))})"
+        yield Problem(system="redis", rule=Rule.WRONG_TYPES, text=text)
     if mongo is not None and mongo.missing_shared_indexes:
         text = _missing(mongo.missing_shared_indexes)
         yield Problem(system="mongodb", rule=Rule.MISSING_INDEXES, text=text)
@@ -74,14 +80,14 @@ def _of_processes(redis: InRedis | None) -> Iterator[Problem]:
     if redis.older_leader is not None:
         text = f"A beat of release 0.1 leads ({redis.older_leader}), and newer ones stand by"
         yield Problem(system="beat", rule=Rule.OLD_LEADER, text=text)
-    elif redis.leader is None:
+    elif redis.leader is None and LEADER not in redis.unread:
         text = "No beat is the leader, so no scans run"
         yield Problem(system="beat", rule=Rule.NO_LEADER, text=text)
     if paused := [f"{worker.name}: {worker.paused}" for worker in redis.workers if worker.paused is not None]:
         text = f"{many(len(paused), 'worker')} without MongoDB, which take no items: {'; '.join(paused[:MAX_IDS])}"
         yield Problem(system="workers", rule=Rule.PAUSED_WORKERS, text=text)
     on = [system for system in systems() if system.is_on(settings())]
-    if not on or redis.are_workers_starting:
+    if not on or redis.are_workers_starting or WORKERS in redis.unread:
         return
     if not redis.workers:
         queues = ", ".join([SCANS_QUEUE, *item_queues(on)])

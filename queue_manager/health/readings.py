@@ -29,7 +29,7 @@ from queue_manager.core.errors import AppError, ConfigurationError, reason, type
 from queue_manager.core.log import get_logger
 from queue_manager.core.pause import PauseState
 from queue_manager.core.redis_client import connect, time_of
-from queue_manager.core.server_check import require_broker
+from queue_manager.core.server_check import refused_writes, require_broker
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.explanation import Idle
 from queue_manager.health_rules import WORKER_START_TIME, Problem, Rule
@@ -47,6 +47,8 @@ KeyT = TypeVar("KeyT")
 READ_TIMEOUT = 3.0  # seconds
 REPORT_MARGIN = 0.5  # seconds by which a driver gives up earlier, so that it reports what is wrong
 MAX_CALLS = 8  # of one function at a time, because a call that hangs keeps its thread
+LEADER, WORKERS = "leader", "workers"
+"""Names in `InRedis.unread`."""
 CACHE_FACTOR = 20  # a slow answer is kept for this many times as long as it took
 
 log = get_logger("QM/health")
@@ -72,6 +74,10 @@ class InRedis:
     recent: Mapping[str, Recent]
     """By system: what was counted, as far as it could be read."""
     next_runs: Mapping[str, datetime]
+    refused_writes: str | None
+    """Why the server refuses writes, if it does."""
+    unread: Mapping[str, str]
+    """By what could not be read, because a key has another type: the error. The fields of `InRedis` are empty then."""
 
     @property
     def are_workers_starting(self) -> bool:
@@ -235,20 +241,36 @@ def _calls(read: Callable[[], object]) -> Semaphore:
 
 
 def _redis() -> InRedis:
+    unread: dict[str, str] = {}
+
+    def read(what: str, of_key: Callable[[], AnswerT], default: AnswerT) -> AnswerT:
+        try:
+            return of_key()
+        except (redis.ResponseError, Unavailable) as error:
+            cause = error.__cause__ or error
+            if "WRONGTYPE " not in str(cause):
+                raise
+            unread[what] = reason(cause)
+        return default
+
     with redis_server() as client:
         require_broker(settings().redis_url)
         now, ahead = _timed(lambda: time_of(client.time()))
+        names = [system.name for system in systems()]
+        with_items = [system.name for system in systems() if system.queue is not None]
         return InRedis(
             now=now,
             clock_ahead=ahead,
-            leader=leadership(client),
+            leader=read(LEADER, lambda: leadership(client), None),
             older_leader=older_leader(client),
-            workers=worker_heartbeats.online(client),
-            dead_letters=_count_dead_letters(client),
-            losses={system.name: Leases(system.name).often_lost() for system in systems() if system.queue is not None},
-            pauses=pauses.paused(),
-            recent=count_history.from_each_server(client, sources(), count_history.recent),
-            next_runs=next_runs(client, [system.name for system in systems()]),
+            workers=read(WORKERS, lambda: worker_heartbeats.online(client), []),
+            dead_letters=read("dead letters", lambda: _count_dead_letters(client), 0),
+            losses={name: read(f"losses of {name}", Leases(name).often_lost, {}) for name in with_items},
+            pauses=read("pauses", pauses.paused, {}),
+            recent=read("counts", lambda: _recent(client), {}),
+            next_runs=read("schedule", lambda: next_runs(client, names), {}),
+            refused_writes=refused_writes(client),
+            unread=unread,
         )
 
 
@@ -270,7 +292,7 @@ def _count_dead_letters(client: redis.Redis) -> int:
 
 
 def _broker() -> Problem | None:
-    url = settings().broker
+    url, redis_url = settings().broker, settings().broker_redis_url
     if url == settings().redis_url:
         return None
     from tasks import app  # imported here, because it takes a second
@@ -279,6 +301,11 @@ def _broker() -> Problem | None:
         start_check.require_broker(app, url)
     except start_check.BROKER_OUTAGES as error:
         raise Unavailable(f"The broker at {redact_url(url)} is unreachable ({reason(error)})") from error
+    if redis_url is not None:
+        with connect(redis_url) as client:
+            if (why := refused_writes(client)) is not None:
+                text = f"The broker at {redact_url(url)} refuses writes ({why})"
+                return Problem(system="broker", rule=Rule.REFUSED_WRITES, text=text)
     return None
 
 

@@ -47,8 +47,9 @@ HEARTBEAT_TIMEOUT = 0.5  # seconds that a worker waits for Redis
 #          'time', 'activity' or 'all'
 # Returns  nothing
 #
-# A script, because it needs the clock of Redis. Atomic, so that the keys agree. Idempotent.
-RECORD = Script("""#!lua
+# A script, because it needs the clock of Redis. Atomic, so that the keys agree. Idempotent. With allow-oom,
+# because workers that drain a full server are online.
+RECORD = Script("""#!lua flags=allow-oom
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local is_known = redis.call('ZADD', KEYS[1], ms, ARGV[1]) == 0
@@ -137,7 +138,7 @@ class _Recorder:
 
     def remove(self, member: str) -> None:
         self._full.pop(member, None)
-        with self._client.pipeline() as pipe:
+        with self._client.pipeline(transaction=False) as pipe:  # a full server refuses transactions
             pipe.zrem(WORKERS_KEY, member)
             pipe.hdel(DETAILS_KEY, member)
             pipe.hdel(ACTIVITY_KEY, member)

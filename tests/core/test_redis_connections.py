@@ -11,7 +11,13 @@ import redis
 import uvloop
 from redis.asyncio import Redis
 
-from queue_manager.core.redis_client import REDIS_OUTAGES, TCP_OPTIONS, make_async_client, make_client
+from queue_manager.core.redis_client import (
+    REDIS_OUTAGES,
+    TCP_OPTIONS,
+    describe_outage,
+    make_async_client,
+    make_client,
+)
 from tasks import app
 from tests.real_servers import Servers
 
@@ -86,3 +92,11 @@ def test_a_listener_whose_connection_the_system_closed_learns_of_it(
                 await asyncio.wait_for(subscribed.get_message(timeout=timeout), 5)
 
     execute(loop, clean.valkey.url, act)
+
+
+def test_a_server_that_loads_its_data_is_said_to_answer() -> None:
+    error = redis.exceptions.BusyLoadingError("Redis is loading the dataset in memory")
+    said = describe_outage("redis://:secret@host:6379/0", error)
+    assert (
+        said == "Redis at redis://***@host:6379/0 has not loaded its data yet (Redis is loading the dataset in memory)"
+    )

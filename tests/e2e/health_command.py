@@ -101,6 +101,17 @@ def show_worker() -> None:
     worker_heartbeats.record("worker@here", QUEUES)
 
 
+@contextmanager
+def full_memory(url: str) -> Iterator[None]:
+    """Let a Redis refuse what takes memory."""
+    with connect(url) as client:
+        client.config_set("maxmemory", 1)
+        try:
+            yield
+        finally:
+            client.config_set("maxmemory", 0)
+
+
 def taken_room(*, due_ago: float) -> DueItem:
     make_room(server_now() - seconds(due_ago))
     (item,) = [item for batch in work_of(support_snooze).take_due(Backlog) for item in batch.items]

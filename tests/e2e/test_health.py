@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from datetime import timedelta
@@ -13,24 +14,38 @@ import redis
 from bson import ObjectId
 
 from beat_schedule import SYSTEMS
+from dev.servers import Valkey
 from models import job, scan_run, site
 from models.database import collection, server_now
 from queue_manager import leases
-from queue_manager.beat.leader_lock import LeaderLock
-from queue_manager.beat.status import OLD_LEADER_LOCK
+from queue_manager.beat.leader_lock import LEADER_LOCK, LeaderLock
+from queue_manager.beat.status import OLD_LEADER_LOCK, SCHEDULE_KEY
+from queue_manager.broker.dead_letters import DEAD_LETTERS
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
+from queue_manager.pauses import PAUSES_KEY
 from queue_manager.telemetry import worker_heartbeats
+from queue_manager.telemetry.counters import BUCKET_SECONDS, history_key
 from services.due_documents import work_of
 from services.message_queue import message_queue, queue_admin, sweeper
 from services.support_snooze import system as support_snooze
 from tests.docs.transcript import Transcript
 from tests.documented import DOCS, block
 from tests.e2e.celery_processes import worker
-from tests.e2e.commands import queue_manager
-from tests.e2e.health_command import RUN, SLOW, Answer, health, lead, repeated, show_worker, taken_room
+from tests.e2e.commands import invoke, queue_manager
+from tests.e2e.health_command import (
+    RUN,
+    SLOW,
+    Answer,
+    full_memory,
+    health,
+    lead,
+    repeated,
+    show_worker,
+    taken_room,
+)
 from tests.eventually import eventually
 from tests.job_lab import Lab
 from tests.real_servers import Servers
@@ -300,6 +315,58 @@ def test_a_scan_that_stopped_is_late_without_a_leader_too(clean: Servers, tmp_pa
         answer = health(tmp_path)
     assert answer.ids == [("beat", "no-leader"), ("support-snooze", "late-scan")]
     assert answer.problems[0].startswith("No beat is the leader")
+
+
+# Redis
+
+
+def health_here() -> Answer:
+    """Run the command in this process."""
+    result = invoke("health", "--json")
+    return Answer(result.returncode, json.loads(result.stdout))
+
+
+def test_full_memory_is_the_only_problem_of_processes_that_work(scanned: Servers) -> None:
+    with full_memory(scanned.valkey.url), repeated(show_worker):
+        text = health_here().only_problem("redis", Rule.REFUSED_WRITES)
+    assert "refuses writes (command not allowed when used memory > 'maxmemory'" in text
+
+
+def test_worker_that_ends_while_the_memory_is_full_is_offline(scanned: Servers) -> None:
+    show_worker()
+    with full_memory(scanned.valkey.url), connect(scanned.valkey.url) as client:
+        worker_heartbeats.remove("worker@here")
+        assert worker_heartbeats.online(client) == []
+
+
+def test_broker_whose_memory_is_full_is_named(well: Servers, tmp_path: Path) -> None:
+    with Valkey(tmp_path / "broker", config={"maxmemory": "1"}) as server:
+        text = health(tmp_path, BROKER_URL=server.url, **SLOW).only_problem("broker", Rule.REFUSED_WRITES)
+    assert text.startswith(f"The broker at {server.url} refuses writes (command not allowed")
+
+
+@pytest.mark.parametrize(
+    ("key", "unread"),
+    [
+        (PAUSES_KEY, "pauses"),
+        (LEADER_LOCK, "leader"),
+        (SCHEDULE_KEY, "schedule"),
+        (worker_heartbeats.WORKERS_KEY, "workers"),
+        (worker_heartbeats.DETAILS_KEY, "workers"),
+        ("qm:lease:support-snooze:losses", "losses of support-snooze"),
+        (DEAD_LETTERS, "dead letters"),
+        (history_key("support-snooze"), "counts"),
+    ],
+)
+def test_key_of_another_type_is_one_problem(key: str, unread: str, well: Servers) -> None:
+    with connect(well.valkey.url) as client:
+        if key == history_key("support-snooze"):
+            key += str(client.time()[0] // BUCKET_SECONDS)
+        client.delete(key)
+        client.set(key, "of another program")
+        text = health_here().only_problem("redis", Rule.WRONG_TYPES)
+    assert text.startswith(f"Not read: {unread} (")
+    assert text.endswith("; `queue-manager doctor` names the key)")
 
 
 def test_a_problem_is_shown_as_in_the_documentation(well: Servers, tmp_path: Path) -> None:

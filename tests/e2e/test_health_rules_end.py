@@ -23,12 +23,13 @@ from queue_manager.core.redis_client import connect
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
 from queue_manager.leases import Leases
+from queue_manager.pauses import PAUSES_KEY
 from queue_manager.telemetry import worker_heartbeats
 from services import job_queues
 from services.due_documents import work_of
 from services.support_snooze import system as support_snooze
 from tests.e2e.celery_processes import ROOT, TESTS
-from tests.e2e.health_command import LOOKS, QUEUES, RUN, lead, run_scans, taken_room
+from tests.e2e.health_command import LOOKS, QUEUES, RUN, full_memory, lead, run_scans, taken_room
 from tests.eventually import eventually
 from tests.foreign_jobs import add_foreign_jobs
 from tests.job_lab import Lab
@@ -368,6 +369,20 @@ def redis_may_evict_keys(servers: Servers, *_: object) -> Iterator[None]:
             yield
         finally:
             client.config_set("maxmemory-policy", "noeviction")
+
+
+@causes("redis", Rule.REFUSED_WRITES)
+def memory_of_redis_is_full(servers: Servers, *_: object) -> Iterator[None]:
+    with full_memory(servers.valkey.url):
+        yield
+
+
+@causes("redis", Rule.WRONG_TYPES)
+def another_program_has_written_a_key(servers: Servers, *_: object) -> Iterator[None]:
+    with connect(servers.valkey.url) as client:
+        client.set(PAUSES_KEY, "x")
+        yield
+        client.delete(PAUSES_KEY)
 
 
 @pytest.mark.parametrize(("system", "rule"), CAUSES, ids=lambda one: one.id if isinstance(one, Rule) else one)

@@ -154,6 +154,16 @@ def test_metrics_leave_out_what_is_away(lonely: Lonely) -> None:
     assert eventually(lambda: scrape(lonely.process) == away, within=30)
 
 
+def test_metrics_leave_out_only_what_has_a_key_of_another_type(clean: Servers, process: Web) -> None:
+    with connect(clean.valkey.url) as client:
+        client.set(counters.source(QUEUE).totals, "of another program")
+        samples = scrape(process)
+    assert samples["queue_manager_up{redis}"] == 1
+    assert "queue_manager_scan_runs_total{support-snooze}" not in samples
+    assert samples["queue_manager_leader{}"] == 0
+    assert samples["queue_manager_queue_messages{support-snooze}"] == 0
+
+
 def test_metrics_show_totals_durations_and_figures(clean: Servers, process: Web) -> None:
     make_room(server_now() - seconds(60))
     counters.scan(SCAN, RUN)

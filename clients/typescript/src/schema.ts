@@ -3590,7 +3590,7 @@ export interface components {
              * @description The id of the rule in the health reference.
              * @enum {string}
              */
-            rule: "lag" | "stuck-items" | "failed-items" | "failing-calls" | "lost-items" | "repeated-resets" | "failing-jobs" | "lost-jobs" | "unadopted-jobs" | "dead-messages" | "dead-letters" | "unreadable-documents" | "late-scan" | "scan-errors" | "missing-indexes" | "unknown-state" | "no-leader" | "old-leader" | "no-workers" | "paused-workers" | "queue-without-worker" | "server-away" | "server-unsuitable" | "clocks-apart" | "settings-warning";
+            rule: "lag" | "stuck-items" | "failed-items" | "failing-calls" | "lost-items" | "repeated-resets" | "failing-jobs" | "lost-jobs" | "unadopted-jobs" | "dead-messages" | "dead-letters" | "unreadable-documents" | "late-scan" | "scan-errors" | "missing-indexes" | "unknown-state" | "no-leader" | "old-leader" | "no-workers" | "paused-workers" | "queue-without-worker" | "server-away" | "server-unsuitable" | "refused-writes" | "wrong-types" | "clocks-apart" | "settings-warning";
             /**
              * Text
              * @description What is wrong, with numbers and a few ids.
@@ -3991,6 +3991,16 @@ export interface components {
             "`mongodb`, `redis`, `broker`",
             "The server refuses the credentials, is too old, or could lose data.",
             "Correct its configuration, or the setting that names it."
+        ] | [
+            "refused-writes",
+            "`redis`, `broker`",
+            "The server answers, but refuses writes: its memory is full, its disk fails, or it is a replica.",
+            "Free memory or raise `maxmemory`, or correct the other cause that the problem names."
+        ] | [
+            "wrong-types",
+            "`redis`",
+            "A key has a value of another type, so that it cannot be read.",
+            "Delete the key, and give the program that wrote it a database of its own."
         ] | [
             "clocks-apart",
             "`clocks`",

@@ -22,7 +22,7 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
-from redis import Redis
+from redis import Redis, ResponseError
 
 from beat_schedule import systems
 from models.due_documents import MAX_COUNT
@@ -112,21 +112,25 @@ class SystemsCollector(Collector):
         yield InfoMetricFamily("queue_manager_build", text, value={"version": worker_heartbeats.OWN_RELEASE})
         yield _problem_gauge(self._problems)
         up = GaugeMetricFamily("queue_manager_up", "1 if the server answers, 0 if not.", labels=["server"])
-        parts: dict[str, Callable[[], Iterator[Metric]]] = {
-            "redis": _from_redis,
-            "mongodb": partial(_from_mongodb, self._stats),
-        }
-        if not _is_broker_at_redis_url():
-            parts["broker"] = _from_broker
+        parts: list[tuple[str, Callable[[], Iterator[Metric]]]] = [
+            ("redis", _counts),
+            ("redis", _processes),
+            ("mongodb", partial(_from_mongodb, self._stats)),
+            ("redis" if _is_broker_at_redis_url() else "broker", _from_broker),
+        ]
         found: list[Metric] = []
-        for server, read in parts.items():
+        answers: dict[str, bool] = {}
+        for server, read in parts:
             try:
                 found += list(read())
             except Unavailable as error:
                 log.warning(f"Left out of the metrics: {server}", error=reason(error))
-                up.add_metric([server], 0)
+                is_answer = isinstance(error.__cause__, ResponseError)  # such as of a key of another type
             else:
-                up.add_metric([server], 1)
+                is_answer = True
+            answers[server] = answers.get(server, True) and is_answer
+        for server, is_up in answers.items():
+            up.add_metric([server], is_up)
         yield up
         yield from found
 
@@ -157,18 +161,20 @@ def _problem_gauge(problems: Sequence[Problem]) -> Metric:
     return gauge
 
 
-def _from_redis() -> Iterator[Metric]:
+def _counts() -> Iterator[Metric]:
     with redis_server() as client:
         of_scans = counters.read(client, [system.scan_task for system in systems()])
         of_items = count_history.from_each_server(client, sources(), counters.totals)
         yield from _scans({system.name: of_scans[system.scan_task] for system in systems()})
         yield _items(of_items)
         yield from _durations(of_items)
+
+
+def _processes() -> Iterator[Metric]:
+    with redis_server() as client:
         yield from _leader(client)
         online = len(worker_heartbeats.online(client))
         yield GaugeMetricFamily("queue_manager_workers", "Workers that are online.", value=online)
-    if _is_broker_at_redis_url():
-        yield from _from_broker()
 
 
 def _scans(totals: dict[str, Totals]) -> Iterator[Metric]:
