@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Thread
 
 import pytest
+import redis
 
 from beat_schedule import SYSTEMS
 from dev.embedded_server import EmbeddedServer
@@ -30,6 +32,8 @@ from tests.web.web_process import Web, web
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 OUTAGE = 30.0  # seconds
+LOADED_KEYS = 40_000
+SLOW_LOADING = {"key-load-delay": "400"}  # microseconds for each key
 INTERNALS = re.compile(
     r"Traceback|Topology ?Description|full error|writeConcernErrors|lsid|UUID\(|txnNumber|configured timeouts"
 )
@@ -81,8 +85,8 @@ class Deployment:
     def responses(self) -> list[tuple[str, int, str]]:
         """Send each request; return the method and path, the status and the body."""
         headers = {"x_api_key": KEY, "content_type": "application/json"}
-        found = [(f"GET {path}", self._web.ask("GET", path, **headers)) for path in GETS]
-        found += [(f"POST {path}", self._web.ask("POST", path, json.dumps(POSTS[path]), **headers)) for path in POSTS]
+        found = [(f"POST {path}", self._web.ask("POST", path, json.dumps(POSTS[path]), **headers)) for path in POSTS]
+        found += [(f"GET {path}", self._web.ask("GET", path, **headers)) for path in GETS]
         return [(what, response.status, response.text) for what, response in found]
 
 
@@ -92,7 +96,7 @@ def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Depl
     logs.mkdir()
     database.close()
     with ExitStack() as stack:
-        valkey = stack.enter_context(Valkey(tmp_path / "valkey"))
+        valkey = stack.enter_context(Valkey(tmp_path / "valkey", config=SLOW_LOADING))
         mongo = stack.enter_context(Mongo(tmp_path / "mongo"))
         env = {**ENV, "REDIS_URL": valkey.url, "MONGO_DB_URL": mongo.url}
         for name in ("REDIS_URL", "MONGO_DB_URL", "QM_JOBS", "JOBS_IMPORTS"):
@@ -101,29 +105,57 @@ def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Depl
         schema.migrate(SYSTEMS)
         stack.enter_context(worker(logs / "worker.log", env=env))
         stack.enter_context(CeleryProcess(logs / "beat.log", "beat", env=env))
-        yield Deployment(logs, stack.enter_context(web(logs, **env)), {"mongo": mongo, "valkey": valkey})
+        yield Deployment(
+            logs, stack.enter_context(web(logs, **env)), {"mongo": mongo, "valkey": valkey, "loading": valkey}
+        )
         database.close()
     monkeypatch.undo()
     settings.cache_clear()
 
 
-@pytest.mark.parametrize("victim", ["mongo", "valkey"])
+def fill(url: str) -> None:
+    """Let a Redis load its data for seconds when it starts again."""
+    with redis.Redis.from_url(url) as client, client.pipeline(transaction=False) as pipe:
+        for number in range(LOADED_KEYS):
+            pipe.set(f"another program:{number}", "")
+        pipe.execute()
+
+
+def is_loading(url: str) -> bool:
+    try:
+        with redis.Redis.from_url(url) as client:
+            client.ping()
+    except redis.exceptions.BusyLoadingError:
+        return True
+    except redis.ConnectionError:
+        pass
+    return False
+
+
+@pytest.mark.parametrize("victim", ["mongo", "valkey", "loading"])
 def test_an_outage_is_one_line_of_each_component(victim: str, deployment: Deployment, tmp_path: Path) -> None:
     mark = tmp_path / "may-end"
     lab = job_lab()
     running = lab.run("fragile", str(mark))
     rooms = [make_room(server_now() + seconds(due)) for due in (3, 6, 9, 12) for _ in range(10)]
     eventually(lambda: lab.state(running) == "executing", within=30)
+    if victim == "loading":
+        fill(settings().redis_url)
     server, before = deployment.servers[victim], {name: len(found) for name, found in deployment.lines().items()}
 
     server.kill()
     eventually(lambda: is_free(server.port))
+    starting = Thread(target=server.start)
+    if victim == "loading":
+        starting.start()
+        eventually(lambda: is_loading(settings().redis_url))
     ends_at, responses = time.monotonic() + OUTAGE, []
-    while time.monotonic() < ends_at:
+    while starting.is_alive() if victim == "loading" else time.monotonic() < ends_at:
         responses += deployment.responses()
         time.sleep(1)  # the rhythm of the requests, not a wait for anything
     during = {name: found[before[name] :] for name, found in deployment.lines().items()}
-    server.start()
+    if victim != "loading":
+        server.start()
     mark.touch()
     eventually(lambda: all(is_open(room) for room in rooms), within=60)
     eventually(lambda: lab.state(running) == "success", within=60)
