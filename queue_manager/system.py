@@ -22,7 +22,7 @@ from queue_manager.core.imports import import_named
 from queue_manager.core.settings import Settings
 from queue_manager.explanation import DispatchState, Explanation, Idle
 from queue_manager.health_rules import MIN_LATE_AFTER, MISSED_RUNS, Rule
-from queue_manager.items import Listed
+from queue_manager.items import STATES, Listed, State
 from queue_manager.telemetry import counters
 from queue_manager.telemetry.counters import Source
 from queue_manager.telemetry.latency import Measure
@@ -91,6 +91,8 @@ class System:
     """The Celery queue of its items."""
     items: Callable[[], Listed] | None = None
     """Opens the list of its items, for its page and for retries by hand."""
+    item_states: Sequence[State] = STATES
+    """The states that its items can have, in the order of the tabs of its page."""
     items_name: str = "items"
     """What several items are called."""
     item_name: str = ""

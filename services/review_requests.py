@@ -310,6 +310,7 @@ system = System(
     trigger="projects/review-request-pulse",
     page="/reviews",
     items=eligible_agencies,
+    item_states=("due",),
     items_name="agencies",
     item_name="agency",
     explain=explain,

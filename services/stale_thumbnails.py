@@ -358,6 +358,7 @@ system: System = System(
     trigger="sites/fix-stale-thumbnails",
     page="/thumbnails",
     items=hung_sites,
+    item_states=("due", "stuck", "failed"),
     on_time_within=hours(1),  # the time between two scans
     items_name="sites",
     explain=lambda id, dispatch: list(

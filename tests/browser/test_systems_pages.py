@@ -113,6 +113,20 @@ def test_the_overview_follows_what_happens_without_a_reload(visit: Visit, clean:
 # A system
 
 
+@pytest.mark.parametrize(
+    ("path", "tabs"),
+    [
+        ("/rooms", ["Due0", "In progress0", "Stuck0", "Failed0"]),
+        ("/reviews", ["Due0"]),
+        ("/thumbnails", ["Due0", "Stuck0", "Failed0"]),
+    ],
+)
+def test_a_page_has_a_tab_with_a_number_for_each_state_that_its_items_can_have(
+    visit: Visit, path: str, tabs: list[str]
+) -> None:
+    expect(visit.open(path).locator("#tabs a")).to_have_text(tabs)
+
+
 def test_each_state_lists_its_items_and_is_in_the_url(visit: Visit) -> None:
     rooms = furnished.rooms()
     page = visit.open("/rooms")
