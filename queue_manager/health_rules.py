@@ -40,7 +40,7 @@ class Rule(Enum):
     LAG = (
         "lag",
         f"{ANY_SYSTEM} except `review-requests`, unless it is paused or in a dry run",
-        f"The oldest due item that is not cooling off has waited longer than {LATE}.",
+        f"The oldest due item that is not cooling down has waited longer than {LATE}.",
         "Check that the workers are running, keep up with the load and log no errors.",
         "late",
     )

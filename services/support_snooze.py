@@ -1,6 +1,6 @@
 """Support snooze: a room whose snooze has ended comes back to the open queue, and its account's dashboards see it.
 
-What is due: `snooze_time.time <= now` in `support_rooms`, not in flight and not cooling off after a failure.
+What is due: `snooze_time.time <= now` in `support_rooms`, not in flight and not cooling down after a failure.
 Guarantee: a room wakes once for each snooze, never early, even if processes crash; a new snooze set meanwhile
 survives. The event is sent at least once, and once more if servers of Socket.IO may have been unavailable.
 Options: `QM_SNOOZE_SCAN_SECONDS` (10), `QM_LEASE_SECONDS` (60), `QM_AHEAD_LIMIT` (200 rooms), `QM_MAX_QUEUE`,

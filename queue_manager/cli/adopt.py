@@ -37,12 +37,12 @@ def adopt(
         bool, typer.Option("--yes", "-y", help="Create the indexes. Without it: show what would change.")
     ] = False,
 ) -> None:
-    """Show what changes when the systems that are switched on continue the work of another program.
+    """Show what changes if you continue another program's work.
 
-    For each system: the indexes to create, the writes of other programs that unique indexes refuse, what the other
-    program has left, the effects on it while both run, what to do next, and the documents to repair first. `--yes`
-    creates the indexes, like `queue-manager migrate`. Both programs may run meanwhile. Exit code 2
-    if documents violate an index.
+    For each system that is switched on: the indexes to create, the writes of other programs that unique indexes refuse,
+    what the other program has left, the effects on it while both run, what to do next, and the documents to repair
+    first. `--yes` creates the indexes, like `queue-manager migrate`. Both programs may run meanwhile. Exit code 2 if
+    documents violate an index.
     """
     if context.invoked_subcommand is not None:
         return
@@ -97,7 +97,9 @@ def jobs(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Adopt the jobs. Without it: only show them.")] = False,
 ) -> None:
-    """Adopt jobs that the JavaScript package stored in `jobs_data`: ids, names, arguments and due times stay.
+    """Adopt the jobs that the JavaScript package has stored.
+
+    They stay in `jobs_data`, with their ids, names, arguments and due times.
 
     Stop the application that stored them first, or have it no longer register these names; otherwise both run its jobs.
     Workers may run. An interrupted adoption is continued by the same command. Exit code 1 if documents of these names

@@ -41,7 +41,10 @@ RuleId = Annotated[
 
 @alerts_cli.command("list")
 def list_alerts() -> None:
-    """List active alerts, which are problems that were sent and still last, and silences."""
+    """List active alerts and silences.
+
+    An alert is active while a problem that was sent lasts.
+    """
     with report_errors():
         sent, silences = alert.sent(), list(alert.silences(server_now()))
     if not sent and not silences:
@@ -71,7 +74,9 @@ def silence(
     for_minutes: Annotated[float, typer.Option("--minutes", min=1, max=43_200, help="How long.")] = 60,
     reason: Annotated[str, typer.Option(help="Reason, shown to other operators.")] = "",
 ) -> None:
-    """Send nothing about a problem for a while, neither its start nor its end. Health still shows it.
+    """Send nothing about a problem for a while.
+
+    Neither its start nor its end is sent. `queue-manager health` still shows it.
 
     Example: `queue-manager alerts silence support-snooze lag --minutes 120 --reason "import is running"`
     """

@@ -26,8 +26,9 @@ from services.audit import changes_of
 MAX_SHOWN_IDS = 3
 
 audit_cli = typer.Typer(
-    help="Show who changed what, through the dashboard, the HTTP API or the command line.\n\n"
-    "Entries are kept for QM_AUDIT_DAYS. Adding, receiving and acknowledging messages is not recorded.",
+    help="Show who changed what.\n\n"
+    "Changes through the dashboard, the HTTP API and the command line are kept for QM_AUDIT_DAYS. Adding, receiving "
+    "and acknowledging messages is not recorded.",
     invoke_without_command=True,
 )
 

@@ -39,6 +39,9 @@ from queue_manager.telemetry import worker_heartbeats
 NOT_ONE_OF = re.compile(r"'([^']*)' is not one of (.*)\.")
 """The error of a value that is not one of those allowed."""
 
+PAGE_WORDS = {"pending": "due", "cooling_off": "failed", "dead": "failed"}
+"""The words of the pages for numbers of systems whose names differ."""
+
 OTHERS = {
     "start": "queue_manager.cli.start:start",
     "doctor": "queue_manager.cli.doctor:doctor",
@@ -70,7 +73,7 @@ class LazyCommands(UserDict[str, Any]):
 
 
 def _command(name: str, found: typer.Typer | Callable[..., Any]) -> Any:
-    parent = typer.Typer()
+    parent = typer.Typer(rich_markup_mode=None)
     if isinstance(found, typer.Typer):
         parent.add_typer(found, name=name)
     else:
@@ -101,6 +104,7 @@ cli = typer.Typer(
     help="Run and operate Queue Manager: scans, items, the message queue, job queues, the dashboard.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # which fills lines, and shows no type for a flag
 )
 log = logging.get_logger("QM/cli")
 NAMES = ", ".join(system.name for system in SYSTEMS)
@@ -131,7 +135,7 @@ def migrate(
         ),
     ] = False,
 ) -> None:
-    """Create the missing indexes of the systems that are switched on.
+    """Create the missing indexes of all systems that are on.
 
     Idempotent; waits until MongoDB is reachable. Other programs may read and write while an index is built; the
     progress of a large one is logged. If documents violate an index, or a collection cannot have it, lists them and the
@@ -197,7 +201,9 @@ def scan(
         ),
     ],
 ) -> None:
-    """Run one scan now, in this process, and print its result as JSON; workers execute the items.
+    """Run one scan in this process, and print its result as JSON.
+
+    Workers execute the items that it dispatches.
 
     Example: `queue-manager scan support-snooze`
     """
@@ -227,7 +233,9 @@ def web(
         ),
     ] = 1,
 ) -> None:
-    """Serve the dashboard, the API, Socket.IO, probes and metrics, until Ctrl-C.
+    """Serve the dashboard and the HTTP API, until Ctrl-C.
+
+    Also serves Socket.IO, probes and metrics.
 
     Example: `queue-manager web --host 0.0.0.0 --port 6002 --workers 2`
     """
@@ -238,7 +246,9 @@ def web(
 
 @cli.command("mark")
 def add_mark(text: Annotated[str, typer.Argument(help='What happened, such as "v1.4".', metavar="TEXT")]) -> None:
-    """Annotate the charts at the current time, for example after a deployment.
+    """Annotate the charts at the current time.
+
+    For example, after a deployment.
 
     Example: `queue-manager mark "v1.4"`
     """
@@ -289,6 +299,12 @@ def _print_health(screen: Console, state: Health) -> None:
 
 
 def _line(stats: Mapping[str, Any]) -> str:
-    return "  ".join(
-        f"{name.replace('_', ' ')} {printable(str(value))}" for name, value in stats.items() if name != "scan"
-    )
+    shown = {_word(name, stats): printable(str(value)) for name, value in stats.items() if name != "scan"}
+    return "  ".join(f"{word} {value}" for word, value in shown.items())
+
+
+def _word(name: str, stats: Mapping[str, Any]) -> str:
+    """Return the word of the pages for a number. The `failed` of job queues are jobs, not queues that cool down."""
+    if name == "cooling_off" and "failed" in stats:
+        return "cooling down"
+    return PAGE_WORDS.get(name, name.replace("_", " "))

@@ -29,7 +29,8 @@ AUDITED_BROKER = "broker"
 """What the audit calls the broker, as health does."""
 
 dead_letters_cli = typer.Typer(
-    help="List, replay and delete broker messages that no worker could decode or dispatch. For the message queue, see "
+    help="List, replay and delete the broker's dead letters.\n\n"
+    "These are Celery messages that no worker could decode or dispatch. For the message queue, see "
     "`queue-manager queue list dead`.",
     invoke_without_command=True,
 )

@@ -22,11 +22,11 @@ STATUS_WIDTH, NAME_WIDTH = 13, 21
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
-    """Check settings, versions, servers, permissions, indexes, clocks, processes and queues.
+    """Check settings, servers, indexes, processes and queues.
 
-    For each problem, it says what to do. A check that cannot be made says why. Writes nothing but a document of its own
-    to test permissions. Takes at most 20 seconds, even while servers are unavailable. Exit code 1 if there is a
-    problem.
+    Also checks versions, permissions and clocks. For each problem, says what to do; for a check that cannot be made,
+    why. Writes only a document of its own, to test permissions. Takes at most 20 seconds, even while servers are
+    unavailable. Exit code 1 if there is a problem.
 
     Example: `queue-manager doctor --json`
     """

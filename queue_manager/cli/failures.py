@@ -23,7 +23,8 @@ from services.failures import BROKER, read_failures
 from services.message_queue.explanation import reason_text
 
 failures_cli = typer.Typer(
-    help="Show failures of messages, items, jobs and the broker, grouped by what failed and why; replay a group.",
+    help="Show failures, grouped by reason; replay a group.\n\n"
+    "Failures are failed messages, items and jobs, and dead letters of the broker.",
     invoke_without_command=True,
 )
 
@@ -76,9 +77,10 @@ def replay(
     group: Annotated[str, typer.Argument(help="The id of a group.", metavar="GROUP")],
     yes: YesOption = False,
 ) -> None:
-    """Replay the dead letters, or retry the items or jobs, of a group, after confirmation.
+    """Replay or retry the failures of a group.
 
-    Those that fail after the question are left alone. Exit code 1 if not all were replayed.
+    Asks for confirmation with their number. Those that fail after the question are left alone. Exit code 1 if not all
+    were replayed.
 
     Example: `queue-manager failures replay 3f2a9c01d4e5`
     """

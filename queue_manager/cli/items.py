@@ -30,8 +30,9 @@ RENAMED_COLUMNS = {"attempts": "times failed"}
 PAGE_SIZE = 200  # items that an export reads at once
 
 items_cli = typer.Typer(
-    help="List, explain, export and retry the items of a system: rooms, agencies, sites, and those of your own "
-    "systems. For messages see `queue-manager queue`, for jobs `queue-manager jobs`.\n\n"
+    help="List, explain, export and retry the items of a system.\n\n"
+    "Items are rooms, agencies, sites, and those of your own systems. For messages see `queue-manager queue`, for jobs "
+    "`queue-manager jobs`.\n\n"
     "An item is `due`, then `in-progress`; it is `stuck` if its lease ended without a result, and `failed` while it "
     "cools down after its last attempt.",
     no_args_is_help=True,
@@ -124,7 +125,7 @@ def export_items(
     form: FormatOption = "jsonl",
     is_oldest_first: IsOldestFirst = False,
 ) -> None:
-    """Print all items of a system in a state, as JSON lines or CSV.
+    """Print all items in a state, as JSON lines or CSV.
 
     Example: `queue-manager items export support-snooze failed --format csv > failed.csv`
     """
@@ -143,7 +144,9 @@ def retry(
     search: Annotated[str | None, typer.Option(help="With --state: only those with this text.")] = None,
     yes: YesOption = False,
 ) -> None:
-    """Send items to the workers now: dispatch those that are due, retry those that are stuck or failed.
+    """Send items to the workers now.
+
+    Dispatches those that are due, and retries those that are stuck or failed.
 
     At most 1,000 are sent at once. Items that are in progress, not due or gone are left alone. `--state` asks for
     confirmation with the number of items. Exit code 1 if not all were sent; ids that no item has are named.

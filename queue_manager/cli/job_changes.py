@@ -72,9 +72,9 @@ def run(
         bool, typer.Option("--singular", help="Only if no such job is pending, failed or executing.")
     ] = False,
 ) -> None:
-    """Store a job and print it as JSON; exit code 1 if a unique or singular job already exists.
+    """Store a job, to be run by workers, and print it as JSON.
 
-    Workers run the job. Put negative numbers after `--`.
+    Exit code 1 if a unique or singular job already exists. Put negative numbers after `--`.
 
     Examples: `queue-manager jobs run send_invoice 42`, `queue-manager jobs run report '{"year": 2026}' --delay 60`
     """
@@ -98,9 +98,9 @@ def run(
 
 
 def cancel(ids: JobIdArguments) -> None:
-    """Cancel pending or failed jobs, and ask executing ones to stop; print an outcome for each.
+    """Cancel jobs, and ask those that are executing to stop.
 
-    The process of a job that does not stop is ended after JOBS_GRACE_SECONDS.
+    Prints an outcome for each. The process of a job that does not stop is ended after JOBS_GRACE_SECONDS.
 
     Example: `queue-manager jobs cancel 6b01475714001c3a87bb78b8`
     """
@@ -113,7 +113,9 @@ def cancel(ids: JobIdArguments) -> None:
 
 
 def retry(ids: JobIdArguments) -> None:
-    """Make jobs due now unless they are executing; print an outcome for each.
+    """Make jobs due now, unless they are executing.
+
+    Prints an outcome for each.
 
     Example: `queue-manager jobs retry 6b01475714001c3a87bb78b8`
     """
@@ -121,7 +123,9 @@ def retry(ids: JobIdArguments) -> None:
 
 
 def remove(ids: JobIdArguments) -> None:
-    """Delete jobs unless they are executing; print an outcome for each, and how to undo it.
+    """Delete jobs, unless they are executing.
+
+    Prints an outcome for each, and how to undo it.
 
     Example: `queue-manager jobs remove 6b01475714001c3a87bb78b8`
     """
@@ -134,9 +138,10 @@ def reschedule(
     delay: DueDelay = None,
     priority: Annotated[int | None, typer.Option(help="-100 to 100, higher first.")] = None,
 ) -> None:
-    """Change the due time or the priority of jobs that are pending, failed or canceled; print an outcome for each.
+    """Change the due time or the priority of jobs.
 
-    Without `--at` and `--delay` the due time is kept.
+    They must be pending, failed or canceled. Prints an outcome for each. Without `--at` and `--delay` the due time is
+    kept.
 
     Example: `queue-manager jobs reschedule 6b01475714001c3a87bb78b8 --delay 3600 --priority 5`
     """
@@ -157,7 +162,7 @@ def clear(
     name: OneJobName = None,
     yes: YesOption = False,
 ) -> None:
-    """Delete the jobs in some states, of one name or of all, after confirmation.
+    """Delete the jobs in some states, after confirmation.
 
     Above 1,000 jobs, the name (`all names` without `--name`) must be typed. Can be undone for 10 minutes, unless there
     are more than 100,000. Ctrl-C leaves the rest.
@@ -176,9 +181,10 @@ def clear(
 
 
 def pause(names: JobNames, reason: PauseReason = None) -> None:
-    """Pause queues in all processes: no job of these names is started; one that is executing finishes.
+    """Start no jobs of these names until they are resumed.
 
-    A name without jobs is paused, too; the command says so if no function is registered for it either.
+    A job that is executing finishes. A name without jobs is paused, too; the command says so if no function is
+    registered for it either.
 
     Example: `queue-manager jobs pause send_invoice --reason "the mail provider is down"`
     """

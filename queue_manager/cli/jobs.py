@@ -44,7 +44,7 @@ CSV_JOB_FIELDS = (
 )
 
 jobs = typer.Typer(
-    help="Run, reschedule, cancel, retry, remove and list jobs; pause, resume and clear queues.\n\n"
+    help="Run, list, reschedule, retry, cancel and delete jobs.\n\n"
     "Jobs of one name run one after another. A job is `pending`, then `executing`, then `success`; a `failure` is "
     "retried until it succeeds or is `canceled`.",
     no_args_is_help=True,
@@ -98,7 +98,9 @@ def list_jobs(
 def export_jobs(
     name: OneJobName = None, state: OneJobState = None, search: JobSearch = None, form: FormatOption = "jsonl"
 ) -> None:
-    """Print all jobs that match, newest first, as JSON lines or CSV.
+    """Print all jobs that match, as JSON lines or CSV.
+
+    The newest come first.
 
     Example: `queue-manager jobs export --state failure --format csv > failed.csv`
     """
@@ -129,9 +131,10 @@ for _command in (run, cancel, retry, remove, reschedule, clear, pause, resume):
 
 @jobs.command()
 def status(is_json: ApiJsonOption = False) -> None:
-    """Show the leader, and the jobs of each name by state, executing and due.
+    """Show the leader, and the jobs of each name by state.
 
-    Includes names without jobs that are registered by JOBS_IMPORTS.
+    Also shows which job is executing and when the next one is due. Includes names without jobs that are registered by
+    JOBS_IMPORTS.
 
     Example: `queue-manager jobs status --json`
     """
@@ -146,7 +149,9 @@ def status(is_json: ApiJsonOption = False) -> None:
 
 @jobs.command()
 def latency(is_json: AnswerJsonOption = False) -> None:
-    """Show how long the jobs of each name waited and ran in the last 24 hours, in milliseconds.
+    """Show how long the jobs of each name waited and ran.
+
+    In the last 24 hours, in milliseconds.
 
     Example: `queue-manager jobs latency --json`
     """

@@ -14,9 +14,10 @@ from queue_manager.operations.api_keys import configured_keys
 
 
 def keys(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False) -> None:
-    """List the API keys of QM_API_KEYS or QM_API_KEYS_FILE: name, role and expiry; never a secret.
+    """List the API keys: name, role and expiry, never a secret.
 
-    Exit code 2 if the file cannot be read or is invalid: a running web process keeps its last valid keys.
+    They are those of QM_API_KEYS or QM_API_KEYS_FILE. Exit code 2 if the file cannot be read or is invalid: a running
+    web process keeps its last valid keys.
 
     Example: `queue-manager keys --json`
     """

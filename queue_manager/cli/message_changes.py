@@ -17,6 +17,7 @@ from models.audit import ActionName
 from queue_manager.cli.changes import YesOption, audited, confirm, current_actor, echo_undo
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.message_filters import filtered
+from queue_manager.cli.messages_render import STATE_HELP
 from queue_manager.cli.terminal import print_json, printable
 from queue_manager.operations.message_fields import decode_message, parse_object
 from queue_manager.operations.messages import clear_messages, edit_message
@@ -70,9 +71,9 @@ def edit(
     max_attempts: MaxAttemptsOption = None,
     state: FromState = None,
 ) -> None:
-    """Change a message that no consumer holds, and print it as JSON.
+    """Change a message, and print it as JSON.
 
-    A failed message stays where it is: replay it afterwards.
+    No consumer may hold it. A failed message stays where it is: replay it afterwards.
 
     Example: `queue-manager queue edit 3f2a… --payload '{"to": "ada@example.org"}' --max-attempts default`
     """
@@ -95,9 +96,10 @@ def replay(
     ] = False,
     yes: YesOption = False,
 ) -> None:
-    """Move dead letters back to the main queue; their attempts are reset and their history is kept.
+    """Move failed messages back to the main queue.
 
-    Asks for confirmation with the number of messages. Prints an outcome for each; exit code 1 if one was not replayed.
+    Their attempts are reset, and their history is kept. Asks for confirmation with the number of messages. Prints an
+    outcome for each; exit code 1 if one was not replayed.
 
     Examples: `queue-manager queue replay 3f2a…`, `queue-manager queue replay --all --type send_mail --yes`
     """
@@ -118,10 +120,10 @@ def move(
     reason: Annotated[str, typer.Option(help="Why; kept with dead letters, and in the history.")] = DEFAULT_MOVE_REASON,
     yes: YesOption = False,
 ) -> None:
-    """Move messages to another state, after confirmation with their number. To `main`, their attempts are reset,
-    except from `processing`.
+    """Move messages to another state, after confirmation.
 
-    Prints an outcome for each; exit code 1 if one was not moved.
+    In `main`, their attempts are reset, unless they come from `processing`. Prints an outcome for each; exit code 1 if
+    one was not moved.
 
     Examples: `queue-manager queue move 3f2a… --to archived`, `queue-manager queue move --all --state dead --until
     2026-01-31 --to archived`
@@ -145,7 +147,7 @@ def delete(
     is_all: IsAll = False,
     yes: YesOption = False,
 ) -> None:
-    """Delete messages, after confirmation with their number. Can be undone for 10 minutes.
+    """Delete messages, after confirmation. Can be undone for 10 minutes.
 
     Prints an outcome for each; exit code 1 if one was not deleted.
 
@@ -164,7 +166,7 @@ def delete(
 def clear(
     state: Annotated[
         MessageState | None,
-        typer.Argument(help=f"State of the messages: {', '.join(MESSAGE_STATES)}.", metavar="STATE"),
+        typer.Argument(help=STATE_HELP, metavar="STATE"),
     ] = None,
     is_all: Annotated[bool, typer.Option("--all", help="The messages in all states.")] = False,
     yes: YesOption = False,

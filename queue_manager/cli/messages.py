@@ -25,7 +25,14 @@ from queue_manager.cli.lists import (
 )
 from queue_manager.cli.message_changes import add, clear, delete, edit, move, replay
 from queue_manager.cli.message_filters import filtered
-from queue_manager.cli.messages_render import counts_line, field_text, page_json, print_message, print_messages
+from queue_manager.cli.messages_render import (
+    STATE_HELP,
+    counts_line,
+    field_text,
+    page_json,
+    print_message,
+    print_messages,
+)
 from queue_manager.cli.terminal import console, print_json, printable
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import AppError
@@ -51,15 +58,14 @@ SWEEP_BUDGET = minutes(5)
 SWEEP_PROGRESS_INTERVAL = 2.0  # seconds between two progress lines of a long sweep
 
 queue = typer.Typer(
-    help="List, add, edit, move, delete and replay messages; requeue overdue messages.\n\n"
-    "A message waits in `main`, is locked by a consumer in `processing`, and ends in `acknowledged` (the last 100) or, "
-    "after its last attempt, in `dead`. Operators move messages to `archived`. A `replay` resets the attempts.",
+    help="List, add, edit, move, delete and replay messages.\n\n"
+    "A message waits in `main`, is locked by a consumer in `processing`, and ends in `acknowledged` (the last 100). "
+    "After its last attempt it is in `dead`, which the dashboard calls Failed, until it is replayed with new attempts. "
+    "Operators move messages to `archived`.",
     no_args_is_help=True,
 )
 
-MessageStateArgument = Annotated[
-    MessageState, typer.Argument(help=f"State of the messages: {', '.join(MESSAGE_STATES)}.", metavar="STATE")
-]
+MessageStateArgument = Annotated[MessageState, typer.Argument(help=STATE_HELP, metavar="STATE")]
 MessageTypes = Annotated[list[str], typer.Argument(help="Types of messages.", metavar="TYPE")]
 JsonMessagesOption = Annotated[bool, typer.Option("--json", help="Print JSON, with payloads byte for byte.")]
 
@@ -79,9 +85,10 @@ def list_messages(
     ] = False,
     as_json: JsonMessagesOption = False,
 ) -> None:
-    """List the messages in a state, newest first, and count the messages by state.
+    """List the messages in a state, newest first.
 
-    A filtered search stops after a short time and prints the cursor to continue.
+    Also counts the messages in each state. A filtered search stops after a short time and prints the cursor to
+    continue.
 
     Examples: `queue-manager queue list dead --type send_mail`, `queue-manager queue list processing --json`
     """
@@ -106,7 +113,9 @@ def list_messages(
 @queue.command()
 @filtered
 def count(where: Filter, state: MessageStateArgument = "main") -> None:
-    """Count the messages in a state that match, for about 2 s at most.
+    """Count the messages in a state that match.
+
+    Counts for about 2 s at most.
 
     Example: `queue-manager queue count dead --type send_mail`
     """
@@ -116,7 +125,9 @@ def count(where: Filter, state: MessageStateArgument = "main") -> None:
 
 @queue.command()
 def status(as_json: AnswerJsonOption = False) -> None:
-    """Show how many messages are in each state, and how many wait by priority.
+    """Show how many messages are in each state.
+
+    Also shows the priorities of those that wait.
 
     Example: `queue-manager queue status --json`
     """
@@ -150,8 +161,9 @@ def list_activity(
     offset: Annotated[int, typer.Option(min=0, help="Number of entries to skip.")] = 0,
     as_json: AnswerJsonOption = False,
 ) -> None:
-    """Show what happened in the queue, newest first, as far back as its events are kept (about 10,000). Times
-    are UTC.
+    """Show what happened in the queue, newest first.
+
+    About 10,000 events are kept. Times are UTC.
 
     Example: `queue-manager queue activity --action dlq --since 2026-01-31T09:00Z`
     """
@@ -202,9 +214,9 @@ def show(
 @queue.command("export")
 @filtered
 def export_messages(where: Filter, state: MessageStateArgument, form: FormatOption = "jsonl") -> None:
-    """Print the messages in a state as JSON lines, for `import`, or as CSV.
+    """Print all messages in a state, as JSON lines or CSV.
 
-    They come oldest first; those in `processing`, latest deadline first.
+    JSON lines are for `import`. The messages come oldest first; those in `processing`, latest deadline first.
 
     Example: `queue-manager queue export dead --type send_mail > dead.jsonl`
     """
@@ -218,10 +230,10 @@ def import_lines(
         typer.FileBinaryRead, typer.Argument(help="JSON lines or a JSON list; - is the standard input.", metavar="FILE")
     ],
 ) -> None:
-    """Add the messages of an export to the main queue, with no attempts used.
+    """Add the messages of an export to the main queue.
 
-    A message whose id exists is not added, so the command may be repeated. Invalid messages are not added; standard
-    error names their lines, and the exit code is 1.
+    They have used no attempts. A message whose id exists is not added, so the command may be repeated. Invalid messages
+    are not added; standard error names their lines, and the exit code is 1.
 
     Example: `queue-manager queue import dead.jsonl`
     """
@@ -237,9 +249,10 @@ def import_lines(
 
 @queue.command()
 def requeue() -> None:
-    """Requeue every message whose deadline has passed, and print the result as JSON.
+    """Requeue all messages whose ack deadline has passed.
 
-    Messages without attempts left are dead-lettered. Workers and `web` do this automatically.
+    Prints the result as JSON. Messages without attempts left are dead-lettered. Workers and `web` do this
+    automatically.
     """
     with report_errors():
         with audited("requeue", system=message_queue.system.name, is_in_redis=True) as action:
@@ -256,9 +269,10 @@ for _command in (add, edit, replay, move, delete, clear):
 
 @queue.command()
 def pause(types: MessageTypes, reason: PauseReason = None) -> None:
-    """Deliver no messages of these types: they wait. `queue list` shows the reason.
+    """Deliver no messages of these types until they are resumed.
 
-    Messages that a consumer already holds are not affected. If no message has a type, it is paused with a note.
+    They wait; `queue list` shows the reason. Messages that a consumer already holds are not affected. If no message has
+    a type, it is paused with a note.
 
     Example: `queue-manager queue pause send_mail --reason "the mail server is down"`
     """
@@ -273,7 +287,9 @@ def pause(types: MessageTypes, reason: PauseReason = None) -> None:
 
 @queue.command()
 def resume(types: MessageTypes) -> None:
-    """Deliver messages of these types again, in the order in which they were added.
+    """Deliver messages of these types again.
+
+    They are delivered in the order in which they were added.
 
     Example: `queue-manager queue resume send_mail`
     """

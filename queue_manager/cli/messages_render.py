@@ -31,6 +31,11 @@ HIDDEN_MESSAGE_COLUMNS = (
 """Columns that a narrow terminal does not show, the least important first."""
 
 
+STATE_TITLES: dict[MessageState, str] = {"main": "waiting (main)", "dead": "failed (dead)"}
+"""The words of the pages for states, with the names that commands take, where these differ."""
+STATE_HELP = "State of the messages: main (waiting), processing, dead (failed), acknowledged, archived."
+
+
 def print_messages(console: Console, state: MessageState, messages: Sequence[Message], now: float) -> None:
     """Print a table of messages in `state`, with ages at `now`."""
     rows = [_row(state, message, now) for message in messages]
@@ -69,7 +74,7 @@ def counts_line(counts: QueueCounts) -> str:
     if counts.overdue:
         numbers["processing"] += f" ({counts.overdue} overdue)"
     numbers["acknowledged"] += f" of {counts.total_acknowledged}"
-    return "  ".join(f"{state} {number}" for state, number in numbers.items())
+    return "  ".join(f"{STATE_TITLES.get(state, state)} {number}" for state, number in numbers.items())
 
 
 def print_message(console: Console, message: Message) -> None:

@@ -45,10 +45,11 @@ def start(
     ] = None,
     host: Annotated[str, typer.Option(help="Address of the web process, as for `web`.")] = "127.0.0.1",
 ) -> None:
-    """Start worker, jobs, scans, beat, Flower and web on this machine, until Ctrl-C. Run `migrate` first.
+    """Start all processes on this machine, until Ctrl-C.
 
-    The processes are those of the Procfile. They are forked from one process, so they take two thirds of the memory of
-    separate programs. A process that ends is replaced.
+    Run `queue-manager migrate` first. The processes are those of the Procfile: worker, jobs, scans, beat, flower and
+    web. They are forked from one process, so they take two thirds of the memory of separate programs. A process that
+    ends is replaced.
 
     Example: `queue-manager start --without flower`
     """

@@ -40,9 +40,10 @@ OneOrAll = Annotated[
 
 
 def status(name: OneOrAll = None, as_json: AnswerJsonOption = False) -> None:
-    """Show how many items are due, in progress, stuck and failed, the rates and the problems.
+    """Show the items by state, the rates and the problems.
 
-    Numbers that could not be read are empty. Exit code 1 if MongoDB or Redis does not answer.
+    Counts the items that are due, in progress, stuck and failed. Numbers that could not be read are empty. Exit code 1
+    if MongoDB or Redis does not answer.
 
     Example: `queue-manager systems status support-snooze --json`
     """
@@ -85,9 +86,10 @@ def history(
     chosen: Annotated[Range | None, typer.Option("--range", help="How far back, with NAME; otherwise 24h.")] = None,
     as_json: AnswerJsonOption = False,
 ) -> None:
-    """Show how many items ended, by outcome: of one system in steps of a range, or of all systems in 24 hours.
+    """Show how many items were done and failed over time.
 
-    The JSON also has the percentiles and the marks of the charts.
+    Of one system in steps of a range, or of all systems in 24 hours. The JSON also has the percentiles and the marks of
+    the charts.
 
     Example: `queue-manager systems history support-snooze --range 7d`
     """
@@ -111,7 +113,9 @@ def history(
 
 
 def schedule(as_json: AnswerJsonOption = False) -> None:
-    """Show when each scan runs next, whether it runs now, and with `--json` its last ten runs. Times are UTC.
+    """Show when each scan runs next, and whether it runs now.
+
+    `--json` also has its last ten runs. Times are UTC.
 
     Example: `queue-manager systems schedule`
     """

@@ -42,7 +42,7 @@ DOCUMENTS_TIMEOUT = seconds(10)  # without the index, MongoDB scans the whole co
 JSON_OPTIONS = json_util.JSONOptions(json_mode=json_util.JSONMode.RELAXED)
 
 systems_cli = typer.Typer(
-    help="Show systems, their scans and history; check a declaration before it is switched on; pause and resume.\n\n"
+    help="Show, check, pause and resume systems.\n\n"
     "A system is one kind of due work: its scan finds what is due and dispatches one Celery task per item. "
     "QM_SYSTEMS names the modules of your own systems; QM_DRY_RUN names systems that only count what is due.",
     no_args_is_help=True,
@@ -58,7 +58,7 @@ Target = Annotated[
 
 @systems_cli.command("list")
 def list_systems() -> None:
-    """Show each system: whether its scans dispatch items, their period, the Celery queue of its items, its page."""
+    """Show each system: on or off, period, queue and page."""
     with report_errors():
         paused = pauses.paused()
     rows: list[dict[str, str | Text]] = [
@@ -77,11 +77,11 @@ def list_systems() -> None:
 
 @systems_cli.command()
 def check(target: Target) -> None:
-    """Check a declaration; show what its scan would find and its items would write. Writes nothing.
+    """Check a declaration, and show what its items would write.
 
-    Calls the function of the system for up to ten due documents, so side effects inside it do happen; `after` is not
-    called. Each update is tried in a transaction that is rolled back. Exit code 1 if the function fails or an update is
-    refused, 2 if the declaration is invalid.
+    Writes nothing. Calls the function of the system for up to ten due documents, so side effects inside it do happen;
+    `after` is not called. Each update is tried in a transaction that is rolled back. Exit code 1 if the function fails
+    or an update is refused, 2 if the declaration is invalid.
 
     Example: `queue-manager systems check billing.trial_end`, also before QM_SYSTEMS names the module
     """
@@ -101,9 +101,9 @@ def check(target: Target) -> None:
 
 @systems_cli.command()
 def pause(name: SystemName, reason: PauseReason = None) -> None:
-    """Dispatch no more items of a system, in all processes, until it is resumed. Items in flight finish.
+    """Dispatch no items of a system until it is resumed.
 
-    Manual retries and `function.delay(id)` still run.
+    Items in flight finish. Manual retries and `function.delay(id)` still run.
 
     Example: `queue-manager systems pause support-snooze --reason "the mail provider is down"`
     """
@@ -114,7 +114,9 @@ def pause(name: SystemName, reason: PauseReason = None) -> None:
 
 @systems_cli.command()
 def resume(name: SystemName) -> None:
-    """Dispatch the items of a paused system again, starting with its next scan.
+    """Dispatch the items of a paused system again.
+
+    Starts with its next scan.
 
     Example: `queue-manager systems resume support-snooze`
     """
@@ -130,10 +132,9 @@ for _query in (status, scans, history, schedule):
 # Output
 
 
-def _state(system: System, paused: Mapping[str, PauseState]) -> Text:
-    is_on = system.is_on(settings())
+def _state(system: System, paused: Mapping[str, PauseState]) -> str:
     idle = system.idle(settings(), is_paused=system.name in paused)
-    return Text(state_text(idle, is_on=is_on), "dim" if not is_on else "yellow" if idle else "green")
+    return state_text(idle, is_on=system.is_on(settings()))
 
 
 def _check_indexes(screen: Console, system: System) -> None:

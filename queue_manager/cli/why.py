@@ -27,9 +27,9 @@ def why(
     ] = None,
     as_json: AnswerJsonOption = False,
 ) -> None:
-    """Explain why an item, a message or a job is in its state, and what happened to it. Times are UTC.
+    """Explain why an item, message or job is in its state.
 
-    Searches all systems. Exit code 1 if nothing has the id.
+    Also shows what happened to it. Times are UTC. Searches all systems. Exit code 1 if nothing has the id.
 
     Example: `queue-manager why 65a1b2c3d4e5f60718293a4b`
     """

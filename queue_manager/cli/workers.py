@@ -16,9 +16,10 @@ MEGABYTE = 1_000_000
 
 
 def workers(as_json: AnswerJsonOption = False) -> None:
-    """Show the workers that are online: queues, pool, what each process does and for how long, rate, memory, version.
+    """Show the workers that are online, and what they execute.
 
-    Names the queues that no worker consumes.
+    Shows queues, pool, rate, memory and version; of each process what it executes, and for how long. Names the queues
+    that no worker consumes.
 
     Example: `queue-manager workers --json`
     """

@@ -267,7 +267,7 @@ def _redis() -> InRedis:
             dead_letters=read("dead letters", lambda: _count_dead_letters(client), 0),
             losses={name: read(f"losses of {name}", Leases(name).often_lost, {}) for name in with_items},
             pauses=read("pauses", pauses.paused, {}),
-            recent=read("counts", lambda: _recent(client), {}),
+            recent=read("counts", lambda: count_history.from_each_server(client, sources(), count_history.recent), {}),
             next_runs=read("schedule", lambda: next_runs(client, names), {}),
             refused_writes=refused_writes(client),
             unread=unread,

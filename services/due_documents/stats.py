@@ -21,7 +21,7 @@ MAX_READ = 5_000  # due documents among which the oldest is looked for that is n
 
 
 def stats(work: DocumentWork) -> SystemStats:
-    """Return pending, in progress, stuck, cooling off, and the lag of the oldest due document that is not cooling."""
+    """Return pending, in progress, stuck, cooling down, and the lag of the oldest due document that is not cooling."""
     now = work.clock()
     late = work.system.late_after(settings())
     in_redis = work.leases.stats()

@@ -50,11 +50,37 @@ from tests.tasks.hand_worker import waiting_messages
 pytestmark = pytest.mark.processes
 
 
+GROUPS = [name for name, one in typer.main.get_group(cli).commands.items() if hasattr(one, "commands")]
+
+
 def test_help_names_every_command(tmp_path: Path) -> None:
     result = queue_manager("--help", cwd=tmp_path)
     assert result.returncode == 0
     assert set(COMMANDS) == set(typer.main.get_command(cli).commands)  # type: ignore[attr-defined]
     assert all(command in result.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("group", ["", *GROUPS])
+def test_the_help_of_a_group_has_each_command_in_one_line(group: str) -> None:
+    shown = invoke(*group.split(), "--help", columns=80).stdout
+    *_, listed = shown.partition("\nCommands:\n")
+    assert listed.strip()
+    assert "..." not in listed
+    assert "<bool>" not in shown
+
+
+def test_the_paragraphs_of_a_help_are_filled() -> None:
+    text = invoke("items", "retry", "--help", columns=80).stdout
+    (paragraph,) = (one for one in text.split("\n\n") if one.startswith("  At most 1,000"))
+    *lines, _ = paragraph.splitlines()
+    assert len(lines) == 2
+    assert all(60 < len(line) <= 80 for line in lines)
+
+
+def test_a_table_names_the_columns_that_do_not_fit(clean: Servers) -> None:
+    shown = invoke("systems", "list", columns=40).stdout
+    assert "support-snooze    on     10 s" in shown
+    assert "not shown, because the terminal is too narrow: queue, page" in shown
 
 
 def test_migrate_may_be_repeated(clean: Servers, tmp_path: Path) -> None:
@@ -217,7 +243,7 @@ def test_health_shows_leader_scans_and_figures(clean: Servers, tmp_path: Path) -
     ]
     assert "support-snooze, unreadable-documents: 1 room with" in shown
     assert Rule.UNREADABLE_DOCUMENTS.action in shown
-    assert all(word in shown for word in ("Leader", "Last scan of support-snooze", "cooling off 0", "malformed 1"))
+    assert all(word in shown for word in ("Leader", "Last scan of support-snooze", "stuck 0  failed 0", "malformed 1"))
     assert "\x1b" not in shown
 
 
@@ -467,7 +493,7 @@ def test_ctrl_c_at_the_start_prints_nothing(
     [
         ("queue config >&-", 0, ""),
         ("jobs list >&-", 0, ""),
-        ("jobs clear success <&-", 1, "Aborted."),
+        ("jobs clear success <&-", 1, "Aborted!"),
         ("jobs list", 0, "\\xe9"),
     ],
 )

@@ -54,7 +54,7 @@ class TestPause:
         made = queue_admin().pauses()["send_mail"]
         assert (made.by, made.reason) == ("command line", "a [red]spill")
         listed = run("list").stdout
-        assert "main 1 " in listed
+        assert "waiting (main) 1 " in listed
         assert "by command line: a [red]spill\n" in listed
         assert "Paused: send_mail since 20" in listed
         assert run("resume", "send_mail", "export").stdout == "send_mail  resumed\nexport  resumed\n"
@@ -91,7 +91,7 @@ class TestList:
         assert second.split()[:4] == ["second", "export", "5", "0"]
         assert first.split()[:4] == ["first", "send_mail", "5", "0"]
         assert first.rstrip().endswith('{"to":"ada"}')
-        assert counts == "main 2  processing 1  dead 0  acknowledged 0 of 0  archived 0"
+        assert counts == "waiting (main) 2  processing 1  failed (dead) 0  acknowledged 0 of 0  archived 0"
         assert "mailer-1" in run("list", "processing").stdout
 
     def test_a_page_says_where_the_next_one_begins(self, queue: MessageQueue) -> None:
