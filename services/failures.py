@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from hashlib import sha1
 from itertools import islice
 from typing import Literal
@@ -137,7 +138,7 @@ def _lists(systems: Iterable[System]) -> Iterator[tuple[FailureKind, str, str, C
     chosen = settings()
     for system in systems:
         if system.items is not None:
-            yield "item", system.name, system.title, lambda system=system: _items(system)  # type: ignore[misc]
+            yield "item", system.name, system.title, partial(_items, system)
     if chosen.qm_message_queue:
         yield "message", messages.name, messages.title, _messages
     if chosen.runs_jobs:
