@@ -42,6 +42,9 @@ NOT_ONE_OF = re.compile(r"'([^']*)' is not one of (.*)\.")
 PAGE_WORDS = {"pending": "due", "cooling_off": "failed", "dead": "failed"}
 """The words of the pages for numbers of systems whose names differ."""
 
+STATE_NAMES = {"waiting": "main", "failed": "dead"}
+"""The states of messages as commands take them, by the words of the pages, for suggestions."""
+
 OTHERS = {
     "start": "queue_manager.cli.start:start",
     "doctor": "queue_manager.cli.doctor:doctor",
@@ -94,7 +97,8 @@ class Commands(TyperGroup):
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")  # of the validator
             if (choice := NOT_ONE_OF.fullmatch(error.message)) is not None:
-                near = did_you_mean(choice[1], re.findall(r"'([^']+)'", choice[2]))
+                allowed = re.findall(r"'([^']+)'", choice[2])
+                near = did_you_mean(STATE_NAMES.get(choice[1], ""), allowed) or did_you_mean(choice[1], allowed)
                 error.message = f"{error.message.removesuffix('.')}{near}."
             raise
 

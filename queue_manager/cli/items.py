@@ -45,7 +45,7 @@ ItemSystem = Annotated[
     ),
 ]
 ItemId = Annotated[str, typer.Argument(help="The item's id.", metavar="ID")]
-StateOfItems = Annotated[State, typer.Argument(help="The state of the items.")]
+StateOfItems = Annotated[State, typer.Argument(help="The state of the items.", metavar="STATE")]
 ItemSearch = Annotated[str | None, typer.Option(help="Only items with this text in the id, the title or the reason.")]
 IsOldestFirst = Annotated[bool, typer.Option("--oldest-first", help="The oldest first instead of the newest.")]
 

@@ -77,6 +77,11 @@ def test_the_paragraphs_of_a_help_are_filled() -> None:
     assert all(60 < len(line) <= 80 for line in lines)
 
 
+def test_a_state_by_the_name_of_its_page_is_suggested_as_commands_take_it() -> None:
+    for word, state in (("waiting", "main"), ("failed", "dead")):
+        assert f"(did you mean {state}?)" in invoke("queue", "list", word).stderr
+
+
 def test_a_table_names_the_columns_that_do_not_fit(clean: Servers) -> None:
     shown = invoke("systems", "list", columns=40).stdout
     assert "support-snooze    on     10 s" in shown
