@@ -15,9 +15,10 @@ from tests.browser.browser_thread import in_browser_thread
 from tests.browser.chromium import chromium
 from tests.browser.visit import DATABASE, STEP_TIMEOUT, Visit, Visiting
 from tests.real_servers import Servers
+from tests.web import queue_client
 from tests.web.credentials import KEYS
-from tests.web.queue_client import Queue, delete_all, environment
-from tests.web.web_process import Web, shared_web
+from tests.web.queue_client import Queue
+from tests.web.web_process import Web
 
 EVERYTHING = {
     "QUEUE_NAME": "browser",
@@ -73,11 +74,7 @@ def guarded(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
 
 
 def empty_queue(servers: Servers, directories: pytest.TempPathFactory, **env: str) -> Queue:
-    url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
-    queue = Queue(shared_web(directories, **environment(url, **EVERYTHING, **env)), url)
-    with queue.redis() as client:
-        delete_all(client, f"{EVERYTHING['QUEUE_NAME']}:events")
-    return queue
+    return queue_client.empty_queue(servers, directories, DATABASE, **EVERYTHING, **env)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.e2e.watching import is_open, listening
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
-from tests.web.web_process import Web, say, web
+from tests.web.web_process import Web, web
 
 pytestmark = pytest.mark.crash
 
@@ -37,7 +37,7 @@ def valkeys(tmp_path: Path) -> Iterator[tuple[Valkey, Valkey]]:
 
 
 def enqueue(process: Web) -> int:
-    return say(process, "POST", "/api/queue/message", {"type": "mail"}, {}).status
+    return process.post("/api/queue/message", {"type": "mail"}).status
 
 
 @pytest.mark.timeout(300)
@@ -84,7 +84,7 @@ def test_all_processes_follow_the_address_to_the_new_primary(
                 assert led.pid == beat.pid
                 assert led.epoch >= epoch
                 eventually(lambda: [one.pid for one in worker_heartbeats.online(on_new)] == [the_worker.pid])
-                assert say(the_web, "GET", "/api/queue/status", None, {}).body["main"] >= 2
+                assert the_web.get("/api/queue/status").body["main"] >= 2
             assert the_worker.is_alive()
             assert beat.is_alive()
             assert "Unrecoverable" not in the_worker.log

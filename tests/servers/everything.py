@@ -24,7 +24,7 @@ from tests.rooms import get_room, make_room
 from tests.web.credentials import KEYS, OPERATOR, cookie
 from tests.web.listener import Listener
 from tests.web.queue_client import Stream
-from tests.web.web_process import SNOOZE, Answer, Web, say, web
+from tests.web.web_process import SNOOZE, Answer, Web, web
 
 ENV = {
     **JOBS,
@@ -53,7 +53,7 @@ class Processes:
         return self.worker.log + self.beat.log + self.web.log
 
     def ask(self, method: str, path: str, body: Any = None) -> Answer:
-        return say(self.web, method, path, body, {"X_API_KEY": OPERATOR})
+        return self.web.ask(method, path, body, X_API_KEY=OPERATOR)
 
     def add_message(self) -> int:
         return self.ask("POST", "/api/queue/message", {"type": "mail"}).status

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from tests.real_servers import Servers
-from tests.web.web_process import Answer, Web, say, shared_web
+from tests.web.web_process import Answer, Web, shared_web
 
 DATABASE = 7
 """Of the tests' Redis: nothing else uses it, so that a sweeper that runs alongside other tests disturbs none."""
@@ -30,7 +30,7 @@ class Queue:
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """Send a request. A body that is neither bytes nor text is written as JSON."""
-        return say(self.web, method, f"/api{path}", body, headers)
+        return self.web.ask(method, f"/api{path}", body, **headers)
 
     def get(self, path: str, **headers: str) -> Answer:
         return self.ask("GET", path, **headers)
@@ -89,22 +89,23 @@ def environment(redis_url: str, **env: str) -> dict[str, str]:
     return {"QM_MESSAGE_QUEUE": "true", "QM_QUEUE_REDIS_URL": redis_url, "QUEUE_NAME": NAME, **env}
 
 
-def empty_queue(servers: Servers, directories: pytest.TempPathFactory, **env: str) -> Queue:
-    """Return the queue of the web process that all tests with this environment use, emptied."""
-    url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
-    queue = Queue(shared_web(directories, **environment(url, **env)), url)
-    with queue.redis() as client:
-        delete_all(client, f"{NAME}:events")
-    return queue
+def empty_queue(
+    servers: Servers, directories: pytest.TempPathFactory, database: int = DATABASE, /, **env: str
+) -> Queue:
+    """Return the queue of the web process that all tests with this environment use, emptied.
 
-
-def delete_all(client: redis.Redis, events: str) -> None:
-    """Delete everything. The stream of events looks trimmed, not lost: a loss of data would end connections to it."""
-    with client.pipeline() as pipe:
+    The stream of events looks trimmed, not lost: a loss of data would end connections to it.
+    """
+    url = servers.valkey.url.removesuffix("/0") + f"/{database}"
+    chosen = environment(url, **env)
+    queue = Queue(shared_web(directories, **chosen), url)
+    events = f"{chosen['QUEUE_NAME']}:events"
+    with queue.redis() as client, client.pipeline() as pipe:
         pipe.flushdb()
         pipe.xadd(events, {"event": "{}"})
         pipe.xtrim(events, maxlen=0, approximate=False)
         pipe.execute()
+    return queue
 
 
 class Stream:

@@ -35,7 +35,7 @@ from tests.any_jobs import INVOICE, MODULE
 from tests.e2e.commands import invoke
 from tests.eventually import eventually
 from tests.real_servers import Servers
-from tests.web.web_process import forked_web, say
+from tests.web.web_process import forked_web
 
 ADA = Actor(who="ada", via="page", address="here")
 PENDING = JobsToDelete(states=["pending"])
@@ -159,7 +159,7 @@ def test_a_process_that_is_told_to_end_leaves_the_rest(clean: Servers, tmp_path:
     many.jobs(stored, JobState.PENDING)
     with forked_web(tmp_path, QM_JOBS="true", JOBS_IMPORTS=f'["{MODULE}"]') as process:
         with ThreadPoolExecutor() as pool:
-            pool.submit(say, process, "POST", "/api/jobs/clear", {"states": ["pending"]}, {})
+            pool.submit(process.post, "/api/jobs/clear", {"states": ["pending"]})
             eventually(lambda: job.jobs().estimated_document_count() < stored, within=20)
             process.child.end(grace=20)
     left = job.jobs().estimated_document_count()

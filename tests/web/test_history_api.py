@@ -13,7 +13,7 @@ from queue_manager.telemetry import counters, latency
 from services import history
 from tests.eventually import eventually
 from tests.real_servers import Servers
-from tests.web.web_process import Web, say
+from tests.web.web_process import Web
 
 NAME = "support-snooze"
 
@@ -69,9 +69,9 @@ def test_a_range_or_a_system_that_does_not_exist_is_refused(process: Web) -> Non
 
 
 def test_a_mark_is_shown_in_the_history_of_each_system(clean: Servers, process: Web) -> None:
-    answer = say(process, "POST", "/api/marks", {"text": "v1.4"}, {})
+    answer = process.post("/api/marks", {"text": "v1.4"})
     assert (answer.status, answer.body["kind"], answer.body["by"]) == (201, "deployment", "loopback")
     for system in (NAME, "job-queues"):
         (mark,) = get(process, f"/systems/{system}/history?range=1h")["marks"]
         assert (mark["text"], mark["until"]) == ("v1.4", None)
-    assert say(process, "POST", "/api/marks", {"text": ""}, {}).status == 422
+    assert process.post("/api/marks", {"text": ""}).status == 422

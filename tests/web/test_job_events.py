@@ -35,7 +35,7 @@ from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.web.credentials import EYE, HAND, OPERATOR, VIEWER, rewrite
 from tests.web.queue_client import Stream, size_of_response
-from tests.web.web_process import Web, forked_web, say, shared_web
+from tests.web.web_process import Web, forked_web, shared_web
 
 pytestmark = pytest.mark.processes
 
@@ -51,7 +51,7 @@ def process(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
 
 def run(process: Web, *arguments: Any, **headers: str) -> str:
     """Store a job and return its id."""
-    answer = say(process, "POST", "/api/jobs", {"name": INVOICE, "arguments": list(arguments)}, headers)
+    answer = process.post("/api/jobs", {"name": INVOICE, "arguments": list(arguments)}, **headers)
     assert answer.status == 201, answer.text
     return str(answer.body["job"]["_id"])
 

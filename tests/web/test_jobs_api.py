@@ -33,7 +33,7 @@ from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
 from tests.job_lab import end_job, start_job
 from tests.pace import paced
 from tests.real_servers import Servers
-from tests.web.web_process import COMMAND, SECRET, Answer, Web, forked_web, say, shared_web
+from tests.web.web_process import COMMAND, SECRET, Answer, Web, forked_web, shared_web
 
 ON = {"QM_JOBS": "true", "JOBS_IMPORTS": json.dumps([MODULE])}
 NOT_YET: dict[str, Any] = {"delay_seconds": 3600}
@@ -53,7 +53,7 @@ class Api:
     web: Web
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        return say(self.web, method, f"/api/jobs{path}", body, headers)
+        return self.web.ask(method, f"/api/jobs{path}", body, **headers)
 
     def get(self, path: str = "") -> Answer:
         return self.ask("GET", path)

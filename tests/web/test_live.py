@@ -27,7 +27,7 @@ from tests.eventually import eventually
 from tests.pace import paced, promptly
 from tests.real_servers import Servers
 from tests.web.listener import ConnectionRefused, Listener
-from tests.web.web_process import SECRET, Web, forked_web, say, shared_web, token
+from tests.web.web_process import SECRET, Web, forked_web, shared_web, token
 
 EVENT = "support_room_updated"
 WEBSOCKET = "/socket.io/?EIO=4&transport=websocket"
@@ -226,7 +226,7 @@ def test_a_websocket_without_credentials_is_closed(secured: Web) -> None:
 @pytest.mark.slow
 def test_a_session_of_long_polling_without_credentials_ends(secured: Web) -> None:
     connected, nobody = connected_session(secured), new_session(secured)
-    assert say(secured, "GET", POLLING + nobody, None, {}).text == "1"  # the end, after the timeout
+    assert secured.get(POLLING + nobody).text == "1"  # the end, after the timeout
     assert secured.get(POLLING + nobody).status == 400
     assert secured.get(POLLING + connected).text.startswith("40")
     secured.post(POLLING + connected, '421["join","a"]')

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -282,10 +282,10 @@ def test_what_is_away_is_null_and_said(lonely: Lonely) -> None:
     assert "did not answer" in problem["text"] or "does not answer" in problem["text"]
 
 
-def presence_of(url: str, member: str, ago: timedelta = timedelta(0)) -> None:
+def presence_of(url: str, member: str) -> None:
     with connect(url) as client:
         now, micros = client.time()
-        client.zadd(worker_heartbeats.WORKERS_KEY, {member: now * 1000 + micros // 1000 - ago.total_seconds() * 1000})
+        client.zadd(worker_heartbeats.WORKERS_KEY, {member: now * 1000 + micros // 1000})
 
 
 def test_a_system_is_paused_until_it_is_resumed(clean: Servers, process: Web) -> None:

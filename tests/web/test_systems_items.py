@@ -21,6 +21,7 @@ from models.document_id import id_text
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.items import DueItem
 from queue_manager.leases.state import LeaseStatus
+from tests.browser import furnished
 from tests.e2e.celery_processes import worker
 from tests.e2e.watching import is_open, times_woken
 from tests.eventually import eventually
@@ -28,7 +29,7 @@ from tests.odd_ids import ODD_IDS
 from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.room_lease import LEASES, lease, name
-from tests.rooms import get_room, lose, make_room, make_work, resnooze, scan
+from tests.rooms import get_room, make_room, make_work, resnooze, scan
 from tests.tasks.hand_worker import run, take, waiting_messages
 from tests.web.web_process import Web, forked_web, shared_web
 
@@ -47,23 +48,8 @@ def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
 @pytest.fixture
 def rooms(clean: Servers) -> dict[str, ObjectId]:
     """Rooms in every state, each by its name."""
-    work, now = make_work(server_now), server_now()
-
-    def dispatched(ago: float) -> DueItem:
-        make_room(now - seconds(ago))
-        (item,) = scan(work)
-        return item
-
-    stuck, failed, in_progress = dispatched(400), dispatched(300), dispatched(200)
-    lose(work, stuck, ago=seconds(30))
-    work.give_up(failed, error="Boom: the socket (broke)")
-    found = {name: ObjectId(item.args[0]) for name, item in (("stuck", stuck), ("failed", failed))}
-    return {
-        **found,
-        "in-progress": ObjectId(in_progress.args[0]),
-        "due": make_room(now - seconds(100)),
-        "later": make_room(now + hours(1)),
-    }
+    found = {state: ObjectId(id) for state, id in furnished.rooms("Boom: the socket (broke)").items()}
+    return {**found, "later": make_room(server_now() + hours(1))}
 
 
 def make_site(sites: str, started_at: datetime, **fields: Any) -> ObjectId:

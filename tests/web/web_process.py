@@ -82,42 +82,28 @@ class Web:
     def get(self, path: str, **headers: str) -> Answer:
         return self.ask("GET", path, **headers)
 
-    def post(self, path: str, body: str | None = None, **headers: str) -> Answer:
+    def post(self, path: str, body: Any = None, **headers: str) -> Answer:
         return self.ask("POST", path, body, **headers)
 
     @property
     def log(self) -> str:
         return self.log_path.read_text()
 
-    def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> Answer:
-        """Send a request, and follow no redirect."""
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        """Send exactly the bytes that are given, to any path, and follow no redirect.
+
+        A body that is neither bytes nor text is written as JSON.
+        """
+        data = body if body is None or isinstance(body, bytes | str) else json.dumps(body)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=15)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
         began = time.monotonic()
         try:
-            connection.request(method, path, body=body, headers=named)
+            connection.request(method, path, body=data.encode() if isinstance(data, str) else data, headers=named)
             answer = connection.getresponse()
             return Answer(answer.status, answer.headers, answer.read().decode(), time.monotonic() - began)
         finally:
             connection.close()
-
-
-def say(web: Web, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Answer:
-    """Send exactly the bytes that are given, to any path. A body that is neither bytes nor text is written as JSON."""
-    data = body if body is None or isinstance(body, bytes | str) else json.dumps(body)
-    connection = HTTPConnection("127.0.0.1", web.port, timeout=30)
-    began = time.monotonic()
-    try:
-        connection.request(
-            method,
-            path,
-            body=data.encode() if isinstance(data, str) else data,
-            headers={name.replace("_", "-"): value for name, value in headers.items()},
-        )
-        answer = connection.getresponse()
-        return Answer(answer.status, answer.headers, answer.read().decode(), time.monotonic() - began)
-    finally:
-        connection.close()
 
 
 @contextmanager
