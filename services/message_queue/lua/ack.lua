@@ -35,8 +35,8 @@ if oldest_id or free > 0 then
     end
     local entry = redis.call('XRANGE', stream, sid, sid)[1]
     local data = entry and data_of(entry[2])
-    redis.call('ZREM', DEADLINES, id)
-    redis.call('SREM', PENDING, id)
+    redis.pcall('ZREM', DEADLINES, id)
+    redis.pcall('SREM', PENDING, id)
     if not data then
       redis.call('HDEL', RECORDS, id) -- deleted by another consumer
       return '0'

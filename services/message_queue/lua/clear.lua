@@ -79,8 +79,8 @@ local function delete(stream, entries, is_main)
   redis.call('XDEL', stream, unpack(sids))
   if #mine > 0 then
     redis.call('HDEL', RECORDS, unpack(mine))
-    redis.call('ZREM', DEADLINES, unpack(mine))
-    redis.call('SREM', PENDING, unpack(mine))
+    redis.pcall('ZREM', DEADLINES, unpack(mine))
+    redis.pcall('SREM', PENDING, unpack(mine))
   end
   handled, cleared = handled + #entries, cleared + #entries
 end

@@ -4,7 +4,8 @@
 -- KEYS[1]  queue name, the prefix of every other key. In Redis Cluster it is in braces, so that all keys share a slot.
 --
 -- The server may refuse a command in the middle of a script, such as one that the user of Redis may not use, and does not
--- undo those before it. So an entry is deleted when it has been copied, and events are sent at the end.
+-- undo those before it. So an entry is deleted when it has been copied, and events are sent at the end. A message leaves
+-- DEADLINES and PENDING by pcall: a key to which another program has written another type has nothing to be removed.
 --
 -- A stream entry has the message as it was enqueued, in one field `data`. It is copied between streams byte for byte,
 -- never decoded and encoded again, because cjson turns [] into {} and rounds large numbers. Mutable fields are in the
@@ -537,15 +538,15 @@ end
 
 local function end_delivery(id, record)
   clear_delivery(record)
-  redis.call('ZREM', DEADLINES, id)
-  redis.call('SREM', PENDING, id)
+  redis.pcall('ZREM', DEADLINES, id)
+  redis.pcall('SREM', PENDING, id)
 end
 
 -- Deletes the record of a message.
 local function forget(id)
   redis.call('HDEL', RECORDS, id)
-  redis.call('ZREM', DEADLINES, id)
-  redis.call('SREM', PENDING, id)
+  redis.pcall('ZREM', DEADLINES, id)
+  redis.pcall('SREM', PENDING, id)
 end
 
 -- Removes the entry of a message in processing from its stream; finish_releases() must follow. Returns its data, or nil
@@ -576,8 +577,8 @@ end
 
 local function finish_releases()
   if #released_ids > 0 then
-    redis.call('ZREM', DEADLINES, unpack(released_ids))
-    redis.call('SREM', PENDING, unpack(released_ids))
+    redis.pcall('ZREM', DEADLINES, unpack(released_ids))
+    redis.pcall('SREM', PENDING, unpack(released_ids))
     for stream, sids in pairs(released_sids) do
       redis.call('XDEL', stream, unpack(sids))
     end

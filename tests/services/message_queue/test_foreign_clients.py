@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dev.servers import Valkey
 from queue_manager.core.clock import seconds
-from services.message_queue import Filter, InvalidMessage, LockLost
+from services.message_queue import Filter, InvalidMessage, LockLost, Message, MessageState
 from services.message_queue.browser import SORT_FIELDS_BY_STATE
 from tests.services.message_queue.message_lab import Lab
 
@@ -263,6 +263,40 @@ def test_touch_of_a_message_whose_group_was_deleted_is_refused(lab: Lab) -> None
 
     with pytest.raises(LockLost):
         lab.queue.touch("a", message.lock_token)
+
+
+LEAVE_PROCESSING: dict[str, tuple[Callable[[Lab, Message], object], MessageState]] = {
+    "ack": (lambda lab, held: lab.queue.ack(held.id, held.lock_token), "acknowledged"),
+    "acks": (lambda lab, held: lab.queue.ack_many([(held.id, held.lock_token), ("b", None)]), "acknowledged"),
+    "nack": (lambda lab, held: lab.queue.nack(held.id, held.lock_token), "main"),
+    "move": (lambda lab, held: lab.contents.move([held.id], to="dead", reason="by hand"), "dead"),
+    "sweep": (lambda lab, held: lab.sweeper.sweep(), "main"),
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        (key, name)
+        for key in (":deadlines", ":pending_ids")
+        for name in LEAVE_PROCESSING
+        if (key, name) != (":deadlines", "sweep")
+    ],
+)
+def test_key_of_another_type_holds_no_message_in_processing(lab: Lab, key: str, name: str) -> None:
+    act, place = LEAVE_PROCESSING[name]
+    lab.queue.enqueue("job", id="a")
+    held = lab.take()
+    lab.lapse("a")
+    lab.client.delete(lab.key(key))
+    lab.client.lpush(lab.key(key), "of another program")
+
+    act(lab, held)
+
+    lab.client.delete(lab.key(key))
+    states: tuple[MessageState, ...] = ("main", "processing", "dead", "acknowledged")
+    assert {state: lab.ids(state) for state in states} == {state: ["a"] * (state == place) for state in states}
+    assert lab.heal() == 0
 
 
 # Messages that the group has passed over
