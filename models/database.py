@@ -9,11 +9,11 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import bson
 from bson import DatetimeConversion
@@ -207,6 +207,16 @@ def with_value(document: Document, path: str, value: Any) -> Document:
 def as_stored(document: Document) -> Document:
     """Return a document as MongoDB stores it: with milliseconds, for example, and with lists instead of tuples."""
     return bson.decode(bson.encode(document), _CODEC)
+
+
+def first_reply(
+    of: Collection[Document], where: Document, *, limit: int, **options: Any
+) -> tuple[list[Document], bool]:
+    """Return up to `limit` documents, but only those that fit into one reply of 16 MB, and whether they are all."""
+    # One document more than there can be, so that the first reply is the last unless they are large.
+    with closing(of.find_raw_batches(where, limit=limit, batch_size=limit + 1, **options)) as replies:
+        first = cast(bytes, next(replies, b""))
+        return bson.decode_all(first, of.codec_options), not replies.alive
 
 
 def copy_of(value: Any) -> Any:

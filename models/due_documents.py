@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
 from itertools import islice
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import bson
 from bson import MinKey
@@ -23,7 +22,7 @@ from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 
 from models import listing, outbox
-from models.database import Document, client, collection, projection, value_at
+from models.database import Document, client, collection, first_reply, projection, value_at
 from models.document_id import id_key
 from models.listing import Order, Position
 from models.transaction import commands, transact
@@ -223,7 +222,9 @@ class DueCollection:
 
         def act(session: ClientSession) -> list[UpdateGroup]:
             with commands():
-                found, is_whole = self._first_reply(where, wanted, limit=len(due_at), session=session)
+                found, is_whole = first_reply(
+                    self.collection(), where, limit=len(due_at), projection=wanted, hint="_id_", session=session
+                )
             if unreached is not None:
                 read = {id_key(one["_id"]) for one in found}
                 unreached[:] = [] if is_whole else [id for id in due_at if id not in read]
@@ -242,16 +243,6 @@ class DueCollection:
             return groups
 
         return transact(act)
-
-    def _first_reply(
-        self, where: Document, wanted: Document | None, *, limit: int, session: ClientSession
-    ) -> tuple[list[Document], bool]:
-        """Return the documents that fit into one reply of the server, and whether they are all."""
-        # One document more than there can be, so that the first reply is the last unless they are large.
-        collection, options = self.collection(), {"hint": "_id_", "batch_size": limit + 1, "session": session}
-        with closing(collection.find_raw_batches(where, wanted, **options)) as replies:
-            first = cast(bytes, next(replies, b""))
-            return bson.decode_all(first, collection.codec_options), not replies.alive
 
     def _refuse_still_due(self, groups: Sequence[UpdateGroup], now: datetime, session: ClientSession) -> None:
         unsure = {id_key(one["_id"]): one for group in groups if not group.is_sure_to_end for one in group.documents}

@@ -33,7 +33,7 @@ from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, OperationFailure
 
-from models.database import Document, collection, duplicates
+from models.database import Document, collection, duplicates, first_reply
 from models.document_id import id_candidates
 from queue_manager.core.clock import EPOCH
 from queue_manager.core.errors import AppError
@@ -43,6 +43,8 @@ T = TypeVar("T")
 JOBS_COLLECTION = "jobs_data"
 MAX_HISTORY = 50
 MAX_TRANSACTION_BYTES = 8 * 1024 * 1024
+_BAD_VALUE = 2  # such as a value to add to what is no list
+_TOO_LARGE = (10334, 17419)  # MongoDB's codes for a document of more than 16 MB
 MAX_EXACT_COUNT = 2**53  # a larger number in a document is no count: as a double, adding one does not change it
 DECLARED_PREFIX = "declared:"
 """Beginning of the ids of repeating jobs that code declares (`models/declared_job.py`)."""
@@ -248,14 +250,15 @@ def next_due(name: str) -> datetime | None:
 def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId] = ()) -> list[Document]:
     """Return the due jobs of `name` in execution order, without those whose ids are `excluded`.
 
-    A malformed history, to which nothing could be added, is removed.
+    If they are large, only those that fit into one reply of 16 MB. A malformed history, to which nothing
+    could be added, is removed.
     """
     query = _startable(name, _until(now))
     if excluded:
         query["_id"] = {"$nin": [*excluded]}
     # The order is that of the index, and jobs that are equal in it have the order in which they were stored. Once a job
     # had a list of times, the server would sort all due jobs for each read, and shuffle the equal ones.
-    found = list(jobs().find(query, hint="next_of_a_name", limit=limit))
+    found, _ = first_reply(jobs(), query, limit=limit, hint="next_of_a_name")
     if malformed := [one for one in found if not isinstance(one.get("history", []), list)]:
         remove_malformed_history([one["_id"] for one in malformed])
         for one in malformed:
@@ -285,11 +288,16 @@ def remove_malformed_history(ids: Sequence[JobId]) -> bool:
 
 
 def adding_to_history(id: JobId, write: Callable[[], T]) -> T:
-    """Call `write`, which adds to the history of a job; again without the history if nothing can be added to it."""
+    """Call `write`, which adds to a job; again without its history if that is malformed, or the job has 16 MB with it.
+
+    Another program may have stored so large a job.
+    """
     try:
         return write()
-    except OperationFailure:
-        if not remove_malformed_history([id]):
+    except OperationFailure as error:
+        if error.code in _TOO_LARGE:
+            jobs().update_one({"_id": id}, {"$unset": {"history": ""}}, hint="_id_")
+        elif error.code != _BAD_VALUE or not remove_malformed_history([id]):
             raise
         return write()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from pymongo import ReturnDocument, UpdateMany, UpdateOne
@@ -83,7 +84,8 @@ class _NotHeld(Exception):
 def start(job: Document, *, token: str, now: datetime, until: datetime, limit: TimeLimit | None = None) -> bool:
     """Claim a job for execution; return False if it was not waiting any more. Raises `NameBusy`."""
     try:
-        return jobs().update_one(*_start(job, token, now, until, limit=limit), hint="_id_").modified_count == 1
+        claim = _start(job, token, now, until, limit=limit)
+        return adding_to_history(job["_id"], lambda: jobs().update_one(*claim, hint="_id_")).modified_count == 1
     except DuplicateKeyError:
         raise NameBusy from None
 
@@ -95,7 +97,8 @@ def finish(job: Document, outcome: JobOutcome, *, token: str, now: datetime) -> 
     """
     for is_reserved in (False, True):
         ended = EndedAttempt(job=job, outcome=outcome, is_reserved=is_reserved)
-        if jobs().update_one(*_finish(ended, token, now), hint="_id_").modified_count == 1:
+        end = partial(jobs().update_one, *_finish(ended, token, now), hint="_id_")
+        if adding_to_history(job["_id"], end).modified_count == 1:
             return True
     (instead,) = _as_canceled([EndedAttempt(job=job, outcome=outcome)], token)
     if instead.outcome is not outcome:

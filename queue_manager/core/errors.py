@@ -115,6 +115,7 @@ _MONGODB_OUTAGE_CODES = {
     *(13435, 13436),  # NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary
     *(64, 100, 133, 134),  # WriteConcernTimeout, UnsatisfiableWriteConcern, no member to read from, no majority yet
     *(24, 50, 112, 262),  # LockTimeout, MaxTimeMSExpired, WriteConflict, ExceededTimeLimit
+    *(371, 14031),  # UserWritesBlocked, OutOfDiskSpace: until an operator has made room, or allows writes
     *(43, 251),  # CursorNotFound, NoSuchTransaction: the member that had it has restarted or stepped down
 }
 _MONGODB_OUTAGE_LABELS = ("RetryableWriteError", "TransientTransactionError")

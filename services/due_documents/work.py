@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from pymongo.errors import WriteError
+from pymongo.errors import DocumentTooLarge, WriteError
 from structlog.stdlib import BoundLogger
 
 from models import database, failed_item, outbox
@@ -34,7 +34,7 @@ AFTER_RETRY_DELAY = minutes(1)
 MAX_EARLY = seconds(0.1)  # our clock lags by a round trip, so what is dispatched ahead comes a little early
 MAX_BATCH_TIME = 1.0  # seconds after which a batch begins no further transaction; another batch executes the items left
 MAX_REFUSALS = 32  # of the transactions of a batch; to find three documents of a thousand takes 30 at most
-_REFUSED = (WriteError, StillDue)
+_REFUSED = (WriteError, DocumentTooLarge, StillDue)
 
 log = get_logger("QM/systems")
 

@@ -238,7 +238,14 @@ def _reap(lost: ExecutingJob, now: datetime, *, is_over_limit: bool = False) -> 
         outcome = JobOutcome(state=JobState.FAILURE, backoff=backoff, error=LOST_ERROR)
     else:
         outcome = _stop(lost).outcome(lost.attempt)
-    is_reaped = job_attempt.reap(lost, outcome, now=now, is_loss=is_loss)
+    try:
+        is_reaped = job_attempt.reap(lost, outcome, now=now, is_loss=is_loss)
+    except database.Error as error:
+        if database.is_outage(error):
+            raise
+        # One document that cannot be changed, such as one of 16 MB, must not stop the dispatch of all jobs.
+        log.error("The end of a job could not be recorded", job=str(lost.id), name=lost.name, error=reason(error))
+        return False
     if is_reaped and is_loss:
         log.warning(LOST_ERROR, job=str(lost.id), name=lost.name)
     return is_reaped

@@ -19,7 +19,7 @@ from queue_manager.core.settings import settings
 from services.due_documents import Written
 from services.due_documents.work import DocumentWork
 from tests.e2e.commands import invoke
-from tests.job_lab import Lab
+from tests.job_lab import Lab, lost_lease
 from tests.real_servers import Servers
 from tests.rooms import T0, AgingClock, make_room, make_work, scan
 from tests.services.test_due_documents import OVER, declare, item_of, make_account, work_on
@@ -36,6 +36,8 @@ OUTAGES: dict[str, Document] = {
     "out of time within the server": {"errorCode": 262},
     "unreachable shard": {"errorCode": 6},
     "not confirmed": {"errorCode": 64},
+    "full disk": {"errorCode": 14031},
+    "writes blocked": {"errorCode": 371},
     "not confirmed in time": {"writeConcernError": {"code": 64, "errmsg": "waiting", "errInfo": {"wtimeout": True}}},
     "stopped before it was confirmed": {"writeConcernError": {"code": 91, "errmsg": "shutting down"}},
     "too few members": {"writeConcernError": {"code": 100, "errmsg": "not enough data-bearing nodes"}},
@@ -172,3 +174,33 @@ def test_a_job_whose_start_no_majority_confirmed_is_executed_after_a_write_that_
         lab.run_through("mail")
     assert renewed[0] == (ids[1], 1)
     assert [lab.state(id) for id in ids] == ["success"] * 3
+
+
+TOO_LARGE = {"errorCode": 17419}
+"""What MongoDB answers if a document would have more than 16 MB, as one of another program may."""
+
+
+def test_a_job_that_has_16_mb_with_its_history_goes_on_without_it(refusing: Mongo) -> None:
+    lab = Lab(server_now)
+    refused_writes = ExitStack()
+
+    def refuse_next(number: int = 0, run: Any = None) -> None:
+        refused_writes.enter_context(refused(refusing, "update", mode={"times": 2 if run else 1}, **TOO_LARGE))
+
+    id = lab.run("mail", 1)
+    lab.works["mail"] = refuse_next
+    with refused_writes:
+        refuse_next()
+        assert lab.run_through("mail").succeeded == 1
+    assert [entry["state"] for entry in lab.jobs.get(id)["history"]] == ["success"]
+
+
+def test_a_lost_job_that_cannot_be_changed_stops_no_other(refusing: Mongo) -> None:
+    lab = Lab(server_now)
+    lost_job = lab.run("mail", 1)
+    lab.executing(lost_job)
+    lost_lease(lost_job)
+    lab.run("report", 2)
+    with refused(refusing, "update", mode={"skip": 1}, **TOO_LARGE):  # the first is not about this job
+        assert lab.names_dispatched() == ["report"]
+    assert lab.names_dispatched() == ["mail"]

@@ -862,8 +862,9 @@ class TestAfter:
         assert get_account(refused)["status"] == "trial"
 
     def test_few_refused_documents_cost_their_batch_few_transactions(
-        self, clock: AgingClock, system: DueDocuments, calls: list[Written]
+        self, clock: AgingClock, system: DueDocuments, calls: list[Written], monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        set_clock(monkeypatch)
         ours = work_on(system, clock)
         accounts = [make_account(**({"fixed": True} if number in (0, 17, 99) else {})) for number in range(100)]
         good = [id for id in accounts if "fixed" not in get_account(id)]
@@ -874,9 +875,20 @@ class TestAfter:
         assert {get_account(id)["status"] for id in good} == {"expired"}
         assert sum(one.startswith("find accounts") for one in sent) <= 40
 
-    def test_batch_of_refused_documents_is_soon_left_to_their_tasks(
-        self, clock: AgingClock, system: DueDocuments, calls: list[Written]
+    def test_an_update_that_is_too_large_to_be_sent_costs_its_batch_nothing(
+        self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        set_clock(monkeypatch)
+        large = {"$set": {"status": "expired", "text": "x" * 17_000_000}}
+        ours = work_on(declare(lambda account: large if "large" in account else EXPIRE), clock)
+        accounts = [make_account(), make_account(large=True), make_account()]
+        results = ours.execute_batch([item_of(ours, id) for id in accounts])
+        assert [result is not None for result in results] == [True, False, True]
+
+    def test_batch_of_refused_documents_is_soon_left_to_their_tasks(
+        self, clock: AgingClock, system: DueDocuments, calls: list[Written], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        set_clock(monkeypatch)
         ours = work_on(system, clock)
         accounts = [make_account(fixed=True) for _ in range(100)]
         with refusing(), commands() as sent:

@@ -189,6 +189,15 @@ def test_a_job_whose_history_is_no_list_is_changed_like_any_other(act: str, stat
         assert act == "remove" or len(changed["history"]) == 1
 
 
+def test_large_jobs_are_read_by_the_16_mb(lab: Lab) -> None:
+    ids = [lab.run("mail", number, "x" * 1_000_000) for number in range(20)]
+    read = job.next_jobs("mail", now=lab.clock(), limit=32)
+    assert [str(one["_id"]) for one in read] == ids[: len(read)]
+    assert 10 < len(read) < 20
+    assert lab.run_through("mail").succeeded == 20
+    assert [number for number, _ in lab.ran] == [*range(20)]
+
+
 def test_what_release_0_1_made_due_is_not_due_any_more_after_a_take_over(lab: Lab) -> None:
     add_foreign_jobs(NAME, lab.clock())
     now = lab.clock()
