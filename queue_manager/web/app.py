@@ -14,7 +14,18 @@ from starlette.types import ASGIApp
 from models import database
 from queue_manager.alerts import alerting
 from queue_manager.core.settings import Settings
-from queue_manager.web import auth
+from queue_manager.web.auth import login
+from queue_manager.web.auth.authentication import Authenticator
+from queue_manager.web.auth.authorization import (
+    EACH,
+    AccessLogMiddleware,
+    operator,
+    operator_of,
+    public,
+    required_roles,
+    viewer,
+    viewer_of,
+)
 from queue_manager.web.http import exception_handlers
 from queue_manager.web.http.direct import DirectRoutes
 from queue_manager.web.http.middleware import (
@@ -57,14 +68,14 @@ def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
     require_tasks()
     api = api_of(chosen, ending)
     application = api.state.live.application(HeadMiddleware(api))
-    logged = auth.AccessLogMiddleware(DirectRoutes(application, api=api))
+    logged = AccessLogMiddleware(DirectRoutes(application, api=api))
     secured = SecurityMiddleware(ShutdownMiddleware(logged), local_only=not chosen.has_credentials)
     return PrefixMiddleware(secured, chosen.qm_web_prefix) if chosen.qm_web_prefix else secured
 
 
 def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
     """Return the HTTP application. Raises like `create`; `LookupError`: a route has no role."""
-    authenticator = auth.Authenticator(chosen)
+    authenticator = Authenticator(chosen)
     live = Live(chosen, authenticator)
     message_feed = Feed(messages.MessageEvents(), ending) if chosen.qm_message_queue else None
     job_feed = Feed(jobs.JobEvents(), ending) if chosen.runs_jobs else None
@@ -97,30 +108,30 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
         servers=[{"url": chosen.qm_web_prefix}] if chosen.qm_web_prefix else None,
         generate_unique_id_function=lambda route: f"{route.tags[0]}_{route.name}" if route.tags else route.name,
     )
-    api.state.live, api.state.ending = live, ending
+    api.state.authenticator, api.state.live, api.state.ending = authenticator, live, ending
     exception_handlers.install(api)
-    auth.install(api, authenticator)
+    login.install(api)
     systems.install(api, overview)
     _install(api, chosen)
     if message_feed is not None:
         messages.install(api, message_feed)
     if job_feed is not None:
         jobs.install(api, job_feed)
-    list(auth.required_roles(api))  # every route has one
+    list(required_roles(api))  # every route has one
     return api
 
 
 def _install(api: FastAPI, chosen: Settings) -> None:
     docs.install(api)
-    api.include_router(probes.router, dependencies=[auth.public], tags=["probes"])
-    api.include_router(metrics.router, dependencies=[auth.viewer], tags=["probes"])
-    api.include_router(search.router, prefix="/api", dependencies=[auth.viewer_of(auth.EACH)], tags=["search"])
-    api.include_router(audit.router, prefix="/api", dependencies=[auth.viewer], tags=["audit"])
-    api.include_router(audit.commands, prefix="/api", dependencies=[auth.operator_of(auth.EACH)], tags=["audit"])
-    api.include_router(failures.queries, prefix="/api", dependencies=[auth.viewer], tags=["failures"])
-    api.include_router(failures.commands, prefix="/api", dependencies=[auth.operator], tags=["failures"])
+    api.include_router(probes.router, dependencies=[public], tags=["probes"])
+    api.include_router(metrics.router, dependencies=[viewer], tags=["probes"])
+    api.include_router(search.router, prefix="/api", dependencies=[viewer_of(EACH)], tags=["search"])
+    api.include_router(audit.router, prefix="/api", dependencies=[viewer], tags=["audit"])
+    api.include_router(audit.commands, prefix="/api", dependencies=[operator_of(EACH)], tags=["audit"])
+    api.include_router(failures.queries, prefix="/api", dependencies=[viewer], tags=["failures"])
+    api.include_router(failures.commands, prefix="/api", dependencies=[operator], tags=["failures"])
     if chosen.qm_hooks:
-        api.include_router(triggers.router, dependencies=[auth.operator_of(auth.EACH)], tags=["systems"])
+        api.include_router(triggers.router, dependencies=[operator_of(EACH)], tags=["systems"])
     pages.install(api)
     # Message traffic is not compressed: its routes are served before the framework.
     api.add_middleware(

@@ -15,7 +15,7 @@ from models.database import collection, server_now
 from queue_manager.core.clock import hours, to_iso
 from queue_manager.core.settings import Settings
 from queue_manager.web.app import api_of
-from queue_manager.web.auth import required_roles
+from queue_manager.web.auth.authorization import required_roles
 from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
 from tests.real_servers import Servers

@@ -9,8 +9,8 @@ import pytest
 from fastapi import APIRouter, FastAPI
 
 from queue_manager.core.settings import Settings
-from queue_manager.web import auth
 from queue_manager.web.app import api_of
+from queue_manager.web.auth.authorization import required_roles
 from tests.real_servers import Servers
 from tests.web.credentials import EXPIRED, KEYS, OPERATOR, UNKNOWN, VIEWER, cookie
 from tests.web.queue_client import Stream, empty_queue
@@ -38,7 +38,7 @@ def routes(api: FastAPI) -> list[tuple[str, str, str]]:
     """Method, path and required role of each, with an id of no message and no job in place of a parameter."""
     return [
         (method, OF_MOUNTS.get(str(route.path), re.sub(r"{.*?}", "0", str(route.path))), required.role)
-        for route, required in auth.required_roles(api)
+        for route, required in required_roles(api)
         for method in sorted(route.methods or ("GET",))
     ]
 
@@ -150,7 +150,7 @@ def test_a_route_without_a_rule_is_an_error() -> None:
     router.add_api_route("/new", lambda: None)
     api.include_router(router)
     with pytest.raises(LookupError, match="/new: give its router one of public, viewer, operator"):
-        list(auth.required_roles(api))
+        list(required_roles(api))
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ import pytest
 from bson import ObjectId
 
 from queue_manager.core.settings import Settings
-from queue_manager.web import auth
 from queue_manager.web.app import api_of
+from queue_manager.web.auth.authorization import required_roles
 from tests.browser import furnished
 from tests.documented import DOCS, block
 from tests.eventually import eventually
@@ -51,7 +51,7 @@ def routes(servers: Servers) -> list[tuple[str, str]]:
     api = api_of(Settings(qm_message_queue=True, qm_jobs=True, qm_hooks=True), asyncio.Event())
     return [
         (method, str(route.path))
-        for route, required in auth.required_roles(api)
+        for route, required in required_roles(api)
         if required.role != "public"
         for method in sorted(route.methods or ("GET",))
     ]

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from queue_manager.core.settings import settings
 from queue_manager.web.auth.authentication import authenticator_of, delete_session_cookie, set_session_cookie
-from queue_manager.web.auth.authorization import LoginRequired
+from queue_manager.web.auth.authorization import LoginRequired, public
 from queue_manager.web.html_pages import render
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import prefers_page, read_body
@@ -81,7 +81,8 @@ async def log_out(request: Request) -> Response:
 
 
 def install(api: FastAPI) -> None:
-    """Redirect people who open a page without a session to the login page."""
+    """Add the login page, to which people who open a page without a session are redirected."""
+    api.include_router(router, dependencies=[public], tags=["login"])
 
     @api.exception_handler(LoginRequired)
     async def redirect_to_login(request: Request, _: LoginRequired) -> Response:

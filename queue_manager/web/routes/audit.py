@@ -15,7 +15,7 @@ from queue_manager.operations.audit import MAX_AUDIT_PAGE, AuditedChange, AuditP
 from queue_manager.operations.diagnosis import MAX_SEARCH_ID_LENGTH
 from queue_manager.operations.schemas import At, EmptyIsNone
 from queue_manager.server_calls import mongodb
-from queue_manager.web.auth import CurrentActor, CurrentPrincipal, require_system
+from queue_manager.web.auth.authorization import CurrentActor, CurrentPrincipal, require_system
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import Cursor, NoBody
 from services.undo import Undone

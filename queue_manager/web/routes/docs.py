@@ -10,8 +10,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from queue_manager.web import auth
-from queue_manager.web.auth import CurrentPrincipal
+from queue_manager.web.auth.authorization import EACH, CurrentPrincipal, required_roles, viewer_of
 from queue_manager.web.html_pages import render_page
 from queue_manager.web.http.errors import STATUS_DESCRIPTIONS
 from queue_manager.web.http.requests import SAFE_METHODS, Body
@@ -42,7 +41,7 @@ async def page(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
 
 
 def install(api: FastAPI) -> None:
-    api.include_router(router, dependencies=[auth.viewer_of(auth.EACH)])
+    api.include_router(router, dependencies=[viewer_of(EACH)])
 
 
 def openapi_of(api: FastAPI) -> OpenApi:
@@ -55,7 +54,7 @@ def openapi_of(api: FastAPI) -> OpenApi:
         needs_key = api.state.authenticator.is_required
         if needs_key:
             schema["components"]["securitySchemes"] = SECURITY_SCHEMES
-        for route, required in auth.required_roles(api):
+        for route, required in required_roles(api):
             for method in route.methods or ():
                 operation = schema["paths"].get(route.path_format, {}).get(method.lower())
                 if operation is not None:

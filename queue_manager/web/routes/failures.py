@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from beat_schedule import systems
 from queue_manager.operations.failures import GroupedFailures, find_group, grouped, replay
 from queue_manager.operations.schemas import At, EmptyIsNone, Members
-from queue_manager.web.auth import CurrentActor
+from queue_manager.web.auth.authorization import CurrentActor
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import JsonBody
 from services.failures import Failures, read_failures

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 
 from queue_manager.operations.diagnosis import MAX_SEARCH_ID_LENGTH, Diagnosis, diagnose
 from queue_manager.operations.systems import find_system
-from queue_manager.web.auth import CurrentPrincipal, require_system
+from queue_manager.web.auth.authorization import CurrentPrincipal, require_system
 from queue_manager.web.http.errors import errors
 
 router = APIRouter(responses=errors(404, 503))

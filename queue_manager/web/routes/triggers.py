@@ -21,7 +21,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.server_calls import Unavailable, broker, mongodb, redis_server
 from queue_manager.system import SCANS_QUEUE, System
-from queue_manager.web.auth import CurrentActor, CurrentPrincipal, require_system
+from queue_manager.web.auth.authorization import CurrentActor, CurrentPrincipal, require_system
 from queue_manager.web.http.errors import ApiError, errors
 from services.audit import recorded
 from tasks import app

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from queue_manager.web.auth import operator_of, viewer_of
+from queue_manager.web.auth.authorization import operator_of, viewer_of
 from queue_manager.web.live.event_feed import Feed
 from queue_manager.web.routes.jobs import endpoints, events
 from queue_manager.web.routes.jobs.events import JobEvents

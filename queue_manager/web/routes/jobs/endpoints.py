@@ -48,7 +48,7 @@ from queue_manager.operations.job_schemas import (
 from queue_manager.operations.jobs import CHANGE_TEXTS, JobAction, JobList, change_job, clear_jobs, read_latency
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL, EmptyIsNone
 from queue_manager.server_calls import mongodb
-from queue_manager.web.auth import CurrentActor
+from queue_manager.web.auth.authorization import CurrentActor
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import Cursor, JsonBody, NoBody, time_check
 from queue_manager.web.live.event_feed import EventStream

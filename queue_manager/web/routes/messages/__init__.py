@@ -9,7 +9,7 @@ from __future__ import annotations
 import redis
 from fastapi import FastAPI
 
-from queue_manager.web.auth import operator_of, viewer_of
+from queue_manager.web.auth.authorization import operator_of, viewer_of
 from queue_manager.web.http import exception_handlers
 from queue_manager.web.routes.messages import (
     activity,

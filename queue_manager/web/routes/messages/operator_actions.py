@@ -28,7 +28,7 @@ from queue_manager.operations.message_schemas import (
 )
 from queue_manager.operations.messages import AUDITED_QUEUE, clear_messages, edit_message
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL, EmptyIsNone
-from queue_manager.web.auth import CurrentActor
+from queue_manager.web.auth.authorization import CurrentActor
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import JsonBody, time_check
 from queue_manager.web.routes.messages.requests import MAX_BATCH_BYTES, LinesBody, MessageBody, NamedQueue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from queue_manager.web.auth import EACH, IN_PATH, operator, operator_of, viewer, viewer_of
+from queue_manager.web.auth.authorization import EACH, IN_PATH, operator, operator_of, viewer, viewer_of
 from queue_manager.web.live.event_feed import Feed
 from queue_manager.web.routes.systems import endpoints, events
 from queue_manager.web.routes.systems.events import OverviewStates

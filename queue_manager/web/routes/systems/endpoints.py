@@ -35,7 +35,7 @@ from queue_manager.operations.system_schemas import (
 from queue_manager.operations.workers import Workers, read_workers
 from queue_manager.server_calls import mongodb
 from queue_manager.system import System
-from queue_manager.web.auth import CurrentActor, CurrentPrincipal
+from queue_manager.web.auth.authorization import CurrentActor, CurrentPrincipal
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import Cursor, JsonBody, NoBody
 from queue_manager.web.routes.systems.events import current_overview, expire_overview

@@ -19,7 +19,7 @@ from beat_schedule import systems
 from queue_manager.operations.overview import read_overview
 from queue_manager.operations.system_schemas import History, Overview
 from queue_manager.operations.systems import last_day
-from queue_manager.web.auth import CurrentPrincipal
+from queue_manager.web.auth.authorization import CurrentPrincipal
 from queue_manager.web.http.errors import errors
 from queue_manager.web.live.event_feed import (
     Event,
