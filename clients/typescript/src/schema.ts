@@ -3872,7 +3872,7 @@ export interface components {
         Rule: [
             "lag",
             "every system that is on except `review-requests`, unless it is paused or in a dry run",
-            "The oldest due item that is not cooling off has waited longer than 3 periods of the scan (at least 15 s).",
+            "The oldest due item that is not cooling down has waited longer than 3 periods of the scan (at least 15 s).",
             "Check that the workers are running, keep up with the load and log no errors.",
             "late"
         ] | [
