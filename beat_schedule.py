@@ -14,7 +14,7 @@ from functools import cache
 
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
-from queue_manager.core.suggestion import did_you_mean
+from queue_manager.core.wording import did_you_mean
 from queue_manager.system import System, declared, require_distinct
 from services import job_queues, message_queue, review_requests, stale_thumbnails, support_snooze
 

@@ -21,6 +21,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import redis
 from rich.console import Console
 from rich.table import Table
 
@@ -194,12 +195,11 @@ class _Walks:
 
         from beat_schedule import SYSTEMS, find_dispatching
         from queue_manager.batching import strategy
-        from queue_manager.core.redis_client import connect
 
         system = find_dispatching(name, SYSTEMS)
         self._app.tasks[system.scan_task]()
         messages = []
-        with connect(os.environ["REDIS_URL"]) as client:
+        with redis.Redis.from_url(os.environ["REDIS_URL"], decode_responses=True) as client:
             while taken := client.rpop(system.queue):
                 message = json.loads(taken)
                 messages.append((message["headers"]["id"], message["headers"], json.loads(message["body"])))

@@ -26,7 +26,7 @@ from pymongo.errors import DuplicateKeyError
 from models.database import Document, collection
 from models.malformed import readable_one, typed
 from queue_manager.core.clock import EPOCH, milliseconds, minutes
-from queue_manager.core.pause import PauseState
+from queue_manager.pauses import PauseState
 
 QUEUES_COLLECTION = "job_queues"
 LEADERS_COLLECTION = "job_leaders"

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, with_config
 
 from queue_manager.core.json_types import ALWAYS_PRESENT, Moment, Number, optional
-from queue_manager.core.pause import PauseState, person
 from queue_manager.core.wording import clock, when
+from queue_manager.pauses import PauseState, person
 
 Tone = Literal["good", "neutral", "warn", "bad"]
 

@@ -17,7 +17,6 @@ from pymongo import IndexModel
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import ConfigurationError, NotFound
-from queue_manager.core.histogram import BOUNDS_MS
 from queue_manager.core.imports import import_named
 from queue_manager.core.settings import Settings
 from queue_manager.explanation import DispatchState, Explanation, Idle
@@ -25,7 +24,7 @@ from queue_manager.health_rules import MIN_LATE_AFTER, MISSED_RUNS, Rule
 from queue_manager.items import STATES, Listed, State
 from queue_manager.telemetry import counters
 from queue_manager.telemetry.counters import Source
-from queue_manager.telemetry.latency import Measure
+from queue_manager.telemetry.latency import BOUNDS_MS, Measure
 
 SCANS_QUEUE = "scans"
 SCHEDULE_PAGE = "/schedule"

@@ -9,7 +9,7 @@ from models.database import Document
 from models.pulse import Agency
 from queue_manager.core.wording import sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
-from queue_manager.leases.detail import detail
+from queue_manager.leases.state import detail
 from services.item_explanation import describe_state, timeline
 from services.review_requests import ReviewRequests, due_of, system
 

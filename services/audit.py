@@ -28,9 +28,9 @@ from models.database import Document, Error, describe, within
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import Unavailable, reason, unavailable_server
 from queue_manager.core.log import get_logger
-from queue_manager.core.pause import person
 from queue_manager.core.settings import settings
 from queue_manager.explanation import TimelineEvent
+from queue_manager.pauses import person
 
 AUDIT_TIMEOUT = seconds(2.5)
 MAX_AUDITED_IDS = 1_000

@@ -19,14 +19,13 @@ from models.history import HOUR, TEN_MINUTES, Bucket
 from models.mark import ChartMark
 from queue_manager.beat.status import leadership
 from queue_manager.core.clock import EPOCH, hours, milliseconds, minutes, seconds
-from queue_manager.core.histogram import Histogram
 from queue_manager.core.redis_client import PerProcess, connect
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import MISSED_RUNS
 from queue_manager.system import System
 from queue_manager.telemetry import count_history, latency
 from queue_manager.telemetry.counters import Totals
-from queue_manager.telemetry.latency import Measure
+from queue_manager.telemetry.latency import Histogram, Measure
 
 COPY_INTERVAL = minutes(1)  # each process tries so often
 COPY_LOCK_TIME = seconds(50)  # shorter, so that the process that copied last finds it free

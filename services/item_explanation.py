@@ -8,7 +8,7 @@ from models.item_events import ItemEvent, ItemHistory
 from queue_manager.core.clock import milliseconds, seconds
 from queue_manager.core.wording import many, when
 from queue_manager.explanation import DispatchState, TimelineEvent, Tone
-from queue_manager.leases.detail import LeaseDetail
+from queue_manager.leases.state import LeaseDetail
 
 MAX_ESTIMATE_ERROR = seconds(1)  # of the time of an event, which is an estimate of the time of the database
 StateText = tuple[str, Tone, str]

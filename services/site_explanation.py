@@ -14,7 +14,7 @@ from queue_manager.core.clock import EPOCH
 from queue_manager.core.wording import many, sentence, span, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
 from queue_manager.leases import Leases
-from queue_manager.leases.detail import detail
+from queue_manager.leases.state import detail
 from queue_manager.system import System
 from services.item_explanation import describe_state, timeline
 

@@ -21,8 +21,7 @@ from models import alert
 from models.alert import Key
 from models.database import server_now
 from queue_manager.alerts.notification import Alert, Notification, has_channels, send_to_channels
-from queue_manager.core.background import in_background
-from queue_manager.core.call_thread import CallThread
+from queue_manager.core.background import CallThread, in_background
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Unavailable
 from queue_manager.core.log import get_logger

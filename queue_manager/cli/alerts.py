@@ -17,7 +17,7 @@ from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.terminal import console, print_rows
 from queue_manager.core.clock import minutes, to_iso
 from queue_manager.core.settings import settings
-from queue_manager.core.suggestion import did_you_mean
+from queue_manager.core.wording import did_you_mean
 from queue_manager.health_rules import COMPONENTS, Rule
 
 alerts_cli = typer.Typer(

@@ -18,7 +18,7 @@ from queue_manager.cli.errors import fail, moment, report_errors
 from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer, print_cursor
 from queue_manager.cli.terminal import console, printable
 from queue_manager.core.clock import to_iso
-from queue_manager.core.suggestion import did_you_mean
+from queue_manager.core.wording import did_you_mean
 from queue_manager.operations import audit as operations
 from queue_manager.operations.audit import MAX_AUDIT_PAGE, AuditedChange, audit_page, one_change
 from services.audit import changes_of

@@ -20,9 +20,9 @@ from models.audit import ActionName
 from queue_manager.cli.errors import fail
 from queue_manager.cli.terminal import printable
 from queue_manager.core import log
-from queue_manager.core.pause import MAX_REASON_LENGTH
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import many
+from queue_manager.pauses import MAX_REASON_LENGTH
 from services.audit import Actor, AuditedAction, recorded
 
 TYPED_FROM = 1_000  # entries; who deletes more has to type their name

@@ -31,7 +31,7 @@ from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.redis_client import connect, describe_outage
 from queue_manager.core.server_check import until_reachable
 from queue_manager.core.settings import settings
-from queue_manager.core.suggestion import did_you_mean
+from queue_manager.core.wording import did_you_mean
 from queue_manager.health import Health, health
 from queue_manager.operations import systems as operations
 from queue_manager.telemetry import worker_heartbeats

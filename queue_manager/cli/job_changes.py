@@ -35,7 +35,7 @@ from queue_manager.cli.errors import fail, moment, report_errors
 from queue_manager.cli.jobs_render import print_document
 from queue_manager.cli.terminal import printable
 from queue_manager.core.clock import to_iso
-from queue_manager.core.suggestion import did_you_mean
+from queue_manager.core.wording import did_you_mean
 from queue_manager.operations import switches
 from queue_manager.operations.job_schemas import JobsToDelete
 from queue_manager.operations.jobs import JobAction, change_job, clear_jobs

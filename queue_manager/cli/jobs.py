@@ -30,7 +30,7 @@ from queue_manager.cli.lists import (
 from queue_manager.cli.terminal import console, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.suggestion import did_you_mean
+from queue_manager.core.wording import did_you_mean
 from queue_manager.operations.jobs import JobList, read_latency
 from services import job_queues
 from services.job_queues import as_json

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from queue_manager.cli.terminal import console, print_json, print_rows, printable
 from queue_manager.core.clock import to_iso
-from queue_manager.core.pause import PauseState
+from queue_manager.pauses import PauseState
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 """A spreadsheet would execute a text that begins with one of these."""

@@ -29,11 +29,10 @@ from queue_manager.cli.system_queries import SystemName, history, scans, schedul
 from queue_manager.cli.terminal import console, print_rows, printable
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.pause import PauseState
 from queue_manager.core.settings import settings
-from queue_manager.core.suggestion import did_you_mean
-from queue_manager.core.wording import many
+from queue_manager.core.wording import did_you_mean, many
 from queue_manager.operations import switches
+from queue_manager.pauses import PauseState
 from queue_manager.system import System, declared, require_distinct
 from services.due_documents import DueDocuments, Preview, previews, work_of
 

@@ -1,12 +1,15 @@
-"""A task of the event loop, or a thread, that works while a block runs."""
+"""Work next to the caller: a task or a thread while a block runs, and a thread for the blocking calls of coroutines."""
 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 CANCEL_AGAIN_AFTER = 1.0  # seconds
 
@@ -46,3 +49,68 @@ def in_thread(work: Callable[[Event], object], *, name: str) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()
+
+
+T = TypeVar("T")
+Calls: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
+
+
+class CallThread:
+    """Runs blocking calls in their order. The thread starts with the first call, and ends with this object.
+
+    A call costs half as much as with an executor of one thread, which creates another future with a condition for each.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: Calls | None = None
+
+    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call `function` in the thread and return its result. Raises its error.
+
+        If the caller is cancelled, the call is made nevertheless.
+        """
+        if self._calls is None:
+            self._calls = _start_thread(self._name)
+            weakref.finalize(self, self._calls.put, None)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._calls.put(partial(_call, function, arguments, future, loop))
+        return await future
+
+
+async def call_within(limit: float, function: Callable[..., T], *arguments: Any) -> T:
+    """Call `function` in a thread of its own and return its result. Raises its error.
+
+    Raises TimeoutError: it takes longer than `limit` seconds. Its thread is left alone, also when the process ends.
+    """
+    return await asyncio.wait_for(CallThread("limited call").run(function, *arguments), limit)
+
+
+def _start_thread(name: str) -> Calls:
+    calls: Calls = SimpleQueue()
+    Thread(target=_make_calls, args=[calls], name=name, daemon=True).start()
+    return calls
+
+
+def _make_calls(calls: Calls) -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call  # with its arguments, rather than when the next one comes
+
+
+def _call(
+    function: Callable[..., T], arguments: tuple[Any, ...], future: asyncio.Future[T], loop: asyncio.AbstractEventLoop
+) -> None:
+    finish: Callable[[], None]
+    try:
+        finish = partial(future.set_result, function(*arguments))
+    except Exception as error:
+        finish = partial(future.set_exception, error)
+    with suppress(RuntimeError):  # the loop is closed, so that nobody waits
+        loop.call_soon_threadsafe(_finish, future, finish)
+
+
+def _finish(future: asyncio.Future[Any], finish: Callable[[], None]) -> None:
+    if not future.done():  # the caller was cancelled
+        finish()

@@ -42,7 +42,7 @@ from queue_manager.core.setting_types import (
     TrueOrFalse,
     WebhookUrl,
 )
-from queue_manager.core.suggestion import did_you_mean
+from queue_manager.core.wording import did_you_mean
 
 _NO_PORT = re.compile(r":(?!\d*(?:[/,]|$))[^/,]*")  # not a port: probably a password without its @
 _FIRST_NAME = re.compile(r"\s*(?:export\s+)?(\w+)")

@@ -1,7 +1,8 @@
-"""Wording: sentences, times, durations, numbers and lists of ids, as people read them."""
+"""Wording: sentences, times, durations, numbers, lists of ids and suggestions, as people read them."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
@@ -83,3 +84,9 @@ def first_ids(ids: Iterable[Any], count: int) -> str:
     shown = [str(one) for one in islice(ids, MAX_IDS)]
     more = count - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean X?)` if a known name resembles `name`; empty otherwise."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from anyio import to_thread
 from pydantic import BaseModel, Field, computed_field
 
-from queue_manager.core.call_thread import call_within
+from queue_manager.core.background import call_within
 from queue_manager.core.errors import AppError, typed_reason
 from queue_manager.doctor.checks import CHECKS, SETTINGS, VERSIONS, Check
 from queue_manager.doctor.findings import Finding, Findings, NotChecked

@@ -17,11 +17,11 @@ from queue_manager import leases, pauses
 from queue_manager.beat.status import leadership, next_runs
 from queue_manager.core.clock import local_now
 from queue_manager.core.errors import AppError, Unavailable, reason
-from queue_manager.core.pause import PauseState, person
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import sentence, when
 from queue_manager.explanation import DispatchState, Explanation, newest_first
 from queue_manager.operations.schemas import ServerTime
+from queue_manager.pauses import PauseState, person
 from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.system import System
 from queue_manager.telemetry import worker_heartbeats

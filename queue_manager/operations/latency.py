@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pydantic import BaseModel, Field
 
 from queue_manager.core.clock import milliseconds
-from queue_manager.core.histogram import Histogram
 from queue_manager.system import System
 from queue_manager.telemetry import latency
-from queue_manager.telemetry.latency import MEASURES, Measure
+from queue_manager.telemetry.latency import MEASURES, Histogram, Measure
 
 
 class Percentiles(BaseModel):

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from queue_manager.core.json_types import Number, optional
-from queue_manager.core.pause import PauseState
 from queue_manager.operations.schemas import IsComplete, NextCursor, UndoId
+from queue_manager.pauses import PauseState
 from services.message_queue import MessageState
 from services.message_queue.admin import MessageOutcome
 from services.message_queue.browser import KeptState

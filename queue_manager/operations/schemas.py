@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from queue_manager.core.clock import parse_utc
 from queue_manager.core.errors import InvalidField, PermanentError
 from queue_manager.core.json_types import Moment
-from queue_manager.core.pause import MAX_REASON_LENGTH
+from queue_manager.pauses import MAX_REASON_LENGTH
 
 MAX_FIELD_LENGTH = 64  # characters of a name that is quoted
 INCOMPLETE_DETAIL = "stopped after its time; the rest is left"

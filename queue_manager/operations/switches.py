@@ -12,7 +12,7 @@ from typing import Literal
 from models import job_queue
 from queue_manager import pauses
 from queue_manager.core.log import get_logger
-from queue_manager.core.pause import COMMAND_LINE, PauseState
+from queue_manager.pauses import COMMAND_LINE, PauseState
 from queue_manager.server_calls import mongodb
 from services import job_queues, message_queue
 from services.audit import Actor, recorded

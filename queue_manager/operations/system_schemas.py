@@ -10,13 +10,13 @@ from pydantic import BaseModel, Field
 
 from models.mark import MAX_MARKS, MAX_TEXT_LENGTH, ChartMark
 from queue_manager.core.json_types import Moment, Number, optional
-from queue_manager.core.pause import PauseState
 from queue_manager.explanation import Idle
 from queue_manager.health_rules import Problem
 from queue_manager.items import State
 from queue_manager.operations.latency import Latency
 from queue_manager.operations.schemas import PAUSE_REASON, Members, NextCursor, ServerTime
 from queue_manager.operations.workers import queues_of
+from queue_manager.pauses import PauseState
 from queue_manager.telemetry.latency import Measure
 from queue_manager.telemetry.worker_heartbeats import OnlineWorker
 

@@ -16,8 +16,7 @@ from queue_manager.core.settings import settings
 from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.system import SCANS_QUEUE, SCHEDULE_PAGE, System, item_queues
 from queue_manager.telemetry import worker_heartbeats
-from queue_manager.telemetry.worker_activity import PoolProcess, RunningTask
-from queue_manager.telemetry.worker_heartbeats import ActiveWorker
+from queue_manager.telemetry.worker_heartbeats import ActiveWorker, PoolProcess, RunningTask
 from services import job_queues
 
 MAX_WORKERS_SHOWN = 200

@@ -1,20 +1,93 @@
-"""The latency of items, messages and jobs: three durations of each that was done, counted in histograms (`counters`).
+"""The latency of items, messages and jobs: three durations of each that was done, in histograms.
 
 `due_to_done` is the latency as people know it; `wait` is the part in which nobody worked on it, `run` the rest. All are
-by the clock of the server that judges what is due.
+by the clock of the server that judges what is due. Redis, the scripts of the message queue, MongoDB and `/metrics` have
+the same buckets.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal, Self, get_args
 
 from queue_manager.core.clock import EPOCH, parse_utc, unix_ms
 from queue_manager.core.errors import PermanentError
-from queue_manager.core.histogram import BUCKETS, Histogram, bucket
+
+BOUNDS_MS = (
+    *(1, 2, 4, 8, 15, 30, 60, 125, 250, 500),
+    *(1_000, 2_000, 4_000, 8_000, 15_000, 30_000, 60_000, 120_000, 240_000, 480_000),
+    *(900_000, 1_800_000, 3_600_000, 7_200_000, 14_400_000),
+)
+"""Upper bounds of the buckets in ms, up to four hours; one more bucket has longer durations.
+
+Each bound is about twice the one before. So a percentile, which is interpolated within its bucket, is wrong by less
+than a factor of two, for items that take milliseconds and for items that are hours late, with 26 numbers. The bounds
+are round and never change: counts of different releases can be added.
+"""
+LONGER = "longer"
+BUCKETS = (*map(str, BOUNDS_MS), LONGER)
+"""The buckets' names in Redis and MongoDB."""
+
+
+def bucket(duration_ms: float) -> str:
+    """Return the name of the bucket that a duration belongs to."""
+    return BUCKETS[bisect_left(BOUNDS_MS, duration_ms)]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Numbers of durations, one for each of `BUCKETS`."""
+
+    counts: tuple[int, ...] = (0,) * len(BUCKETS)
+    sum_ms: float = math.inf
+    """The sum of the durations, if it is known."""
+
+    @classmethod
+    def of(cls, amounts: Mapping[str, int], *, sum_ms: float = math.inf) -> Self:
+        """Make a histogram of numbers by the names of buckets; other names are ignored."""
+        return cls(tuple(amounts.get(name, 0) for name in BUCKETS), sum_ms)
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+    def percentile(self, share: float) -> float | None:
+        """Return the duration in ms that `share` (0 to 1) of all do not exceed; `None` if there are none.
+
+        It is interpolated within its bucket, as Prometheus does; of the last bucket it is the lower bound. It does not
+        exceed the longest duration that the sum allows, which of a single one is that duration.
+        """
+        rank, below = share * self.total, 0
+        for count, lower, upper in zip(self.counts, (0, *BOUNDS_MS), BOUNDS_MS, strict=False):
+            if count and below + count >= rank:
+                return min(lower + (upper - lower) * max(rank - below, 0) / count, self._longest_possible())
+            below += count
+        return float(BOUNDS_MS[-1]) if self.total else None
+
+    def _longest_possible(self) -> float:
+        """Return how long the longest duration is if all others are as short as their buckets allow."""
+        buckets = [(count, lower) for count, lower in zip(self.counts, (0, *BOUNDS_MS), strict=True) if count]
+        return self.sum_ms - sum(count * lower for count, lower in buckets) + buckets[-1][1]
+
+    def count_within(self, bound_ms: int) -> int:
+        """Return the number of durations up to `bound_ms`, which must be one of `BOUNDS_MS`."""
+        return sum(self.counts[: BOUNDS_MS.index(bound_ms) + 1])
+
+    def share_within(self, bound_ms: int) -> float | None:
+        """Return the share of durations up to `bound_ms`, one of `BOUNDS_MS`; `None` if there are none."""
+        return self.count_within(bound_ms) / self.total if self.total else None
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """Return the buckets for Prometheus: (upper bound in s, number of durations up to it)."""
+        bounds = (*(str(bound / 1000) for bound in BOUNDS_MS), "+Inf")
+        return list(zip(bounds, accumulate(self.counts), strict=True))
+
 
 Measure = Literal["due_to_done", "wait", "run"]
 """`due_to_done`: from the due time to the result. `wait`: from the due time or the dispatch, whichever was later, to

@@ -2,7 +2,8 @@
 
 Guarantee: a worker that was killed or lost its connection is offline after `OFFLINE_AFTER`, by the clock of Redis.
 Recording a heartbeat never raises and waits at most `HEARTBEAT_TIMEOUT`. A change is recorded by the next heartbeat; if
-nothing changes, every second one records its time.
+nothing changes, every second one records its time. The activity, what the processes of the worker execute, has a
+bounded number of processes and tasks, and texts of a bounded length.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ from queue_manager.core.clock import from_unix_ms, hours, milliseconds, seconds,
 from queue_manager.core.json_types import Moment
 from queue_manager.core.redis_client import PerProcess, Script, make_client, time_of
 from queue_manager.core.settings import redact_url, settings
-from queue_manager.telemetry import worker_activity
-from queue_manager.telemetry.worker_activity import Activity
 
 WORKERS_KEY = "qm:workers"
 DETAILS_KEY = "qm:workers:details"
@@ -36,6 +35,12 @@ TIME_INTERVAL = 3.0  # seconds between two heartbeats that record only their tim
 FULL_INTERVAL = 60.0  # seconds between two full heartbeats of a worker of which nothing changes
 RETENTION = hours(1)  # of the keys after the last full heartbeat
 HEARTBEAT_TIMEOUT = 0.5  # seconds that a worker waits for Redis
+MAX_PROCESSES_SHOWN = 64
+MAX_TASKS_SHOWN = 64
+"""Of one worker; its processes execute one task or one batch each, threads one task each."""
+MAX_ITEM_ID_LENGTH = 512  # characters; a longer id is left out
+SHORT_TASK_MS = 500
+RATE_CHANGE = 0.25  # part by which the rate differs before that is a change of the activity
 
 # Records the heartbeat of a worker, and its activity if that has changed. The first one, and each one that is asked to
 # be full, also records its details, deletes workers that are offline, and extends the keys.
@@ -70,6 +75,63 @@ end
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])
 for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ARGV[3]) end
 """)
+
+
+class RunningTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that runs, or a batch of tasks of one kind that run together."""
+
+    task: str
+    """The name of the Celery task."""
+    id: str
+    """Of the task; of a batch, that of one of its tasks."""
+    item: str | None = None
+    """The id of its item; `None` for a batch, and for tasks that have none."""
+    tasks: int = 1
+    elapsed_ms: int
+    """Since it began."""
+
+
+class PoolProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process of the pool. For pools of threads it is the worker's own, and executes several tasks."""
+
+    pid: int
+    memory_bytes: int | None = None
+    """Resident memory; `None` if the operating system does not show it."""
+    running: list[RunningTask] = []
+
+
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker does at the time of a heartbeat."""
+
+    pool: str
+    """Celery's name of the kind of pool, such as `prefork`."""
+    size: int
+    """How many tasks, or batches, run at the same time at most."""
+    busy: int
+    """How many run."""
+    done_per_minute: int
+    """Tasks that ended in the last minute, those that failed included."""
+    memory_bytes: int | None = None
+    """Resident memory of the main process."""
+    processes: list[PoolProcess] = []
+
+    def differs(self, recorded: Activity) -> bool:
+        """Return True if this is worth recording at once: a task ended that was recorded, or runs for a while.
+
+        Short tasks, memory, and small changes of the rate are not: an idle worker executes a short scan every second.
+        """
+        running = {task.id: task for process in self.processes for task in process.running}
+        shown = {task.id for process in recorded.processes for task in process.running}
+        long = {id for id, task in running.items() if task.elapsed_ms >= SHORT_TASK_MS}
+        return (
+            bool(shown - running.keys() or long - shown)
+            or (self.pool, self.size) != (recorded.pool, recorded.size)
+            or _has_changed(self.done_per_minute, recorded.done_per_minute)
+        )
+
+
+def _has_changed(rate: int, other: int) -> bool:
+    return abs(rate - other) > RATE_CHANGE * max(rate, other)
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +180,7 @@ class _Recorder:
         scope, now = self._scope(member, details, activity), time.monotonic()
         if is_periodic and scope == "time" and now < self._recorded_at[member] + TIME_INTERVAL:
             return
-        report = b"" if activity is None else worker_activity.encode(activity)
+        report = b"" if activity is None else msgspec.json.encode(activity)
         times = [milliseconds(OFFLINE_AFTER), milliseconds(RETENTION)]
         RECORD(self._client, KEYS, [member, *times, msgspec.json.encode(details), report, scope])
         self._recorded_at[member] = now
@@ -270,9 +332,10 @@ def _active(worker: OnlineWorker, recorded: str | None) -> ActiveWorker:
     """Return a worker with its activity; without it, if a worker of another release reports it in another form."""
     ms, _, report = (recorded or "").partition(" ")
     try:
-        return ActiveWorker(worker=worker, activity=worker_activity.decode(report), activity_at=from_unix_ms(int(ms)))
+        return ActiveWorker(worker=worker, activity=_decode_activity(report), activity_at=from_unix_ms(int(ms)))
     except (ValueError, msgspec.DecodeError):
         return ActiveWorker(worker=worker, activity=None, activity_at=None)
 
 
 _decode_details = msgspec.json.Decoder(Details).decode
+_decode_activity = msgspec.json.Decoder(Activity).decode

@@ -15,7 +15,7 @@ from celery.worker.request import Request
 from queue_manager import leases
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.process import resident_memory
-from queue_manager.telemetry.worker_activity import (
+from queue_manager.telemetry.worker_heartbeats import (
     MAX_ITEM_ID_LENGTH,
     MAX_PROCESSES_SHOWN,
     MAX_TASKS_SHOWN,

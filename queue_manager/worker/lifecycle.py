@@ -16,7 +16,7 @@ from beat_schedule import warnings
 from models import database
 from queue_manager.broker import start_check
 from queue_manager.core import log as logging
-from queue_manager.core import memory, server_check
+from queue_manager.core import process, server_check
 from queue_manager.core.clock import MAX_CLOCK_SKEW
 from queue_manager.core.errors import ConfigurationError, ScanFailed, reason
 from queue_manager.core.server_check import until_reachable
@@ -65,7 +65,7 @@ def prepare_to_fork() -> None:
     """Freeze the objects of this process, so that its children share them."""
     with suppress(OSError):  # another system than Linux
         get_pdeathsig()  # with cffi it imports a parser of C, as otherwise each child would
-    memory.reduce_garbage_collection()
+    process.reduce_garbage_collection()
 
 
 @signals.task_revoked.connect
@@ -90,7 +90,7 @@ def check_beat(**_: Any) -> None:
 
 @signals.worker_process_init.connect
 def settle(**_: Any) -> None:
-    memory.reduce_garbage_collection(threshold=memory.POOL_GC_THRESHOLD)
+    process.reduce_garbage_collection(threshold=process.POOL_GC_THRESHOLD)
 
 
 @signals.worker_process_shutdown.connect
@@ -102,7 +102,7 @@ def flush_telemetry(**_: Any) -> None:
 
 @signals.worker_ready.connect
 def start_heartbeat(sender: Any, **_: Any) -> None:
-    memory.reduce_garbage_collection()
+    process.reduce_garbage_collection()
     _heartbeat.start()
     _sampler.watch(sender.pool)
     _record_heartbeat(sender.hostname)

@@ -9,7 +9,7 @@ from models.database import Document
 from models.document_id import id_candidates, id_text
 from queue_manager.core.wording import sentence, when
 from queue_manager.explanation import DispatchState, Explanation, Tone, newest_first
-from queue_manager.leases.detail import LeaseDetail, detail
+from queue_manager.leases.state import LeaseDetail, detail
 from services.due_documents.declaration import NO_DATE
 from services.due_documents.work import DocumentWork
 from services.item_explanation import describe_done, describe_state, timeline

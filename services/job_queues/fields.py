@@ -21,7 +21,7 @@ from models.job_operations import PLANNED
 from queue_manager.core.clock import EPOCH, to_iso, truncate
 from queue_manager.core.errors import InvalidField, PermanentError
 from queue_manager.core.json_types import is_within_depth
-from queue_manager.core.suggestion import did_you_mean
+from queue_manager.core.wording import did_you_mean
 
 JOB_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 JOB_NAME_RULE = "must be 1 to 128 letters, digits or any of _ . : -"

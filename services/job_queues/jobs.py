@@ -18,8 +18,8 @@ from models.job_operations import DELETION_BATCH_SIZE
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from models.listing import Position
 from queue_manager.core.errors import AppError, Contended, prefix_fields
-from queue_manager.core.pause import PauseState
 from queue_manager.core.settings import settings
+from queue_manager.pauses import PauseState
 from services.job_queues.fields import (
     InvalidJob,
     checked_arguments,

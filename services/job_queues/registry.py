@@ -12,7 +12,7 @@ from queue_manager.core.errors import AppError
 from queue_manager.core.functions import is_plain, qualified_name
 from queue_manager.core.imports import import_named
 from queue_manager.core.settings import settings
-from queue_manager.core.suggestion import did_you_mean
+from queue_manager.core.wording import did_you_mean
 from services.job_queues.fields import InvalidJob, checked_name
 from services.job_queues.repetition import checked_repetition
 

@@ -28,7 +28,7 @@ from queue_manager.core.clock import minutes, unix_ms
 from queue_manager.core.errors import Contended, FunctionExited, PermanentError, reason
 from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
-from queue_manager.core.memory import drop_tracebacks
+from queue_manager.core.process import drop_tracebacks
 from queue_manager.telemetry import error_reports, latency
 from services.job_queues.dispatch import JOBS_INITIATOR, RENEWALS_PER_LEASE
 from services.job_queues.job_run import JOB_RETRY_POLICY, JobRun, Stop, as_text

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from queue_manager.core.call_thread import CallThread
+from queue_manager.core.background import CallThread
 from services.message_queue.errors import SearchIncomplete
 from services.message_queue.messages import Message, NewMessage, QueueOptions
 from services.message_queue.operations import EnqueueResult, Operation, Operations, Result, TouchResult

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any, Literal, get_args
 
 from queue_manager.core.clock import from_unix_ms, seconds
-from queue_manager.core.pause import PauseState
+from queue_manager.pauses import PauseState
 from services.message_queue.errors import InvalidMessage
 from services.message_queue.messages import Message, QueueOptions, checked_id, is_id
 from services.message_queue.other_programs import OtherPrograms

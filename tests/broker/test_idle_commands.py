@@ -19,7 +19,7 @@ from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes
 from queue_manager.leases import Leases
 from queue_manager.telemetry import worker_heartbeats
-from queue_manager.telemetry.worker_activity import Activity, PoolProcess, RunningTask
+from queue_manager.telemetry.worker_heartbeats import Activity, PoolProcess, RunningTask
 from services import message_queue
 from services.due_documents import work_of
 from services.support_snooze import system as support_snooze

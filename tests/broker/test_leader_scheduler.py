@@ -19,9 +19,8 @@ from redis import Redis
 
 from dev.servers import Valkey
 from queue_manager.beat import scan_ticks
-from queue_manager.beat.entry import StoredEntry
+from queue_manager.beat.entry import NearRule, StoredEntry
 from queue_manager.beat.leader_lock import LeaderLock
-from queue_manager.beat.recurrence import NearRule
 from queue_manager.beat.scheduler import LeaderScheduler
 from queue_manager.core.clock import ServerClock, hours, seconds
 from tests.broker.guard_app import client_app, every

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from redbeat.schedules import rrule
 
-from queue_manager.beat.recurrence import NearRule
+from queue_manager.beat.entry import NearRule
 from queue_manager.core.clock import seconds
 
 START = datetime(2026, 1, 28, 22, 58, 57, tzinfo=timezone(timedelta(hours=5, minutes=30)))

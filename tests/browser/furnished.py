@@ -18,7 +18,7 @@ from queue_manager.core.clock import hours, seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.items import DueItem
 from queue_manager.telemetry import worker_heartbeats
-from queue_manager.telemetry.worker_activity import Activity, PoolProcess, RunningTask
+from queue_manager.telemetry.worker_heartbeats import Activity, PoolProcess, RunningTask
 from tests.any_jobs import INVOICE, PARCEL, REPORT
 from tests.job_lab import end_job, start_job
 from tests.rooms import lose, make_room, make_work, scan

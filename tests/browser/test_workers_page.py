@@ -7,7 +7,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import worker_heartbeats
-from queue_manager.telemetry.worker_activity import MAX_PROCESSES_SHOWN, Activity, PoolProcess, RunningTask
+from queue_manager.telemetry.worker_heartbeats import MAX_PROCESSES_SHOWN, Activity, PoolProcess, RunningTask
 from tests.browser import furnished
 from tests.browser.visit import NARROW, Visit
 from tests.real_servers import Servers

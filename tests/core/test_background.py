@@ -1,13 +1,17 @@
-"""Tasks of the event loop end, even if a library loses a cancellation of theirs."""
+"""Tasks of the event loop end, even if a library loses a cancellation of theirs; blocking calls have a thread."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
-from queue_manager.core.background import cancel, in_background
+import pytest
+
+from queue_manager.core.background import CallThread, call_within, cancel, in_background
 from queue_manager.web.live.event_feed import Feed, ReadBatch
+from tests.eventually import eventually
 from tests.web.test_event_feed import OneEvent
 
 
@@ -57,3 +61,80 @@ def test_a_feed_ends_although_its_source_lost_a_cancellation() -> None:
                 await feed.reader_position()
 
     asyncio.run(leave())
+
+
+NAME = "calls-of-a-test"
+
+
+def test_calls_are_made_in_their_order_in_one_thread() -> None:
+    thread, made = CallThread(NAME), list[tuple[int, str]]()
+
+    def call(number: int) -> int:
+        made.append((number, threading.current_thread().name))
+        return -number
+
+    async def call_all() -> list[int]:
+        return await asyncio.gather(*(thread.run(call, number) for number in range(20)))
+
+    assert asyncio.run(call_all()) == [-number for number in range(20)]
+    assert made == [(number, NAME) for number in range(20)]
+
+
+def test_an_error_is_raised_and_the_next_call_is_made() -> None:
+    thread = CallThread(NAME)
+    with pytest.raises(ValueError, match="invalid literal"):
+        asyncio.run(thread.run(int, "x"))
+    assert asyncio.run(thread.run(int, "7")) == 7
+
+
+def test_a_cancelled_caller_disturbs_no_other() -> None:
+    thread, may_end = CallThread(NAME), threading.Event()
+
+    async def cancel_first() -> tuple[bool, int]:
+        cancelled = asyncio.create_task(thread.run(may_end.wait))
+        other = asyncio.create_task(thread.run(int, "7"))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        may_end.set()
+        result = await other
+        return cancelled.cancelled(), result
+
+    assert asyncio.run(cancel_first()) == (True, 7)
+
+
+def test_a_loop_that_is_closed_meanwhile_disturbs_no_later_call() -> None:
+    thread, may_end = CallThread(NAME), threading.Event()
+
+    async def leave() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await thread.run(may_end.wait)
+
+    asyncio.run(leave())
+    may_end.set()
+    assert asyncio.run(thread.run(int, "7")) == 7
+
+
+def test_the_thread_ends_with_its_object() -> None:
+    thread = CallThread(NAME)
+    running = asyncio.run(thread.run(threading.current_thread))
+    assert running.is_alive()
+    del thread
+    eventually(lambda: not running.is_alive())
+
+
+def test_a_limited_call_that_hangs_is_left_in_a_thread_that_holds_no_process() -> None:
+    may_end = threading.Event()
+    running: list[threading.Thread] = []
+
+    def hang() -> None:
+        running.append(threading.current_thread())
+        may_end.wait()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(call_within(0.2, hang))
+    [thread] = eventually(lambda: running)
+    assert thread.is_alive()
+    assert thread.daemon
+    may_end.set()
+    assert asyncio.run(call_within(10, int, "7")) == 7

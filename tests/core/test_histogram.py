@@ -9,7 +9,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queue_manager.core.histogram import BOUNDS_MS, BUCKETS, Histogram, bucket
+from queue_manager.telemetry.latency import BOUNDS_MS, BUCKETS, Histogram, bucket
 
 durations = st.lists(st.integers(0, 3 * BOUNDS_MS[-1]), min_size=1, max_size=200)
 shares = st.floats(0.001, 1)

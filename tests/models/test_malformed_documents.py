@@ -27,7 +27,7 @@ from models import (
 from models.database import Document, collection, server_now
 from models.history import TEN_MINUTES
 from queue_manager.core.clock import hours, minutes, seconds
-from queue_manager.core.pause import PauseState
+from queue_manager.pauses import PauseState
 from tests.job_lab import Lab
 from tests.rooms import T0
 

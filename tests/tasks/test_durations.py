@@ -12,10 +12,9 @@ from models import support_room
 from models.database import server_now
 from queue_manager.batching import strategy
 from queue_manager.core.clock import hours, milliseconds, seconds, unix_ms
-from queue_manager.core.histogram import Histogram
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import count_history, counters, latency
-from queue_manager.telemetry.latency import SENT_HEADER, Measure
+from queue_manager.telemetry.latency import SENT_HEADER, Histogram, Measure
 from services import job_queues
 from services.job_queues import queue_run
 from services.stale_thumbnails import threshold

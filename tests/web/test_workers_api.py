@@ -17,7 +17,7 @@ from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.operations.workers import MAX_WORKERS_SHOWN
 from queue_manager.telemetry import worker_heartbeats
-from queue_manager.telemetry.worker_activity import Activity, PoolProcess, RunningTask
+from queue_manager.telemetry.worker_heartbeats import Activity, PoolProcess, RunningTask
 from services import job_queues
 from tests.any_jobs import MODULE, REPORT
 from tests.real_servers import Servers

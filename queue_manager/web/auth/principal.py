@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from queue_manager.core.api_keys import ROLES, ApiKey, Role
-from queue_manager.core.pause import LOCAL_USER
+from queue_manager.pauses import LOCAL_USER
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from pymongo.errors import NotPrimaryError, OperationFailure, PyMongoError, Writ
 
 from models import deployment
 from models.database import ping
-from queue_manager.core.call_thread import call_within
+from queue_manager.core.background import call_within
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import PerProcess, make_client

@@ -18,7 +18,7 @@ local MAX_FIELDS = 2000 -- a call adds about this many, and reads about this man
 local MAX_READ_BYTES = 512 * 1024
 local READ_COUNT = 50
 local IS_MEASURE = { wait = true, run = true, due_to_done = true }
-local DURATION_BOUNDS = { -- ms, see queue_manager/core/histogram.py
+local DURATION_BOUNDS = { -- ms, see queue_manager/telemetry/latency.py
   1, 2, 4, 8, 15, 30, 60, 125, 250, 500,
   1000, 2000, 4000, 8000, 15000, 30000, 60000, 120000, 240000, 480000,
   900000, 1800000, 3600000, 7200000, 14400000

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from queue_manager.core.histogram import BOUNDS_MS, Histogram
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import count_history, counters, latency
 from queue_manager.telemetry.counters import Source, Totals
-from queue_manager.telemetry.latency import Measure
+from queue_manager.telemetry.latency import BOUNDS_MS, Histogram, Measure
 from services.message_queue.messages import NewMessage
 from services.message_queue.scripts import source
 from tests.services.message_queue.message_lab import Lab

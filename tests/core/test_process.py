@@ -6,11 +6,11 @@ import json
 import subprocess
 import sys
 
-from queue_manager.core.memory import GC_THRESHOLD, POOL_GC_THRESHOLD
+from queue_manager.core.process import GC_THRESHOLD, POOL_GC_THRESHOLD
 
 PROGRAM = """
 import gc, json
-from queue_manager.core.memory import reduce_garbage_collection
+from queue_manager.core.process import reduce_garbage_collection
 there = [[] for _ in range(1000)]
 reduce_garbage_collection()
 ring = []
@@ -31,7 +31,7 @@ OLD_GARBAGE = """
 import gc, json
 there = [[] for _ in range(400_000)]
 gc.collect()
-from queue_manager.core.memory import reduce_garbage_collection
+from queue_manager.core.process import reduce_garbage_collection
 reduce_garbage_collection()
 gc.set_threshold(100, 2, 2)
 full = []
