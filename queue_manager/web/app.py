@@ -27,9 +27,9 @@ from queue_manager.web.auth.authorization import (
     viewer_of,
 )
 from queue_manager.web.http import exception_handlers
-from queue_manager.web.http.direct import DirectRoutes
 from queue_manager.web.http.middleware import (
     CompressionMiddleware,
+    DirectRoutes,
     HeadMiddleware,
     PrefixMiddleware,
     SecurityMiddleware,

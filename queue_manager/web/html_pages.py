@@ -15,7 +15,7 @@ from queue_manager.core.settings import settings
 from queue_manager.system import SCHEDULE_PAGE
 
 if TYPE_CHECKING:  # the log-in page renders, too
-    from queue_manager.web.auth.principal import Principal
+    from queue_manager.web.auth.authentication import Principal
 
 WORKERS_PAGE = "/workers"
 _templates = Environment(

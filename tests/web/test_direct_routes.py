@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp
 
 from queue_manager.web.http import exception_handlers
-from queue_manager.web.http.direct import DirectRoute, DirectRoutes
 from queue_manager.web.http.errors import ApiError
+from queue_manager.web.http.middleware import DirectRoute, DirectRoutes
 from tests.reported_errors import collected, exception
 
 

@@ -1,8 +1,12 @@
 """Authentication: finds the principal that sends a request, and notices when a client that is connected loses access.
 
 A principal is found by its API key or by the session cookie of a log-in. The cookie holds the name of a key and an
-expiry, signed with a secret derived from that key. Guarantee: a session ends with its key or when it is revoked (see
-`revocation`). Every process that has the key accepts the cookie; no further secret is configured.
+expiry, signed with a secret derived from that key. Every process that has the key accepts the cookie; no further secret
+is configured. Guarantee: a session ends with its key or when it is revoked (see `revocation`).
+
+Keys are those of the setting, or of a file that is read again when it changes. Guarantee: a change of the file takes
+effect within a second. A file that is unreadable or invalid is logged and leaves the keys as they are: a partial write
+must not lock users out.
 """
 
 from __future__ import annotations
@@ -10,22 +14,28 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import sha256
 from http import HTTPStatus
+from pathlib import Path
+from typing import Literal
 
 import jwt
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request, cookie_parser
 from starlette.responses import Response
 
+from queue_manager.core.api_keys import ROLES, ApiKey, Role
 from queue_manager.core.clock import hours, local_now
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings, settings
-from queue_manager.web.auth.keys import KeyRing
-from queue_manager.web.auth.principal import LOOPBACK, Principal
+from queue_manager.operations.api_keys import configured_keys, read_keys
+from queue_manager.pauses import LOCAL_USER
 from queue_manager.web.auth.revocation import Revocations
 from queue_manager.web.auth.wrong_keys import WrongKeys
 from queue_manager.web.http.errors import ApiError
@@ -34,9 +44,117 @@ API_KEY_HEADER = "x-api-key"
 LOGIN_HINT = "Send a key as X-API-KEY or as Authorization: Bearer, or log in at /login"
 SESSION_COOKIE = "qm_session"
 SESSION_LIFETIME = hours(12)
+FILE_CHECK_INTERVAL = 1.0  # seconds
 ACCESS_CHECK_INTERVAL = 0.5  # seconds; with a second for a changed key file, a client is disconnected within 2 s
 _REQUIRED_CLAIMS = ["name", "role", "exp"]
 _SECRET_PURPOSE = b"queue-manager session"
+
+log = get_logger("QM/access")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Principal:
+    """The holder of a key, or any user of this machine if no keys are configured."""
+
+    name: str
+    """The key's name; `loopback` without keys."""
+    role: Role
+    by: Literal["loopback", "key", "session"]
+    key_digest: bytes = field(default=b"", repr=False)
+    """Tells the key from a later one with the same name."""
+    session: str = field(default="", repr=False)
+    """The id by which the session is revoked."""
+    expires_at: datetime | None = None
+    """When the key or the session ends."""
+    systems: tuple[str, ...] | None = None
+    """The names of the only systems that the key is for; `None`: all."""
+
+    @classmethod
+    def of(cls, key: ApiKey, *, digest: bytes) -> Principal:
+        """Return the holder of a key."""
+        return cls(
+            name=key.name,
+            role=key.role,
+            by="key",
+            key_digest=digest,
+            expires_at=key.expires_at,
+            systems=key.systems,
+        )
+
+    def is_expired(self, now: datetime) -> bool:
+        return self.expires_at is not None and now >= self.expires_at
+
+    def has_role(self, role: Role) -> bool:
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+    def has_system(self, name: str | None) -> bool:
+        """Return True if the key is for this system; with `None`, if it is for all."""
+        return self.systems is None or name in self.systems
+
+    @property
+    def may_act(self) -> bool:
+        return self.has_role("operator")
+
+
+LOOPBACK = Principal(name=LOCAL_USER, role="operator", by="loopback")
+
+
+def digest_of(key: str) -> bytes:
+    """Return the digest by which keys are compared: digests have one length, so that comparing takes constant time."""
+    return sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+class KeyRing:
+    """All keys. Raises `ConfigurationError` if both settings are given, or the file is unreadable or invalid."""
+
+    def __init__(self, chosen: Settings) -> None:
+        self._file = chosen.qm_api_keys_file
+        self._checked_at = time.monotonic()
+        self._stamp = _stamp(self._file) if self._file is not None else None
+        self._keys = _holders(configured_keys(chosen))
+
+    def find(self, key: str) -> Principal | None:
+        """Return the holder of the key with this secret, unless it has expired."""
+        digest, found = digest_of(key), None
+        for holder in self._current():  # all of them, so that the duration reveals nothing
+            if hmac.compare_digest(holder.key_digest, digest):
+                found = holder
+        return found if found is not None and not found.is_expired(local_now()) else None
+
+    def named(self, name: str) -> Principal | None:
+        """Return the holder of the key with this name, unless it has expired."""
+        found = next((holder for holder in self._current() if holder.name == name), None)
+        return found if found is not None and not found.is_expired(local_now()) else None
+
+    def _current(self) -> list[Principal]:
+        if self._file is not None and time.monotonic() - self._checked_at >= FILE_CHECK_INTERVAL:
+            self._checked_at = time.monotonic()
+            self._reload(self._file)
+        return self._keys
+
+    def _reload(self, file: Path) -> None:
+        stamp = _stamp(file)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._keys = _holders(read_keys(file))
+        except ConfigurationError as error:
+            log.error(f"The keys stay as they were: {error}")
+        else:
+            log.info("Keys read again", keys=len(self._keys))
+
+
+def _stamp(file: Path) -> tuple[int, ...] | None:
+    try:
+        about = file.stat()
+    except OSError:
+        return None
+    return about.st_mtime_ns, about.st_size, about.st_ino
+
+
+def _holders(keys: list[ApiKey]) -> list[Principal]:
+    return [Principal.of(key, digest=digest_of(key.key.get_secret_value())) for key in keys]
 
 
 class Authenticator:
@@ -90,7 +208,7 @@ class Authenticator:
 
     async def count_wrong_key(self, key: str, connection: HTTPConnection) -> None:
         """Count a wrong key. Raises `ApiError`, after a delay, if the client's address has tried too many."""
-        await self._wrong_keys.count(key, connection.client.host if connection.client else None)
+        await self._wrong_keys.count(digest_of(key), connection.client.host if connection.client else None)
 
     def is_valid(self, principal: Principal) -> bool:
         """Return True if the key or session of `principal` is still valid, with the same role and systems."""

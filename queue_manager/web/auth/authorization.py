@@ -22,8 +22,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from queue_manager.core.log import get_logger
-from queue_manager.web.auth.authentication import authenticator_of, sent_key
-from queue_manager.web.auth.principal import Principal
+from queue_manager.web.auth.authentication import Principal, authenticator_of, sent_key
 from queue_manager.web.http.errors import ApiError
 from queue_manager.web.http.requests import SAFE_METHODS, is_page_view, refuse_unknown_parameters
 from services.audit import Actor

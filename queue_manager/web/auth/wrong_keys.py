@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from queue_manager.core.log import get_logger
-from queue_manager.web.auth.keys import digest_of
 from queue_manager.web.http.errors import ApiError
 
 WINDOW = 60.0  # seconds
@@ -42,12 +41,12 @@ class WrongKeys:
         self._windows: OrderedDict[str, _Window] = OrderedDict()
         self._delayed = 0
 
-    async def count(self, key: str, address: str | None) -> None:
+    async def count(self, key_digest: bytes, address: str | None) -> None:
         """Count a wrong key. Raises `ApiError` (429, after a growing delay) beyond the limits of its address."""
         network = _network(address)
         window = self._window(network)
         window.attempts += 1
-        digest = digest_of(key)[:8]
+        digest = key_digest[:8]
         is_repeated = digest in window.keys
         if is_repeated and window.attempts <= FREE_ATTEMPTS:
             return

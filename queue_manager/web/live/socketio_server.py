@@ -1,6 +1,6 @@
 """Socket.IO at `/socket.io`: a client receives `support_room_updated` of the accounts that it may access.
 
-Connect: with `SOCKETIO_TOKEN_SECRET` set, `auth={"token": …}` (see `tokens`) puts a client into the rooms
+Connect: with `SOCKETIO_TOKEN_SECRET` set, `auth={"token": …}` (see `read_token`) puts a client into the rooms
 `support-<account id>` of all its accounts. With API keys, a key as that token or in a header, or the session of one of
 our own pages, lets it join any account. Invalid, missing or expired credentials are refused. Without secret and keys,
 which is possible on loopback only, every client may join any account.
@@ -15,25 +15,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
 
+import jwt
 import socketio
 from socketio.packet import CONNECT, DISCONNECT, EVENT, Packet
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from queue_manager.core.background import cancel, in_background
-from queue_manager.core.errors import reason
+from queue_manager.core.errors import AppError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import Settings
-from queue_manager.web.auth import tokens
 from queue_manager.web.auth.authentication import ACCESS_CHECK_INTERVAL, LOGIN_HINT, Authenticator, unauthorized
 from queue_manager.web.auth.authorization import is_from_own_page, require_system
-from queue_manager.web.auth.tokens import ANY, Access, TokenRefused, is_account
 from queue_manager.web.http.errors import ApiError
 from queue_manager.web.live.redis_channel import RedisChannel
 from services import support_snooze
@@ -42,10 +43,57 @@ MAX_PACKET_SIZE = 64_000  # bytes; the largest packet that clients send is their
 CREDENTIALS_TIMEOUT = 10.0  # seconds
 IGNORED_EVENT = "ignored"  # it has no handler
 NO_ACCOUNT = "An account id is 1 to 64 letters, digits, _ or -"
+_ACCOUNT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 Answer = dict[str, Any]
 
 log = get_logger("QM/live")
+
+
+class TokenRefused(AppError):
+    """The token gives no access; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """The accounts whose events a client may receive, and until when; `None` means all, without an end."""
+
+    accounts: frozenset[str] | None = None
+    expires_at: float | None = None
+    has_ended: Callable[[], bool] = field(default=lambda: False, compare=False, repr=False)
+    """Returns True once the key or session of the client has ended."""
+
+    def allows(self, account: str) -> bool:
+        return self.accounts is None or account in self.accounts
+
+    def is_over(self) -> bool:
+        return self.has_ended() or (self.expires_at is not None and time.time() >= self.expires_at)
+
+
+ANY_ACCOUNT = Access()
+
+
+def is_account(value: Any) -> bool:
+    """Return True if `value` has the form of an account id: 1 to 64 letters, digits, `_` or `-`."""
+    return isinstance(value, str) and _ACCOUNT.fullmatch(value) is not None
+
+
+def read_token(token: Any, *, secret: str) -> Access:
+    """Return the access that a token gives: a JWT that the product signs with HS256. Raises `TokenRefused`.
+
+    Claims: `accounts`, a list of account ids; `exp`, optional: seconds since the epoch.
+    """
+    if not isinstance(token, str):
+        raise TokenRefused('A token is required: connect with auth={"token": ...}')
+    try:
+        claims = jwt.decode(token, secret, algorithms=["HS256"], options={"require": ["accounts"]})
+        expires_at = float(claims["exp"]) if "exp" in claims else None
+    except (jwt.InvalidTokenError, TypeError, ValueError, OverflowError) as error:  # from an invalid `exp`, too
+        raise TokenRefused(f"The token is refused: {error}") from None
+    accounts = claims["accounts"]
+    if not isinstance(accounts, list) or not all(map(is_account, accounts)):
+        raise TokenRefused("The token is refused: its claim accounts must be a list of account ids")
+    return Access(accounts=frozenset(accounts), expires_at=expires_at)
 
 
 class ClientPacket(Packet):  # type: ignore[misc]  # python-socketio has no types
@@ -142,7 +190,7 @@ class Live:
     async def _access_of(self, auth: Any, connection: HTTPConnection) -> Access:
         token = auth.get("token") if isinstance(auth, dict) else None
         if self._secret is None and not self._authenticator.is_required:
-            return ANY
+            return ANY_ACCOUNT
         reasons = []
         if self._authenticator.is_required:
             try:
@@ -151,7 +199,7 @@ class Live:
                 reasons.append(error.message)
         if self._secret is not None:
             try:
-                return tokens.read(token, secret=self._secret)
+                return read_token(token, secret=self._secret)
             except TokenRefused as error:
                 reasons.append(str(error))
         if self._authenticator.is_required and isinstance(token, str):

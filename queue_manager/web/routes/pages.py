@@ -23,8 +23,8 @@ from beat_schedule import systems
 from models.audit import AUDITED_ACTIONS
 from queue_manager.core.settings import settings
 from queue_manager.system import SCHEDULE_PAGE, System
+from queue_manager.web.auth.authentication import Principal
 from queue_manager.web.auth.authorization import EACH, CurrentPrincipal, viewer, viewer_of
-from queue_manager.web.auth.principal import Principal
 from queue_manager.web.html_pages import WORKERS_PAGE, render_page
 from services import job_queues, message_queue
 from services.failures import BROKER

@@ -1,13 +1,22 @@
-"""The message queue's API for producers and consumers: enqueue, receive, ack, nack and touch."""
+"""The message queue's API for producers and consumers: enqueue, receive, ack, nack and touch.
+
+Guarantee: a poll that waits for a message holds no thread; a few threads, apart from those of other requests, search
+for all polls. A client that has disconnected receives no message.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any, TypedDict, TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
+from starlette.requests import ClientDisconnect
 
 from queue_manager.core.errors import InvalidField, prefix_fields
 from queue_manager.core.settings import settings
@@ -28,9 +37,9 @@ from queue_manager.operations.message_schemas import (
     Touched,
 )
 from queue_manager.operations.schemas import EmptyIsNone
-from queue_manager.web.http.direct import DirectRoute
+from queue_manager.web.auth.authentication import access_check, until_lost
 from queue_manager.web.http.errors import ApiError, errors
-from queue_manager.web.routes.messages.long_poll import ReceiveOptions, receive_message
+from queue_manager.web.http.middleware import DirectRoute
 from queue_manager.web.routes.messages.requests import BatchBody, MessageBody, missing
 from queue_manager.web.routes.messages.schemas import (
     MIN_TIMEOUT,
@@ -39,17 +48,23 @@ from queue_manager.web.routes.messages.schemas import (
     NewMessageBody,
     TouchBody,
 )
-from services.message_queue import InvalidMessage, Json, NewMessage, async_message_queue
+from services.message_queue import InvalidMessage, Json, Message, NewMessage, async_message_queue, message_queue
+from services.message_queue.errors import SearchIncomplete
 from services.message_queue.messages import MAX_ACK_TIMEOUT, members
 from services.message_queue.operations import EnqueueResult
 from services.message_queue.queue import MAX_POLL_TIMEOUT
 
+T = TypeVar("T")
+
+SEARCH_THREADS = CapacityLimiter(8)
+CONNECTION_CHECK_DELAY = 0.05  # seconds that a request for a message takes before its connection is watched
 MAX_POLL_DURATION = 55.0
 """Seconds after which a poll is answered, even if its `timeout` is longer."""
 
 NewMessageBatch = Annotated[list[NewMessageBody], Field(max_length=MAX_BATCH_MESSAGES)]
 WaitSeconds = Annotated[float, Field(ge=0, le=MAX_POLL_TIMEOUT, description="Seconds to wait for a message.")]
 AckSeconds = Annotated[float, Field(ge=MIN_TIMEOUT, le=MAX_ACK_TIMEOUT, description="Seconds to the deadline.")]
+
 
 router = APIRouter(route_class=DirectRoute, responses=errors(503))
 
@@ -160,3 +175,117 @@ def _token(given: Mapping[str, Json]) -> str | None:
     if settings().queue_require_lock_token:
         raise missing("lock_token")
     return None
+
+
+# Long polls
+
+
+class ReceiveOptions(TypedDict):
+    """The arguments of `MessageQueue.take` and `search`."""
+
+    ack_timeout: float | None
+    type: str | None
+    consumer_id: str | None
+
+
+async def receive_message(options: ReceiveOptions, *, timeout: float, request: Request) -> Message | None:
+    """Return the next message, or `None`: after `timeout` seconds, or if the client disconnects or loses access."""
+    try:
+        message = await _while_connected(request, async_message_queue().take(**options))
+    except ClientDisconnect:
+        return None
+    return await _wait_for_message(options, timeout, request) if message is None and timeout else message
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, which is canceled if the client disconnects first. Raises ClientDisconnect."""
+    task, is_over = asyncio.current_task(), False
+    watching: asyncio.Task[None] | None = None
+
+    def watch() -> None:
+        nonlocal watching
+        watching = asyncio.create_task(_disconnected(request))
+        watching.add_done_callback(end)
+
+    def end(watched: asyncio.Task[None]) -> None:
+        if task is not None and not is_over and not watched.cancelled():
+            task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(CONNECTION_CHECK_DELAY, watch)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if task is None or watching is None or not watching.done() or task.uncancel():
+            raise
+        raise ClientDisconnect from None
+    finally:
+        is_over = True
+        timer.cancel()
+        if watching is not None:
+            watching.cancel()
+
+
+async def _wait_for_message(options: ReceiveOptions, timeout: float, request: Request) -> Message | None:
+    ending: asyncio.Event = request.app.state.ending
+    conditions: list[Coroutine[Any, Any, Any]] = [
+        _disconnected(request),
+        until_lost(access_check(request)),
+        ending.wait(),
+    ]
+    tasks = {asyncio.create_task(condition) for condition in conditions}
+    try:
+        return await _Wait(options, tasks).message(timeout)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Wait:
+    def __init__(self, options: ReceiveOptions, end_conditions: set[asyncio.Task[Any]]) -> None:
+        self._queue, self._options, self._end_conditions = message_queue(), options, end_conditions
+
+    async def message(self, timeout: float) -> Message | None:
+        end = time.monotonic() + timeout
+        while True:
+            arrival, message, is_finished = await to_thread.run_sync(self._search, limiter=SEARCH_THREADS)
+            is_used = False
+            try:
+                if message is not None:
+                    return message
+                if not is_finished and time.monotonic() < end and not self._must_end():
+                    continue
+                if not await self._arrived(arrival, within=end - time.monotonic()):
+                    return None
+                is_used = True
+            finally:
+                if not is_used:
+                    self._queue.arrivals.unsubscribe(arrival)
+                if self._must_end():
+                    self._queue.arrivals.wake(1)  # the arrival is for another poll
+
+    def _search(self) -> tuple[Future[None], Message | None, bool]:
+        """Return the future of an arrival, the message if there is one, and whether the search was finished."""
+        arrival = self._queue.arrivals.subscribe(self._options["type"])
+        try:
+            messages = [] if self._must_end() else self._queue.search(**self._options)
+            return arrival, messages[0] if messages else None, True
+        except SearchIncomplete:
+            return arrival, None, False
+        except BaseException:
+            self._queue.arrivals.unsubscribe(arrival)
+            raise
+
+    async def _arrived(self, arrival: Future[None], *, within: float) -> bool:
+        announced = asyncio.wrap_future(arrival)
+        await asyncio.wait(
+            {announced, *self._end_conditions}, timeout=max(within, 0), return_when=asyncio.FIRST_COMPLETED
+        )
+        return announced.done() and not self._must_end()
+
+    def _must_end(self) -> bool:
+        return any(condition.done() for condition in self._end_conditions)
