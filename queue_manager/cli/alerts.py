@@ -10,7 +10,7 @@ from beat_schedule import systems
 from models import alert
 from models.alert import Key
 from models.database import server_now
-from queue_manager.alerts.notification import Alert, Notification, has_channels, send_to_channels
+from queue_manager.alerts import Alert, Notification, has_channels, send_to_channels
 from queue_manager.cli.changes import audited, user_name
 from queue_manager.cli.completion import complete_alert_system, complete_rule
 from queue_manager.cli.errors import fail, report_errors

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from dev.ports import LOOPBACK
-from queue_manager.alerts.notification import Notification, send_to_channels
+from queue_manager.alerts import Notification, send_to_channels
 from queue_manager.cli.completion import complete_alert_system, complete_rule
 from queue_manager.core.background import in_thread
 from queue_manager.core.settings import settings

@@ -13,8 +13,7 @@ from pymongo.errors import AutoReconnect
 from models import alert
 from models.alert import CLAIM_TIME, Key
 from models.database import server_now
-from queue_manager.alerts.notification import Alert, Notification
-from queue_manager.alerts.watch import Watch, _round
+from queue_manager.alerts import Alert, Notification, Watch, _round
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.health import Readings, read
 from queue_manager.health_rules import Problem, Rule
@@ -104,7 +103,7 @@ def test_what_lasts_is_sent_again(first: Process, monkeypatch: pytest.MonkeyPatc
     first.evaluate(0, LAG)
     first.evaluate(60, LAG)
     now = server_now()
-    monkeypatch.setattr("queue_manager.alerts.watch.server_now", lambda: now + minutes(241))
+    monkeypatch.setattr("queue_manager.alerts.server_now", lambda: now + minutes(241))
     assert first.evaluate(60 + 240 * 60 - 1, LAG) == []
     assert first.evaluate(60 + 240 * 60, LAG) == [("problem", ["support-snooze"])]
 
@@ -192,7 +191,7 @@ def test_a_round_ends_no_problem_that_it_could_not_read(
         async def given() -> Readings:
             return found
 
-        monkeypatch.setattr("queue_manager.alerts.watch.read", given)
+        monkeypatch.setattr("queue_manager.alerts.read", given)
         sent.clear()
         for _ in range(number):
             asyncio.run(_round(watch))
@@ -226,9 +225,9 @@ def test_what_a_killed_process_was_sending_is_sent_by_another_a_minute_later(
         first.evaluate(60, LAG)
     assert second.evaluate(61, LAG) == []
     now = server_now() + CLAIM_TIME
-    monkeypatch.setattr("queue_manager.alerts.watch.server_now", lambda: now)
+    monkeypatch.setattr("queue_manager.alerts.server_now", lambda: now)
     assert second.evaluate(121, LAG) == [("problem", ["support-snooze"])]
-    monkeypatch.setattr("queue_manager.alerts.watch.server_now", lambda: now + CLAIM_TIME)
+    monkeypatch.setattr("queue_manager.alerts.server_now", lambda: now + CLAIM_TIME)
     for process in (second, third):
         assert process.evaluate(181, LAG) == []
 
