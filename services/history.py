@@ -23,7 +23,7 @@ from queue_manager.core.redis_client import PerProcess, connect
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import MISSED_RUNS
 from queue_manager.system import System
-from queue_manager.telemetry import count_history, latency
+from queue_manager.telemetry import counters, latency
 from queue_manager.telemetry.counters import Totals
 from queue_manager.telemetry.latency import Histogram, Measure
 
@@ -57,7 +57,7 @@ class RangeHistory:
 
     @property
     def total(self) -> Totals:
-        return count_history.added(one for one in self.steps if one is not None)
+        return counters.added(one for one in self.steps if one is not None)
 
     def numbers(self, outcome: str) -> list[int | None]:
         """Return how often an outcome was counted in each step."""
@@ -94,8 +94,8 @@ def _counted(client: redis.Redis, systems: Iterable[System]) -> list[Bucket]:
     )  # the clocks of the servers may differ
     copied = {name: _minute(at) for name, at in stored.items()}
     first = min((copied.get(name, last - MINUTES_KEPT) for name in sources), default=last)
-    found = count_history.from_each_server(
-        client, sources, lambda server, some: count_history.by_minute(server, some, first=first, last=last)
+    found = counters.from_each_server(
+        client, sources, lambda server, some: counters.by_minute(server, some, first=first, last=last)
     )
     return [
         Bucket(system=name, at=_moment(ten * 10), length=TEN_MINUTES, counts=counts)
@@ -111,7 +111,7 @@ def _tens(by_minute: Mapping[int, Totals], *, first: int | None, last: int) -> I
         tens.setdefault(minute // 10, []).append(counts)
     begin = min([*tens, last // 10]) if first is None else first // 10
     for ten in range(begin, last // 10 + 1):
-        yield ten, count_history.added(tens.get(ten, []))
+        yield ten, counters.added(tens.get(ten, []))
 
 
 def read(system: System, chosen: Range, *, systems: Iterable[System], now: datetime) -> RangeHistory:
@@ -131,7 +131,7 @@ def _stored(system: System, begins_at: datetime, step: timedelta, *, now: dateti
     found: dict[datetime, list[Mapping[str, int]]] = {}
     for bucket in [*history.read(min(step, HOUR), since=begins_at, systems=[system.name]), *_not_copied(system, now)]:
         found.setdefault(begins_at + (bucket.at - begins_at) // step * step, []).append(bucket.counts)
-    return {at: count_history.added(counts) for at, counts in found.items()}
+    return {at: counters.added(counts) for at, counts in found.items()}
 
 
 def _not_copied(system: System, now: datetime) -> Iterator[Bucket]:
@@ -143,9 +143,7 @@ def _not_copied(system: System, now: datetime) -> Iterator[Bucket]:
     except redis.RedisError:  # the history outlives Redis
         return
     for ten in (since, since + TEN_MINUTES):
-        counted = count_history.added(
-            counts for minute, counts in by_minute.items() if ten <= minute < ten + TEN_MINUTES
-        )
+        counted = counters.added(counts for minute, counts in by_minute.items() if ten <= minute < ten + TEN_MINUTES)
         new = {name: more for name, count in counted.items() if (more := count - copied.get(ten, {}).get(name, 0)) > 0}
         if new:
             yield Bucket(system=system.name, at=ten, length=TEN_MINUTES, counts=new)
@@ -156,8 +154,8 @@ def _last_minutes(system: System, begins_at: datetime) -> dict[datetime, Totals]
         return {}
     client, first = _redis(), _minute(begins_at)
     last = int(client.time()[0]) // 60
-    found = count_history.from_each_server(
-        client, {"": source}, lambda server, some: count_history.by_minute(server, some, first=first, last=last)
+    found = counters.from_each_server(
+        client, {"": source}, lambda server, some: counters.by_minute(server, some, first=first, last=last)
     )
     return {
         _moment(minute): by_minute.get(minute, {}) for by_minute in found.values() for minute in range(first, last + 1)

@@ -36,9 +36,8 @@ from queue_manager.leases import Leases
 from queue_manager.pauses import PauseState
 from queue_manager.server_calls import Unavailable, mongodb, redis_server
 from queue_manager.system import System, SystemStats
-from queue_manager.telemetry import count_history, worker_heartbeats
-from queue_manager.telemetry.count_history import Recent
-from queue_manager.telemetry.counters import Source
+from queue_manager.telemetry import counters, worker_heartbeats
+from queue_manager.telemetry.counters import Recent, Source
 from queue_manager.telemetry.worker_heartbeats import OnlineWorker
 
 AnswerT = TypeVar("AnswerT")
@@ -267,7 +266,7 @@ def _redis() -> InRedis:
             dead_letters=read("dead letters", lambda: _count_dead_letters(client), 0),
             losses={name: read(f"losses of {name}", Leases(name).often_lost, {}) for name in with_items},
             pauses=read("pauses", pauses.paused, {}),
-            recent=read("counts", lambda: count_history.from_each_server(client, sources(), count_history.recent), {}),
+            recent=read("counts", lambda: counters.from_each_server(client, sources(), counters.recent), {}),
             next_runs=read("schedule", lambda: next_runs(client, names), {}),
             refused_writes=refused_writes(client),
             unread=unread,

@@ -16,8 +16,8 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.health.readings import sources
 from queue_manager.operations import cursors
-from queue_manager.operations.latency import latency_of, percentiles_of
 from queue_manager.operations.overview import leader_of, numbers_of, scan_of
+from queue_manager.operations.schemas import latency_of, percentiles_of
 from queue_manager.operations.system_schemas import (
     History,
     OneSystem,
@@ -31,7 +31,7 @@ from queue_manager.operations.system_schemas import (
 )
 from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.system import System
-from queue_manager.telemetry import count_history, counters
+from queue_manager.telemetry import counters
 from queue_manager.telemetry.latency import MEASURES, Measure
 from services import history
 from services.audit import Actor, recorded
@@ -118,7 +118,7 @@ def _scan(run: dict[str, Any]) -> Scan:
 def last_day(listed: Iterable[System]) -> History:
     """Return how many items of these systems ended in the last 24 hours. Raises `Unavailable`."""
     with redis_server() as client:
-        day = count_history.last_day(client, sources())
+        day = counters.last_day(client, sources())
     return History(
         server_time=local_now(),
         bucket_seconds=counters.BUCKET_SECONDS,

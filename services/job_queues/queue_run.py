@@ -15,7 +15,7 @@ from queue_manager.core.clock import seconds
 from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue
 from queue_manager.core.redis_client import PerProcess, connect
 from queue_manager.core.settings import settings
-from queue_manager.telemetry import count_history, counters
+from queue_manager.telemetry import counters
 from queue_manager.telemetry.counters import Totals
 from services.job_queues.dispatch import JOBS_INITIATOR, system
 from services.job_queues.registry import registry
@@ -70,7 +70,7 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
 def counts_by_name() -> dict[str, Totals]:
     """Return what was counted of each name in the last 24 hours, of the first 200 names. Raises the drivers' errors."""
     names = job.names()[:MAX_MEASURED_NAMES]
-    counts = count_history.last_hours(_redis(), [f"{JOBS_INITIATOR}/{name}" for name in names])
+    counts = counters.last_hours(_redis(), [f"{JOBS_INITIATOR}/{name}" for name in names])
     return dict(zip(names, counts, strict=True))
 
 

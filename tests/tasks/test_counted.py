@@ -9,7 +9,7 @@ from dev.servers import Valkey
 from models.database import collection, server_now
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.redis_client import connect
-from queue_manager.telemetry import count_history, counters
+from queue_manager.telemetry import counters
 from services import job_queues
 from services.job_queues import queue_run
 from tasks.job_queues import JOBS_QUEUE, dispatch_due_jobs
@@ -24,7 +24,7 @@ from tests.tasks.hand_worker import run, take, waiting_messages
 def counted(servers: Servers, name: str) -> dict[str, int]:
     """Return what the last bucket has; a bucket that began meanwhile would make it less."""
     with connect(servers.valkey.url) as client:
-        of_name = count_history.last_day(client, {name: counters.source(name)}).counts[name]
+        of_name = counters.last_day(client, {name: counters.source(name)}).counts[name]
     return {outcome: sum(of_name[outcome][-2:]) for outcome in counters.OUTCOMES}
 
 

@@ -13,7 +13,7 @@ from models.database import server_now
 from queue_manager.batching import strategy
 from queue_manager.core.clock import hours, milliseconds, seconds, unix_ms
 from queue_manager.core.redis_client import connect
-from queue_manager.telemetry import count_history, counters, latency
+from queue_manager.telemetry import counters, latency
 from queue_manager.telemetry.latency import SENT_HEADER, Histogram, Measure
 from services import job_queues
 from services.job_queues import queue_run
@@ -32,7 +32,7 @@ ROOMS = "support-snooze"
 def durations(servers: Servers, name: str = ROOMS) -> Mapping[Measure, Histogram]:
     with connect(servers.valkey.url) as client:
         (totals,) = counters.totals(client, [counters.source(name)])
-        (recent,) = count_history.recent(client, [counters.source(name)])
+        (recent,) = counters.recent(client, [counters.source(name)])
     assert latency.histograms(recent.hour) == latency.histograms(totals)
     return latency.histograms(totals)
 
@@ -130,7 +130,7 @@ def test_jobs_are_measured_together_and_by_name(clean: Servers, monkeypatch: pyt
     assert [one.total for one in durations(clean, job_queues.JOBS_INITIATOR).values()] == [2, 2, 2]
     with connect(clean.valkey.url) as client:
         names = [f"{job_queues.JOBS_INITIATOR}/{name}" for name in ("mail", "report")]
-        mail, report = count_history.last_hours(client, names)
+        mail, report = counters.last_hours(client, names)
     assert [one.total for one in latency.histograms(mail).values()] == [2, 2, 2]
     assert (mail["done"], report["failed"]) == (2, 1)
     assert durations(clean, JOBS_QUEUE)["run"].total == 0  # the runs through the queue are not items

@@ -38,7 +38,7 @@ from queue_manager.health.readings import read_stats, sources
 from queue_manager.health_rules import Problem
 from queue_manager.server_calls import Unavailable, broker, mongodb, ping_mongodb, redis_server
 from queue_manager.system import SCANS_QUEUE, SystemStats, item_queues
-from queue_manager.telemetry import count_history, counters, latency, worker_heartbeats
+from queue_manager.telemetry import counters, latency, worker_heartbeats
 from queue_manager.telemetry.counters import Totals
 from queue_manager.telemetry.latency import Measure
 from queue_manager.web.routes.systems.events import current_overview
@@ -164,7 +164,7 @@ def _problem_gauge(problems: Sequence[Problem]) -> Metric:
 def _counts() -> Iterator[Metric]:
     with redis_server() as client:
         of_scans = counters.read(client, [system.scan_task for system in systems()])
-        of_items = count_history.from_each_server(client, sources(), counters.totals)
+        of_items = counters.from_each_server(client, sources(), counters.totals)
         yield from _scans({system.name: of_scans[system.scan_task] for system in systems()})
         yield _items(of_items)
         yield from _durations(of_items)

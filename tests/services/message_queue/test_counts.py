@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from queue_manager.core.redis_client import connect
-from queue_manager.telemetry import count_history, counters, latency
+from queue_manager.telemetry import counters, latency
 from queue_manager.telemetry.counters import Source, Totals
 from queue_manager.telemetry.latency import BOUNDS_MS, Histogram, Measure
 from services.message_queue.messages import NewMessage
@@ -26,7 +26,7 @@ def counted(lab: Lab) -> Totals:
     of_queue = Source(totals=lab.key(":totals"), minutes=lab.key(":minutes:"))
     with connect(lab.url) as client:
         (totals,) = counters.totals(client, [of_queue])
-        (recent,) = count_history.recent(client, [of_queue])
+        (recent,) = counters.recent(client, [of_queue])
     assert totals == recent.hour
     return recent.hour
 
