@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from models.malformed import MAX_NEWEST
 from queue_manager.core.clock import MAX_CLOCK_SKEW
-from queue_manager.doctor import documents, installation, mongodb, processes, redis_servers
+from queue_manager.doctor import installation, mongodb, processes, redis_servers
 from queue_manager.doctor.findings import Findings
 from queue_manager.health_rules import Problem, Rule
 
@@ -90,7 +90,7 @@ CHECKS = (
     Check(
         name="documents",
         statement=f"None of the newest {MAX_NEWEST:,} documents in each collection of Queue Manager is malformed.",
-        find=documents.malformed,
+        find=mongodb.malformed,
         needs=(SETTINGS, "mongodb"),
     ),
     Check(

@@ -1,22 +1,55 @@
-"""Checks of MongoDB beyond those of health: rights, durability, documents in the way of indexes."""
+"""Checks of MongoDB beyond those of health: rights, durability, documents that are malformed or in the way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure, WTimeoutError
 
 from beat_schedule import systems
-from models import database, deployment, schema
+from models import (
+    alert,
+    audit,
+    database,
+    deployment,
+    failed_item,
+    history,
+    item_events,
+    job_queue,
+    mark,
+    outbox,
+    scan_run,
+    schema,
+    site,
+)
+from models.database import Document
+from models.malformed import malformed_ids
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import reason
 from queue_manager.core.settings import settings
+from queue_manager.core.wording import first_ids, many
 from queue_manager.doctor.findings import Finding, Findings, NotChecked
 from queue_manager.system import System
+from services import stale_thumbnails
 
 MIN_MONGODB_VERSION = (6, 0)
 WRITE_TIMEOUT = seconds(2)
 WRITE_TIMEOUTS = (ExecutionTimeout, NetworkTimeout, WTimeoutError)
+
+
+_COLLECTION_READERS: Mapping[str, Callable[[Document], object]] = {
+    job_queue.QUEUES_COLLECTION: job_queue.read_pause,
+    outbox.OUTBOX_COLLECTION: outbox.read_pending,
+    failed_item.FAILED_ITEMS_COLLECTION: failed_item.read_failure,
+    alert.ALERTS_COLLECTION: alert.read_sent,
+    alert.SILENCES_COLLECTION: alert.read_silence,
+    audit.AUDIT_COLLECTION: audit.read_entry,
+    scan_run.RUNS_COLLECTION: scan_run.read_run,
+    history.HISTORY_COLLECTION: history.read_bucket,
+    mark.MARKS_COLLECTION: lambda one: one["_id"] == mark.LAST_SEEN or mark.read_mark(one),
+    site.RESETS_COLLECTION: stale_thumbnails.read_failed,
+    item_events.ITEM_EVENTS_COLLECTION: item_events.read_event,
+}
 
 
 def version() -> Iterator[Findings]:
@@ -66,6 +99,20 @@ def obstacles() -> Iterator[Findings]:
         if schema.missing(system.collections()) and (lines := system.obstacles()):
             yield Finding(
                 f"{system.name}: {'; '.join(lines)}", "Repair these documents, then run `queue-manager migrate`."
+            )
+
+
+def malformed() -> Iterator[Findings]:
+    """Yield our own collections in which another program has made documents malformed.
+
+    Not those of jobs, which fail with this reason, nor those that are replaced: marks of scans, the leader, counts of
+    jobs.
+    """
+    for name, read in _COLLECTION_READERS.items():
+        if ids := malformed_ids(name, read):
+            yield Finding(
+                f"{many(len(ids), 'malformed document')} in {name}: {first_ids(ids, len(ids))}",
+                "Another program wrote them: correct or delete them.",
             )
 
 
