@@ -15,8 +15,7 @@ from models.audit import AUDITED_ACTIONS, AuditEntry, AuditQuery
 from queue_manager.cli.changes import current_actor
 from queue_manager.cli.completion import complete_action, complete_system
 from queue_manager.cli.errors import fail, moment, report_errors
-from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer, print_cursor
-from queue_manager.cli.terminal import console, printable
+from queue_manager.cli.terminal import AnswerJsonOption, CursorOption, console, print_answer, print_cursor, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.core.wording import did_you_mean
 from queue_manager.operations import audit as operations

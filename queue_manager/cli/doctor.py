@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from queue_manager.cli.lists import print_answer
-from queue_manager.cli.terminal import console, printable
+from queue_manager.cli.terminal import console, print_answer, printable
 from queue_manager.core.wording import many
 from queue_manager.doctor import Report, examine
 from queue_manager.doctor.report import CheckResult, Status

@@ -14,8 +14,7 @@ from beat_schedule import systems, unknown_system
 from queue_manager.cli.changes import YesOption, confirm, current_actor
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.lists import AnswerJsonOption, print_answer
-from queue_manager.cli.terminal import console, printable
+from queue_manager.cli.terminal import AnswerJsonOption, console, print_answer, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.operations import failures as operations
 from queue_manager.operations.failures import FailureCounts, FailureList

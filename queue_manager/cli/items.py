@@ -13,8 +13,16 @@ import typer
 from queue_manager.cli.changes import YesOption, confirm, current_actor
 from queue_manager.cli.completion import complete_system_with_items
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.lists import AnswerJsonOption, CursorOption, FormatOption, export_rows, print_answer, print_table
-from queue_manager.cli.terminal import print_json, printable
+from queue_manager.cli.terminal import (
+    AnswerJsonOption,
+    CursorOption,
+    FormatOption,
+    export_rows,
+    print_answer,
+    print_json,
+    print_table,
+    printable,
+)
 from queue_manager.cli.why import print_diagnosis
 from queue_manager.items import STATES, State
 from queue_manager.operations import items as operations

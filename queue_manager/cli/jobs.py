@@ -18,16 +18,17 @@ from queue_manager.cli.completion import complete_job_state
 from queue_manager.cli.errors import report_errors
 from queue_manager.cli.job_changes import OneJobName, cancel, clear, pause, remove, reschedule, resume, retry, run
 from queue_manager.cli.jobs_render import json_text, print_document, print_job, print_jobs, print_status
-from queue_manager.cli.lists import (
+from queue_manager.cli.terminal import (
     AnswerJsonOption,
     CursorOption,
     FormatOption,
+    console,
     export_rows,
     print_answer,
     print_cursor,
     print_table,
+    printable,
 )
-from queue_manager.cli.terminal import console, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.wording import did_you_mean

@@ -15,8 +15,14 @@ from rich.text import Text
 
 from models.database import Document
 from models.job import WAITING_STATES, JobState
-from queue_manager.cli.lists import print_pauses
-from queue_manager.cli.terminal import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, print_json, print_rows, printable
+from queue_manager.cli.terminal import (
+    MAX_ERROR_LENGTH,
+    MAX_PAYLOAD_LENGTH,
+    print_json,
+    print_pauses,
+    print_rows,
+    printable,
+)
 from queue_manager.core.wording import rounded
 from queue_manager.pauses import PauseState
 from services.job_queues import as_json

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from queue_manager.cli.lists import print_table
+from queue_manager.cli.terminal import print_table
 from queue_manager.core.clock import local_now, to_iso
 from queue_manager.core.settings import settings
 from queue_manager.operations.api_keys import configured_keys

@@ -14,15 +14,6 @@ import typer
 
 from queue_manager.cli.changes import PauseReason, audited, checked_reason, current_actor, resumed
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.lists import (
-    AnswerJsonOption,
-    CursorOption,
-    FormatOption,
-    export_rows,
-    print_answer,
-    print_pauses,
-    print_table,
-)
 from queue_manager.cli.message_changes import add, clear, delete, edit, move, replay
 from queue_manager.cli.message_filters import filtered
 from queue_manager.cli.messages_render import (
@@ -33,7 +24,18 @@ from queue_manager.cli.messages_render import (
     print_message,
     print_messages,
 )
-from queue_manager.cli.terminal import console, print_json, printable
+from queue_manager.cli.terminal import (
+    AnswerJsonOption,
+    CursorOption,
+    FormatOption,
+    console,
+    export_rows,
+    print_answer,
+    print_json,
+    print_pauses,
+    print_table,
+    printable,
+)
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import AppError
 from queue_manager.operations import switches

@@ -13,8 +13,14 @@ from beat_schedule import systems
 from queue_manager import pauses
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.lists import AnswerJsonOption, CursorOption, print_answer, print_pauses, print_table
-from queue_manager.cli.terminal import printable
+from queue_manager.cli.terminal import (
+    AnswerJsonOption,
+    CursorOption,
+    print_answer,
+    print_pauses,
+    print_table,
+    printable,
+)
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import Problem

@@ -24,9 +24,8 @@ from queue_manager import pauses
 from queue_manager.cli.changes import PauseReason, checked_reason, current_actor, resumed
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import report_errors
-from queue_manager.cli.lists import print_pauses
 from queue_manager.cli.system_queries import SystemName, history, scans, schedule, state_text, status
-from queue_manager.cli.terminal import console, print_rows, printable
+from queue_manager.cli.terminal import console, print_pauses, print_rows, printable
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings

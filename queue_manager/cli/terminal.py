@@ -1,22 +1,31 @@
-"""Printing on a terminal: tables, texts and JSON.
+"""Printing: texts, tables and JSON; pages of the HTTP API as tables or JSON, exports as JSON lines or CSV.
 
-Guarantee: text of applications reaches a terminal without control characters or markup. JSON that is not printed to a
-terminal is unchanged byte for byte.
+Guarantee: text of applications reaches a terminal without control characters or markup, and a spreadsheet without
+formulas. JSON that is not printed to a terminal is unchanged byte for byte.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
+import shlex
 import sys
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
 import typer
+from pydantic import TypeAdapter
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
+
+from queue_manager.core.clock import to_iso
+from queue_manager.pauses import PauseState
 
 MAX_ERROR_LENGTH = 60  # characters of an error in a table
 MAX_PAYLOAD_LENGTH = 200  # characters of a payload in a table
@@ -24,6 +33,14 @@ DEFAULT_WIDTH = 160  # columns if there is no terminal
 MIN_TEXT_WIDTH = 24  # columns of a text that is wrapped; an id, so that it can be copied
 MAX_VALUE_WIDTH = 40  # columns of a value that is not wrapped
 COLUMN_GAP = 2
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+"""A spreadsheet would execute a text that begins with one of these."""
+
+ExportFormat = Literal["jsonl", "csv"]
+
+FormatOption = Annotated[ExportFormat, typer.Option("--format", help="JSON lines, or CSV for spreadsheets.")]
+AnswerJsonOption = Annotated[bool, typer.Option("--json", help="Print the JSON response of the HTTP API.")]
+CursorOption = Annotated[str | None, typer.Option(help="Cursor printed by the previous page.")]
 
 
 def printable(text: str) -> str:
@@ -115,3 +132,73 @@ def print_json(text: str) -> None:
 
 def _escaped(character: str) -> str:
     return " " if character in "\t\r\n" else json.dumps(character)[1:-1].replace("\x7f", "\\u007f")
+
+
+# Lists and responses of the HTTP API
+
+
+def print_answer(answer: object) -> None:
+    """Print a response of the HTTP API as JSON."""
+    print_json(TypeAdapter(type(answer)).dump_json(answer, indent=2, by_alias=True).decode())
+
+
+def print_table(
+    rows: Sequence[object],
+    columns: Sequence[str],
+    *,
+    nothing: str,
+    cursor: str | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> None:
+    """Print some fields of rows as a table, and how to print the next page; `renamed` has other titles than names."""
+    titles = [(renamed or {}).get(name, name.replace("_", " ")) for name in columns]
+    if rows:
+        print_rows(
+            console(), [dict(zip(titles, (_text(getattr(row, name)) for name in columns), strict=True)) for row in rows]
+        )
+    else:
+        console().print(nothing)
+    print_cursor(cursor)
+
+
+def print_cursor(cursor: str | None) -> None:
+    """Print how to print the next page, unless this is the last one."""
+    if cursor is not None:
+        console().print(f"more results: --cursor {shlex.quote(cursor)}")
+
+
+def print_pauses(paused: Mapping[str, PauseState]) -> None:
+    """Print since when, by whom and why each is paused."""
+    for name, pause in paused.items():
+        console().print(printable(f"Paused: {name} {pause}"))
+
+
+def export_rows(rows: Iterable[str], form: ExportFormat, *, columns: Sequence[str]) -> None:
+    """Print JSON objects as they are, one in each line, or their `columns` as CSV."""
+    if form == "jsonl":
+        for row in rows:
+            print_json(row)
+        return
+    _print_csv_line(columns)
+    for row in rows:
+        members = json.loads(row)
+        _print_csv_line([_csv_cell(members.get(name)) for name in columns])
+
+
+def _print_csv_line(cells: Sequence[str]) -> None:
+    line = io.StringIO()
+    csv.writer(line).writerow(map(printable, cells) if sys.stdout.isatty() else cells)
+    typer.echo(line.getvalue().encode(errors="backslashreplace"), nl=False)
+
+
+def _csv_cell(value: Any) -> str:
+    text = _text(value)
+    return f"'{text}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else text
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return to_iso(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import report_errors
-from queue_manager.cli.lists import AnswerJsonOption, print_answer
-from queue_manager.cli.terminal import console, printable
+from queue_manager.cli.terminal import AnswerJsonOption, console, print_answer, printable
 from queue_manager.explanation import Explanation, TimelineEvent
 from queue_manager.operations.diagnosis import Diagnosis, diagnose
 from queue_manager.operations.systems import find_system

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from queue_manager.cli.errors import report_errors
-from queue_manager.cli.lists import AnswerJsonOption, print_answer
-from queue_manager.cli.terminal import console, printable
+from queue_manager.cli.terminal import AnswerJsonOption, console, print_answer, printable
 from queue_manager.operations.workers import OneWorker, Workers, WorkerTask, read_workers
 
 MEGABYTE = 1_000_000
