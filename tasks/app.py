@@ -33,7 +33,7 @@ class Application(Celery):
 
 app = Application(
     "queue_manager",
-    include=["queue_manager.worker.lifecycle", "queue_manager.worker.shutdown", "queue_manager.worker.old_keys"],
+    include=["queue_manager.worker.lifecycle", "queue_manager.worker.old_keys"],
     events="queue_manager.batching.events:Events",
     set_as_current=False,
 )

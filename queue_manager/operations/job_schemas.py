@@ -11,8 +11,16 @@ from models.database import Document
 from models.job import JobState
 from queue_manager.core.errors import InvalidField
 from queue_manager.core.json_types import Moment, optional
-from queue_manager.operations.latency import Latency
-from queue_manager.operations.schemas import PAUSE_REASON, At, IsComplete, Members, NextCursor, ServerTime, UndoId
+from queue_manager.operations.schemas import (
+    PAUSE_REASON,
+    At,
+    IsComplete,
+    Latency,
+    Members,
+    NextCursor,
+    ServerTime,
+    UndoId,
+)
 from queue_manager.pauses import PauseState
 from services.job_queues import as_json
 from services.job_queues.fields import JOB_NAME, MAX_ARGUMENTS_BYTES, MAX_DELAY, MAX_PRIORITY

@@ -15,8 +15,7 @@ from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
 from queue_manager.core.log import get_logger
 from queue_manager.operations import cursors
 from queue_manager.operations.job_schemas import DeletedJobs, JobLatencies, JobsToDelete
-from queue_manager.operations.latency import latency_of
-from queue_manager.operations.schemas import INCOMPLETE_DETAIL
+from queue_manager.operations.schemas import INCOMPLETE_DETAIL, latency_of
 from queue_manager.server_calls import mongodb, redis_server
 from services.audit import Actor, recorded
 from services.job_queues import changeable, counts_by_name, jobs, system

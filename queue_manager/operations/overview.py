@@ -17,7 +17,7 @@ from queue_manager.core.settings import settings
 from queue_manager.health import Readings, problems_of_components, problems_of_system, read
 from queue_manager.health.readings import InRedis
 from queue_manager.health_rules import Problem
-from queue_manager.operations.latency import Latency, latency_of
+from queue_manager.operations.schemas import Latency, latency_of
 from queue_manager.operations.system_schemas import Leader, Overview, ScanRun, Servers, SystemState
 from queue_manager.system import System, SystemStats
 

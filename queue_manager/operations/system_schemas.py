@@ -13,8 +13,7 @@ from queue_manager.core.json_types import Moment, Number, optional
 from queue_manager.explanation import Idle
 from queue_manager.health_rules import Problem
 from queue_manager.items import State
-from queue_manager.operations.latency import Latency
-from queue_manager.operations.schemas import PAUSE_REASON, Members, NextCursor, ServerTime
+from queue_manager.operations.schemas import PAUSE_REASON, Latency, Members, NextCursor, ServerTime
 from queue_manager.operations.workers import queues_of
 from queue_manager.pauses import PauseState
 from queue_manager.telemetry.latency import Measure

@@ -1,12 +1,21 @@
-"""What a Celery process does when it starts and stops: log, checks of its servers, leases, presence."""
+"""What a Celery process does when it starts and stops: log, checks of its servers, leases, presence, put-back.
+
+A warm shutdown is bounded: tasks have a time to finish after SIGTERM, then unfinished ones are put back. Tasks that go
+on for long, such as the run of a queue, see that it has begun (`core/shutdown.py`), and end soon. An orchestrator sends
+SIGTERM once and SIGKILL later. A message that the worker put back before that is delivered again at once; what SIGKILL
+ends comes back only when its lease has run out.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from logging import WARNING, LogRecord, getLevelNamesMapping, getLogger
+from threading import Timer
 from typing import Any
 
 from billiard.util import get_pdeathsig
@@ -16,7 +25,7 @@ from beat_schedule import warnings
 from models import database
 from queue_manager.broker import start_check
 from queue_manager.core import log as logging
-from queue_manager.core import process, server_check
+from queue_manager.core import process, server_check, shutdown
 from queue_manager.core.clock import MAX_CLOCK_SKEW
 from queue_manager.core.errors import ConfigurationError, ScanFailed, reason
 from queue_manager.core.server_check import until_reachable
@@ -30,8 +39,10 @@ from tasks.app import app
 from tasks.registration import require_tasks
 
 log = logging.get_logger("QM/start")
+shutdown_log = logging.get_logger("QM/shutdown")
 _heartbeat = Heartbeat()
 _sampler = Sampler()
+_limit: Timer | None = None
 
 
 @signals.setup_logging.connect
@@ -187,3 +198,26 @@ def _check_redis(check: Callable[[str], object], url: str) -> None:
 def _refuse_missing_jobs() -> None:
     if settings().runs_jobs:
         job_queues.registry.load()
+
+
+@signals.worker_init.connect
+def share_shutdown(**_: Any) -> None:
+    shutdown.share()
+
+
+@signals.worker_shutting_down.connect
+def limit_warm_shutdown(how: str, **_: Any) -> None:
+    """Begin to count the time that tasks have to finish; a second signal changes nothing."""
+    global _limit
+    shutdown.begin()
+    seconds = settings().qm_shutdown_seconds
+    if how == "Warm" and seconds > 0 and _limit is None:
+        _limit = Timer(seconds, _put_back, [seconds])
+        _limit.daemon = True
+        _limit.start()
+
+
+def _put_back(seconds: float) -> None:
+    shutdown_log.warning("Tasks are still running: they are stopped and put back", after_seconds=seconds)
+    app.conf.worker_soft_shutdown_timeout = 0  # their time is over
+    os.kill(os.getpid(), signal.SIGQUIT)
