@@ -1,8 +1,22 @@
-"""Health of servers, processes, scans and systems: what was read of them, and the problems in it."""
+"""Health of servers, processes, scans and systems: what was read of them, the problems in it, and the report."""
 
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import BaseModel
+
+from beat_schedule import systems
+from queue_manager.core.clock import to_iso
+from queue_manager.core.settings import redact_url, settings
+from queue_manager.explanation import Idle
 from queue_manager.health.problems import all_problems, problems_of_components, problems_of_system
 from queue_manager.health.readings import Readings, read
-from queue_manager.health.report import Health, health
+from queue_manager.health_rules import Problem
+from queue_manager.system import SystemStats
 
 __all__ = [
     "Health",
@@ -13,3 +27,63 @@ __all__ = [
     "problems_of_system",
     "read",
 ]
+
+REPORT_TIMEOUT = 10.0  # seconds; longer than that of a page, because a new process connects first
+HOW_TO_RESUME: dict[Idle, str] = {
+    "paused": "see `queue-manager systems resume`",
+    "dry run": "take it out of QM_DRY_RUN to end that",
+}
+
+
+class Health(BaseModel):
+    """The state of everything; `problems` is empty if the application is healthy."""
+
+    mongodb: str
+    redis: str
+    broker: str
+    leader: dict[str, Any] | None
+    scans: dict[str, dict[str, Any] | None]
+    systems: dict[str, dict[str, int | float]]
+    details: list[str]
+    problems: list[Problem]
+
+
+def health() -> Health:
+    """Read everything once. A server that is unavailable is a problem, not an error."""
+    chosen, found = settings(), asyncio.run(read(REPORT_TIMEOUT))
+    on = [system for system in systems() if system.is_on(chosen)]
+    return Health(
+        mongodb=redact_url(chosen.mongo_db_url),
+        redis=redact_url(chosen.redis_url),
+        broker=redact_url(chosen.broker),
+        leader=_leader(found),
+        scans={} if found.in_mongodb is None else {one.name: _run(found.in_mongodb.last_runs[one.name]) for one in on},
+        systems={name: stats.numbers for name, stats in found.stats.items() if isinstance(stats, SystemStats)},
+        details=list(_details(found)),
+        problems=all_problems(found),
+    )
+
+
+def _leader(found: Readings) -> dict[str, Any] | None:
+    if (leader := found.leader) is None:
+        return None
+    lease_left = round(leader.lease_left.total_seconds(), 1)
+    return {**asdict(leader), "since": to_iso(leader.since), "lease_left": lease_left}
+
+
+def _run(run: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if run is None else {**run, "at": to_iso(run["at"])}
+
+
+def _details(found: Readings) -> Iterator[str]:
+    for system in systems():
+        if not system.is_on(settings()):
+            continue
+        if found.is_starting(system):
+            yield f"{system.name}: starting, its scan has not run yet"
+        if (idle := found.idle(system)) is not None:
+            pause = found.pause_of(system)
+            why = idle if pause is None else f"{idle} {pause}".strip()
+            yield f"{system.name}: {why}; its scans dispatch nothing, {HOW_TO_RESUME[idle]}"
+        if isinstance(stats := found.stats[system.name], SystemStats):
+            yield from (f"{system.name}: {detail}" for detail in stats.details)

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from queue_manager.web.http.protocol import MAX_HEAD_SIZE
+from queue_manager.web.serve import MAX_HEAD_SIZE
 from tests.web.web_process import Web
 
 PART = 4_096

@@ -17,9 +17,8 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from queue_manager.web.http import protocol
-from queue_manager.web.http.protocol import CLIENT_TIMEOUT, BoundedHttpProtocol
-from queue_manager.web.serve import KEEP_ALIVE_TIMEOUT
+from queue_manager.web import serve
+from queue_manager.web.serve import CLIENT_TIMEOUT, KEEP_ALIVE_TIMEOUT, BoundedHttpProtocol
 
 HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
 SIZED, CHUNKED = HEAD + b"Content-Length: 20\r\n\r\n", HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -201,7 +200,7 @@ def test_a_response_may_take_any_time() -> None:
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has this timeout")
 @pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"], ids=["kept", "to be closed"])
 def test_a_connection_whose_client_does_not_read_is_closed(header: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "CLIENT_TIMEOUT", 1)  # of the kernel, whose clock cannot be put forward
+    monkeypatch.setattr(serve, "CLIENT_TIMEOUT", 1)  # of the kernel, whose clock cannot be put forward
 
     async def scenario(client: Client) -> None:
         client.app.body = b"a" * 50_000_000

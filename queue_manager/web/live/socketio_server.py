@@ -17,7 +17,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,8 @@ from urllib.parse import parse_qs
 
 import jwt
 import socketio
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 from socketio.packet import CONNECT, DISCONNECT, EVENT, Packet
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,15 +34,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from queue_manager.core.background import cancel, in_background
 from queue_manager.core.errors import AppError, reason
 from queue_manager.core.log import get_logger
+from queue_manager.core.redis_client import describe_outage, make_async_client
 from queue_manager.core.settings import Settings
 from queue_manager.web.auth.authentication import ACCESS_CHECK_INTERVAL, LOGIN_HINT, Authenticator, unauthorized
 from queue_manager.web.auth.authorization import is_from_own_page, require_system
 from queue_manager.web.http.errors import ApiError
-from queue_manager.web.live.redis_channel import RedisChannel
 from services import support_snooze
 
 MAX_PACKET_SIZE = 64_000  # bytes; the largest packet that clients send is their token
 CREDENTIALS_TIMEOUT = 10.0  # seconds
+RESUBSCRIBE_DELAY = 1.0  # seconds
+HEALTH_CHECK_INTERVAL = 5  # seconds: detects half-open connections
 IGNORED_EVENT = "ignored"  # it has no handler
 NO_ACCOUNT = "An account id is 1 to 64 letters, digits, _ or -"
 _ACCOUNT = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -94,6 +98,50 @@ def read_token(token: Any, *, secret: str) -> Access:
     if not isinstance(accounts, list) or not all(map(is_account, accounts)):
         raise TokenRefused("The token is refused: its claim accounts must be a list of account ids")
     return Access(accounts=frozenset(accounts), expires_at=expires_at)
+
+
+class RedisChannel(socketio.AsyncRedisManager):  # type: ignore[misc]  # python-socketio has no types
+    """python-socketio's manager, which passes events from Redis to the clients of this process.
+
+    Guarantee: after an outage of Redis, events are received again within about a second; python-socketio's own listener
+    would wait up to a minute. Events that are published during the outage are lost: a channel stores nothing.
+    """
+
+    def __init__(self, url: str, *, channel: str) -> None:
+        super().__init__(url, channel=channel)
+        self._is_away = False
+
+    def _redis_connect(self) -> None:
+        self.redis = self._client()
+        self.connected = True
+
+    def _client(self) -> Redis:
+        return make_async_client(self.redis_url, health_check_interval=HEALTH_CHECK_INTERVAL)
+
+    async def _listen(self) -> AsyncIterator[bytes]:
+        while True:
+            try:
+                async for data in self._subscribed():
+                    yield data
+            except (RedisError, OSError) as error:
+                self._report(is_away=True, error=error)
+                await asyncio.sleep(RESUBSCRIBE_DELAY)
+
+    async def _subscribed(self) -> AsyncIterator[bytes]:
+        async with self._client() as client, client.pubsub() as pubsub:
+            await pubsub.subscribe(self.channel)
+            while True:
+                message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=RESUBSCRIBE_DELAY)
+                self._report(is_away=False)
+                if message is not None:
+                    yield message["data"]
+
+    def _report(self, *, is_away: bool, error: Exception | None = None) -> None:
+        has_changed, self._is_away = is_away != self._is_away, is_away
+        if has_changed and error is not None:
+            log.warning(f"No live events: {describe_outage(self.redis_url, error)}; retrying until it is back")
+        elif has_changed:
+            log.info("Live events flow again")
 
 
 class ClientPacket(Packet):  # type: ignore[misc]  # python-socketio has no types

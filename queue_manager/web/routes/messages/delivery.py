@@ -40,13 +40,15 @@ from queue_manager.operations.schemas import EmptyIsNone
 from queue_manager.web.auth.authentication import access_check, until_lost
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.middleware import DirectRoute
-from queue_manager.web.routes.messages.requests import BatchBody, MessageBody, missing
-from queue_manager.web.routes.messages.schemas import (
+from queue_manager.web.routes.messages.requests import (
     MIN_TIMEOUT,
     AckBody,
+    BatchBody,
+    MessageBody,
     NackBody,
     NewMessageBody,
     TouchBody,
+    missing,
 )
 from services.message_queue import InvalidMessage, Json, Message, NewMessage, async_message_queue, message_queue
 from services.message_queue.errors import SearchIncomplete

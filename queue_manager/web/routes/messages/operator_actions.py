@@ -31,11 +31,14 @@ from queue_manager.operations.schemas import INCOMPLETE_DETAIL, EmptyIsNone
 from queue_manager.web.auth.authorization import CurrentActor
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import JsonBody, time_check
-from queue_manager.web.routes.messages.requests import MAX_BATCH_BYTES, LinesBody, MessageBody, NamedQueue
-from queue_manager.web.routes.messages.schemas import (
+from queue_manager.web.routes.messages.requests import (
+    MAX_BATCH_BYTES,
+    LinesBody,
+    MessageBody,
     MessageChange,
     MessagesToDelete,
     Move,
+    NamedQueue,
     Replay,
     TypesToPause,
     TypesToResume,
