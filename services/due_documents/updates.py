@@ -32,13 +32,11 @@ class Updates:
     def update_of(self, document: Document, run: Run) -> Update:
         """Return the update of one document; of a date that an outage made it miss several times, the last."""
         ends_at = time.monotonic() + MAX_CATCH_UP_TIME
+        may_repeat, due_at = self.system.catch_up == "once", value_at(document, self.system.due)
         update, later = self._checked(self._call(document, run))
-        while later is not None and later <= run.now and self.system.catch_up == "once" and time.monotonic() < ends_at:
-            if later <= value_at(document, self.system.due):
-                raise PermanentError(
-                    f"{self.system.item_task} must set a later {self.system.due} than the document has"
-                )
-            document = with_value(document, self.system.due, later)
+        # A date that is not later is no repetition: such an update may leave `where`, and is refused if it does not.
+        while may_repeat and later is not None and due_at < later <= run.now and time.monotonic() < ends_at:
+            document, due_at = with_value(document, self.system.due, later), later
             update, later = self._checked(self._call(document, run))
         return update
 

@@ -366,6 +366,12 @@ class TestUpdate:
         assert execute(work, item_of(work, id))["success"] is True
         assert scan(work) == []
 
+    def test_document_that_is_set_as_a_whole_may_leave_the_condition(self, clock: AgingClock) -> None:
+        work = work_on(declare(lambda account: {"$set": {**account, "status": "expired"}}), clock)
+        id = make_account()
+        assert execute(work, item_of(work, id))["success"] is True
+        assert get_account(id)["status"] == "expired"
+
 
 class TestConflict:
     def test_document_that_changes_before_the_write_is_decided_again(self, clock: AgingClock) -> None:
