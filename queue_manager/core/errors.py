@@ -161,9 +161,9 @@ def _is_mongodb_outage(error: Any) -> bool:
 
 def typed_reason(error: BaseException) -> ErrorText:
     """Return the text of an error, prefixed by its type if that is a built-in one: `KeyError: 'code'`."""
-    kind = type(error)
-    text = f"{kind.__name__}: {reason(error)}" if kind.__module__ == "builtins" else reason(error)
-    return ErrorText.of(text, error)
+    kind, text = type(error), reason(error)
+    is_prefixed = kind.__module__ == "builtins" and text != kind.__name__
+    return ErrorText.of(f"{kind.__name__}: {text}" if is_prefixed else text, error)
 
 
 def reason(error: BaseException) -> ErrorText:
@@ -181,9 +181,12 @@ def reason(error: BaseException) -> ErrorText:
 
 
 def rendered(render: Callable[[], str]) -> str:
-    """Return a text, or why there is none: the class of a value that users give may fail to make it."""
+    """Return a text, or why there is none: the class of a value that users give may fail to make it.
+
+    Unpaired surrogates, which neither MongoDB nor Redis accepts, are replaced.
+    """
     try:
-        return render()
+        return render().encode("utf-8", "replace").decode()
     except Exception as error:
         return f"its text cannot be rendered ({type(error).__name__})"
 

@@ -18,7 +18,7 @@ from models.document_id import id_key, id_text, is_same_id, read_id, shown_id
 from models.due_documents import DueCollection, StillDue, UpdateGroup, ids_of
 from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason, typed_reason
-from queue_manager.core.functions import require_done
+from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
 from queue_manager.items import DueItem, Verdict
 from queue_manager.leases import Leases, MustCoolDown
@@ -201,12 +201,14 @@ class DocumentWork(DueWork):
 
     def _call_failed(self, failed: Callable[[Failure], Any], about: Failure) -> None:
         try:
-            if update := require_done(failed(about), "`failed`"):
+            with contained():
+                update = require_done(failed(about), "`failed`")
+            if update:
                 require_update(update, "`failed`")
                 self.documents.update_if_due(about.id, about.due_at, update)
-        except database.Error:
-            raise
         except Exception as error:
+            if database.is_outage(error):
+                raise
             self.report_hook_error("`failed` failed; the document is not marked", error)
 
     def report_hook_error(self, what: str, error: Exception) -> None:

@@ -154,4 +154,4 @@ class JobRun:
 def as_text(value: object) -> str:
     """Return a value, or what an error says, as text, truncated and with valid UTF-8 only."""
     text = reason(value) if isinstance(value, BaseException) else rendered(lambda: str(value))
-    return text[:MAX_STORED_ERROR_LENGTH].encode("utf-8", "replace").decode()
+    return text[:MAX_STORED_ERROR_LENGTH]

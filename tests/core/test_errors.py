@@ -69,12 +69,25 @@ def labelled(error: PyMongoError, label: str) -> PyMongoError:
             f"Redis refused a command ({WRONG_TYPE}; `queue-manager doctor` names the key)",
         ),
         (ValueError("boom"), "boom"),
+        (ValueError("no file a\udcff"), "no file a?"),
         (ValueError(), "ValueError"),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_text_has_no_internals_of_the_driver(error: Exception, text: str) -> None:
     assert reason(error) == text
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyError("code"), "KeyError: 'code'"),
+        (AssertionError(), "AssertionError"),
+        (Unavailable("no server"), "no server"),
+    ],
+)
+def test_built_in_errors_have_their_type_once(error: Exception, text: str) -> None:
+    assert typed_reason(error) == text
 
 
 @pytest.mark.parametrize("text", [" " * 1_000_000, "{ UUID " + "Timestamp(1), " * 100_000], ids=["spaces", "words"])

@@ -1011,7 +1011,11 @@ class TestFailure:
         assert get_account(before["_id"]) == before
 
     @pytest.mark.parametrize(
-        "hook", [lambda _: 1 / 0, lambda _: {"state": "failed"}, lambda _: True, lambda _: never_awaited()]
+        "hook",
+        [
+            *(lambda _: 1 / 0, lambda _: {"state": "failed"}, lambda _: True, lambda _: never_awaited()),
+            *(lambda _: {"$set": {"_id": 5}}, lambda _: sys.exit(1)),
+        ],
     )
     def test_hook_that_fails_does_not_make_a_hot_loop(
         self, clock: AgingClock, hook: Callable[[Failure], Any], caplog: pytest.LogCaptureFixture
