@@ -77,7 +77,7 @@ class NewJob(When):
     every_seconds: float | None = Field(
         default=None, ge=1, le=MAX_DELAY.total_seconds(), description="Repeats the job; it is singular then."
     )
-    cron: str | None = Field(default=None, description="Repeats the job at the times of a cron line in UTC.")
+    cron: str | None = Field(default=None, description="Repeats the job at the times of a cron expression in UTC.")
 
     def repetition(self) -> dict[str, Any]:
         """Return `{every, cron}`. Raises `InvalidField`: both are given."""
@@ -165,7 +165,7 @@ class Repetition(Stored):
     """When a job repeats."""
 
     every_ms: Whole | None = optional("Milliseconds between two due times.")
-    cron: str | None = optional("A cron line in UTC.")
+    cron: str | None = optional("A cron expression in UTC.")
     since: Moment = Field(description="The first due time.")
 
 

@@ -93,7 +93,7 @@ class Jobs:
             priority: -100 to 100, higher first.
             unique: only if there is no job of the same name and arguments, in any state.
             singular: only if no such job is pending, failed or executing.
-            every, cron: repeats the job, counted from the first due time, or at the times of a cron line in UTC.
+            every, cron: repeats the job, counted from the first due time, or at the times of a cron expression in UTC.
 
         Raises:
             UnknownJob: no function is registered for the name.

@@ -1,4 +1,4 @@
-"""Repetition of a job: every so often, or at the times of a cron line in UTC.
+"""Repetition of a job: after a period, or at the times of a cron expression in UTC.
 
 Guarantee: due times depend only on the repetition, not on when a run ended. Those that passed meanwhile are skipped.
 """
@@ -25,7 +25,9 @@ def checked_repetition(every: Any, cron: Any) -> Document:
         raise InvalidJob("every", "`every` and `cron` must not both be given")
     if cron is not None:
         if not isinstance(cron, str) or not _is_cron(cron):
-            raise InvalidJob("cron", "must be a cron line of five fields (UTC) with a time to come, such as 0 3 * * *")
+            raise InvalidJob(
+                "cron", "must be a cron expression of five fields (UTC) with a future time, such as 0 3 * * *"
+            )
         return {"cron": cron}
     if every is None:
         return {}
@@ -35,7 +37,7 @@ def checked_repetition(every: Any, cron: Any) -> Document:
 
 
 def first_due(repetition: Document, now: datetime) -> datetime:
-    """Return the first due time if none is given: now, or the next time of the cron line."""
+    """Return the first due time if none is given: now, or the next time of the cron expression."""
     return next_due(repetition, now) if "cron" in repetition else now
 
 

@@ -310,7 +310,7 @@ class TestTerminal:
     ("arguments", "error"),
     [
         (["run", INVOICE, "--every", "0"], "--every: must be 1 to 315360000 seconds"),
-        (["run", INVOICE, "--cron", "soon"], "--cron: must be a cron line"),
+        (["run", INVOICE, "--cron", "soon"], "--cron: must be a cron expression"),
         (["run", INVOICE, "--priority", "101"], "--priority: must be a whole number"),
         (["run", INVOICE, "--at", "1969-01-01T00:00Z"], "--at: must be a time within"),
         (["list", "--state", "gone"], "--state: 'gone' is not a state"),

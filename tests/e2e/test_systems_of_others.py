@@ -195,7 +195,7 @@ def test_a_wrong_declaration_stops_each_process_with_one_sentence(
     ("more", "said"),
     [
         ("", "System 'wrong': no task 'wrong.scan' is registered"),
-        (", at='61 * * * *'", "System 'wrong': at='61 * * * *' must be a cron line"),
+        (", at='61 * * * *'", "System 'wrong': at='61 * * * *' must be a cron expression"),
     ],
 )
 def test_what_celery_cannot_use_stops_those_that_send_and_run_tasks(

@@ -2251,7 +2251,7 @@ export interface components {
             id: string;
             /**
              * Title
-             * @description What people know it by; may be empty.
+             * @description Its title; may be empty.
              */
             title: string;
             /**
@@ -2846,7 +2846,7 @@ export interface components {
             id: string;
             /**
              * Title
-             * @description What people know it by, such as the account of a room.
+             * @description Its title, such as the account of a room.
              */
             title: string;
             /**
@@ -3787,7 +3787,7 @@ export interface components {
             every_ms?: number | null;
             /**
              * Cron
-             * @description A cron line in UTC.
+             * @description A cron expression in UTC.
              */
             cron?: string | null;
             /**
@@ -9855,7 +9855,7 @@ export interface operations {
                     every_seconds?: number | null;
                     /**
                      * Cron
-                     * @description Repeats the job at the times of a cron line in UTC.
+                     * @description Repeats the job at the times of a cron expression in UTC.
                      * @default null
                      */
                     cron?: string | null;
