@@ -45,7 +45,7 @@ class Explanation:
     system: str
     kind: Annotated[str, Field(description="What it is, such as `room`, `message` or `job`.")]
     id: str
-    title: Annotated[str, Field(description="What people know it by; may be empty.")] = ""
+    title: Annotated[str, Field(description="Its title; may be empty.")] = ""
     label: Annotated[str, Field(description="Its state, in a word or two.")]
     tone: Annotated[Tone, Field(description="How good or bad that is.")] = "neutral"
     answer: Annotated[str, Field(description="Why it is in this state, in one or two sentences.")]
@@ -67,7 +67,7 @@ Idle = Literal["paused", "dry run"]
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchState:
-    """What decides when the items of a system are dispatched, and who executes them."""
+    """What decides when the items of a system are dispatched, and which workers execute them."""
 
     now: datetime
     """By the database server."""
@@ -90,7 +90,7 @@ class DispatchState:
         return self.workers is not None and not self.workers
 
     def scan(self, since: datetime | None = None) -> str:
-        """Return what to say of the next scan, or of the first one at or after `since`."""
+        """Return a clause about the next scan, or about the first one at or after `since`."""
         if not self.is_on:
             return f"the system is off: see {self.flag or 'its settings'}"
         if self.idle == "paused":

@@ -1,4 +1,4 @@
-"""The items of a system as people see them: which are due, in progress, stuck or failed; and retrying some manually.
+"""The items of a system as people see them: due, in progress, stuck or failed; and manual retries.
 
 Guarantee: a list has a fixed order and is read from any position on. A manual retry takes the lease as a scan does, so
 that no scan dispatches the item at the same time.
@@ -23,7 +23,7 @@ Position = tuple[Any, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class DueItem:
-    """One item to be sent: the arguments of its task, the name of its lease, its time if that is to come."""
+    """One item to be sent: the arguments of its task, the name of its lease, and its ETA if it is not due yet."""
 
     token: str
     """The id of its Celery task."""
@@ -47,7 +47,7 @@ class Item:
 
     id: str
     title: str
-    """What people know it by: the account of a room, the collection of a site."""
+    """Its title on the page, such as the account of a room or the collection of a site."""
     state: State
     position: Position
     """Its position in the list of its state."""
@@ -56,13 +56,13 @@ class Item:
     """Since when it is in its state."""
     reason: str | None = None
     attempts: int = 0
-    """Times in a row that all its attempts failed; of a site, its resets in a row."""
+    """How many times in a row all its attempts failed; for a site, its resets in a row."""
     next_at: datetime | None = None
-    """When it may be tried again, or is taken back from its worker."""
+    """When it may be tried again, or when the lease of its worker ends."""
 
 
 class Listed(ABC):
-    """The items of a system, to be listed and taken by hand."""
+    """The items of a system, for lists and manual retries."""
 
     @abstractmethod
     def items(self, state: State, *, after: Position | None = None, newest_first: bool = True) -> Iterator[Item]:
@@ -77,5 +77,5 @@ class Listed(ABC):
         """Return True if there is such an item, in any state."""
 
     def document(self, id: str) -> Mapping[str, Any] | None:
-        """Return the document of an item, as it is stored; `None` if there is none, or it is not to be shown."""
+        """Return the document of an item, as it is stored; `None` if there is none, or if it must not be shown."""
         return None

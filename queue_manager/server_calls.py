@@ -1,4 +1,4 @@
-"""Calls of MongoDB, Redis and the broker for somebody who waits: bounded in time, with one error for all of them."""
+"""Calls of MongoDB, Redis and the broker while a user waits: bounded in time, with one error for all of them."""
 
 from __future__ import annotations
 

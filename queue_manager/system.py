@@ -73,34 +73,34 @@ class System:
     every: timedelta | Callable[[Settings], timedelta]
     """The time between two scans."""
     at: str | None = None
-    """A cron line (UTC), for scans at given times; `every` then is the time between two of them."""
+    """A cron expression (UTC), to scan at given times; `every` is then the time between two of them."""
     scan_task: str
-    """The registered name of the task that scans. Workers import the module before the last dot."""
+    """The registered name of the scan task. Workers import the module before the last dot."""
     takes_epoch: bool = False
-    """Whether the scan gets the number of the leader's takeover, as `epoch`."""
+    """Whether the scan task has a parameter `epoch`, which gets the leader's epoch."""
 
     flag: str | None = None
     """The setting that switches it on, such as `QM_JOBS`; `None`: it is always on."""
     may_run: Callable[[Settings], bool] = lambda _: True
-    """Whether it runs where it is switched on."""
+    """Whether its scans may run in this environment, if it is switched on."""
 
     item_task: str | None = None
     """The registered name of the task of one item; `None` if the scan acts itself."""
     queue: str | None = None
     """The Celery queue of its items."""
     items: Callable[[], Listed] | None = None
-    """Opens the list of its items, for its page and for retries by hand."""
+    """Opens the list of its items, for its page and for manual retries."""
     item_states: Sequence[State] = STATES
     """The states that its items can have, in the order of the tabs of its page."""
     items_name: str = "items"
-    """What several items are called."""
+    """The word for several items."""
     item_name: str = ""
-    """What one item is called; by default `items_name` without its last letter."""
+    """The word for one item; by default `items_name` without its last letter."""
     explain: Callable[[str, DispatchState], Sequence[Explanation]] = lambda *_: ()
     """Explains what an id names among its items, messages or jobs."""
 
     trigger: str = ""
-    """The path after `/api/trigger/` that starts a scan by hand; by default `systems/<name>`."""
+    """The path after `/api/trigger/` that starts a scan manually; by default `systems/<name>`."""
     page: str = ""
     """The path of its page; by default `/systems/<name>`, or the schedule if it lists no items."""
     state_pages: Mapping[str, str] = field(default_factory=dict)
@@ -112,9 +112,9 @@ class System:
     stats: Callable[[], SystemStats] = SystemStats
     """Reads its statistics."""
     stats_server: str = "MongoDB"
-    """What the servers are called that `stats` reads."""
+    """The servers that `stats` reads, as errors name them."""
     slow_numbers: Callable[[], Mapping[str, float]] | None = None
-    """Numbers that the overview adds to those of `stats`, read only now and then because that takes long."""
+    """Numbers that the overview adds to those of `stats`. They take long, so they are read less often."""
     counted_as: str | None = None
     """The name under which finished items are counted; by default the queue's."""
     has_lag: bool = True
@@ -122,24 +122,24 @@ class System:
     counts: Callable[[], Source] | None = None
     """Returns where finished items are counted, if not under `counted_as`."""
     on_time_within: timedelta = timedelta(milliseconds=250)
-    """How long an item may take to be on time: one of the bounds of `histogram.BOUNDS_MS`."""
+    """How long an item may take and still be on time: one of the bounds of `histogram.BOUNDS_MS`."""
     on_time_of: Measure = "due_to_done"
-    """The duration that this is about; `wait`, if the work itself may take any time."""
+    """The duration that `on_time_within` bounds; `wait` if the work itself may take any time."""
     duration_names: Mapping[Measure, str] = field(default_factory=lambda: DURATION_NAMES)
-    """What the durations are called on the page."""
+    """The names of the durations on the page."""
 
     collections: Callable[[], Mapping[str, Sequence[IndexModel]]] = dict
     """Returns its collections and their indexes, for `migrate`."""
     obsolete_indexes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By collection: the names of indexes of earlier releases, which `migrate --finish` drops."""
     obstacles: Callable[[], Sequence[str]] = list
-    """Returns what has to be put in order before `migrate` can create the indexes, a line each."""
+    """Returns what to repair before `migrate` can create the indexes, a line each."""
     adoption_notes: Callable[[], Sequence[str]] = list
-    """Returns what the program that did this work before has left, a line each, for `queue-manager adopt`."""
+    """Returns what the program that did this work before left behind, a line each, for `queue-manager adopt`."""
     adoption_effects: Sequence[str] = ()
-    """Effects on that program while both run, a line each; shown if it has left anything."""
+    """Effects on that program while both run, a line each; shown if it left anything behind."""
     adoption_steps: Sequence[str] = ()
-    """What to do then, a line each."""
+    """What to do next, a line each; shown like the effects."""
 
     def __post_init__(self) -> None:
         is_name = isinstance(self.name, str) and _NAME.fullmatch(self.name)
@@ -156,7 +156,7 @@ class System:
             )
         is_time = isinstance(self.every, timedelta) and self.every > timedelta(0)
         self._require(callable(self.every) or is_time, "every", "a timedelta above zero")
-        self._require(self.at is None or _is_cron(self.at), "at", "a cron line such as '0 * * * *'")
+        self._require(self.at is None or _is_cron(self.at), "at", "a cron expression such as '0 * * * *'")
         is_bound = milliseconds(self.on_time_within) in BOUNDS_MS
         bounds = ", ".join(map(str, BOUNDS_MS))
         self._require(is_bound, "on_time_within", f"one of these numbers of milliseconds: {bounds}")
@@ -266,7 +266,7 @@ class System:
 
 def _is_cron(line: str) -> bool:
     """Return True if beat can run a scan at these times."""
-    from celery.schedules import ParseException, crontab  # here, for programs without such a system: it takes a while
+    from celery.schedules import ParseException, crontab  # here, because the import is slow and rarely needed
 
     try:
         crontab.from_string(line)
@@ -290,7 +290,7 @@ def declared(modules: Iterable[str], *, setting: str = "QM_SYSTEMS") -> list[Sys
     """Import modules, and return the systems that they declare.
 
     Args:
-        setting: what names the modules, for errors.
+        setting: the setting that names the modules, for errors.
 
     Raises:
         ConfigurationError: a module cannot be imported, or declares no system.

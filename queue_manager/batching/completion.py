@@ -1,7 +1,7 @@
-"""How a task of a batch completes: as Celery completes it, but without Celery's tracer where nobody can notice.
+"""Completes the tasks of a batch as Celery does, without Celery's tracer if no one can observe the difference.
 
-The tracer costs more than the item. It is skipped if no signal receiver or hook is installed, the task class changes
-nothing about how it runs, no callback follows, and the result is ignored.
+The tracer costs more than the item. It is skipped if no signal receiver or hook is installed, the task class overrides
+nothing about execution, no callback follows, and the result is ignored.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def is_final(task: ItemTask, headers: Mapping[str, Any], embed: Any) -> bool:
 
 
 def succeed(task: ItemTask, result: Any, seconds: float) -> TaskResult:
-    """Complete a task with this result. The caller counts it, with the others of its batch."""
+    """Complete a task with this result. The caller counts it together with the others of the batch."""
     return 0, _shown(result, task.resultrepr_maxsize), seconds
 
 
-def run(as_celery_does: Callable[[], tuple[int, Any, float | None]], seconds: float) -> TaskResult:
-    """Complete a task by running it, `seconds` after its batch began. An error of the tracer fails this task alone."""
+def run(trace: Callable[[], tuple[int, Any, float | None]], seconds: float) -> TaskResult:
+    """Complete a task by Celery's tracer, `seconds` after its batch began. An error of it fails only this task."""
     try:
-        has_failed, value, runtime = as_celery_does()
+        has_failed, value, runtime = trace()
     except MemoryError:
         raise
     except Exception:

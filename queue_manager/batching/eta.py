@@ -1,7 +1,7 @@
 """Starts tasks at their ETA by the database server's clock, even if that clock is set while they wait.
 
-Each has one timer for its exact time. Timers that only poll would delay the others: kombu's event loop fires ten in a
-turn, and then waits up to a second for something else to happen.
+Each task has one timer for its exact time. Timers that poll would delay the others: kombu's event loop fires ten per
+turn, and then waits up to a second for another event.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PRECISION = 0.05  # seconds by which the clock may have been set without an effe
 
 
 class _Offsets:
-    """By how much the server's clock was ahead of the timers' clock when the timers that wait were set, in seconds."""
+    """How many seconds the server's clock was ahead of the timers' clock when the waiting timers were set."""
 
     def __init__(self) -> None:
         self.forget()
@@ -48,7 +48,7 @@ def timer_time(eta: datetime, _: Any = None) -> float:
 
 
 class EtaTimers(bootsteps.StartStopStep):
-    """Sets the timers again when the server's clock was set: an hour's error must not last for an hour."""
+    """Sets the timers again after the server's clock was set, so that its error does not become a delay."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 

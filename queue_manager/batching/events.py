@@ -1,8 +1,8 @@
-"""Task events for Flower and other listeners: thousands a second.
+"""Task events for Flower and other listeners, thousands per second.
 
-A buffered event is written as JSON when it happens, and the events of 50 ms are published together, after the tasks
-that were received have been sent to the pool. Celery would keep a dictionary of each, publish two dozen at a time and
-wait for each publication. The messages have the same content.
+A buffered event is encoded as JSON when it happens. The events of 50 ms are published together, after received tasks
+have been sent to the pool. Celery would keep a dictionary for each, publish two dozen at a time and wait for each
+publication. The messages have the same content.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _write_any(fields: dict[str, Any]) -> bytes:
 
 
 class Events(CeleryEvents):
-    """Selected by the application's argument `events`. With QM_BATCHING=false events are sent as Celery does."""
+    """Selected by the application's argument `events`. With QM_BATCHING=false, events are sent as by Celery."""
 
     @property
     def dispatcher_cls(self) -> str:
@@ -41,9 +41,9 @@ class Events(CeleryEvents):
 
 
 class UnconfirmedDispatcher(EventDispatcher):
-    """Waits for no confirmation of an event.
+    """Sends events without waiting for the broker's confirmation.
 
-    RabbitMQ confirms nothing while its memory is full, and the loop that sends events receives the worker's messages.
+    RabbitMQ confirms nothing while its memory is full, and the event loop that sends events also receives messages.
     """
 
     def __init__(self, connection: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -53,10 +53,10 @@ class UnconfirmedDispatcher(EventDispatcher):
 
 
 class Dispatcher(UnconfirmedDispatcher):
-    """Sends events. Its buffers have the JSON of each.
+    """Sends events. Its buffers hold the JSON of each.
 
     Raises:
-        ConfigurationError: the setting `event_serializer` is another than `json`.
+        ConfigurationError: the setting `event_serializer` is not `json`.
     """
 
     _is_flush_ordered = False
@@ -115,7 +115,7 @@ class Dispatcher(UnconfirmedDispatcher):
         super().flush(*args, **kwargs)
 
     def _publish(self, event: Any, producer: Any, routing_key: str, **options: Any) -> None:
-        """Publish an event, or a buffer of them. What cannot be published is kept if the worker wants that."""
+        """Publish an event, or a buffer of them. With `buffer_while_offline`, a buffer is kept if that fails."""
         if not isinstance(event, list):
             super()._publish(event, producer, routing_key, **options)
             return

@@ -1,14 +1,14 @@
-"""The pool of a worker, as batches need it. A `PoolStep` changes it before it starts.
+"""Changes to the pool of a worker that batches need. A `PoolStep` makes them before the pool starts.
 
 Semaphore: requests that wait for a process are started one after another. A request that was revoked, has expired or
-was put back releases its slot at once. Celery's semaphore then starts the next one recursively, so that some hundred of
-them in a row exceed Python's recursion limit, and the worker exits.
+was put back releases its slot at once. Celery's semaphore then starts the next one recursively, so that a few hundred
+of them in a row exceed Python's recursion limit, and the worker exits.
 
-Pipes: each holds a whole batch. With Linux's 64 KiB the worker sends and receives a batch in parts, one in each turn of
-its event loop, and the process waits for each of them.
+Pipes: each holds a whole batch. With Linux's 64 KiB the worker sends and receives a batch in parts, one per turn of its
+event loop, and the process waits for each of them.
 
-Timeouts: a worker that stood still, because it was suspended or its broker did not answer, finds the timeouts of items
-passed whose results it has not read yet. Celery would end their processes and take the items for lost.
+Timeouts: after a pause, because it was suspended or its broker did not answer, a worker finds expired timeouts of items
+whose results it has not read yet. Celery would kill their processes and count the items as lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ READING_TIME = 1.0
 
 
 class FlatSemaphore(LaxBoundedSemaphore):
-    """Celery's, whose `release` returns while another one runs, which then does its work."""
+    """Celery's semaphore without recursion: a nested `release` returns at once, and the outer one does its work."""
 
     def __init__(self, value: int) -> None:
         super().__init__(value)
@@ -47,11 +47,11 @@ class FlatSemaphore(LaxBoundedSemaphore):
                 self._releases -= 1
                 super().release()
         finally:
-            self._is_releasing = False  # the next call does what an error left
+            self._is_releasing = False  # after an error, the next call does the rest
 
 
 class ResultsFirst(TimeoutHandler):
-    """Billiard's handler of timeouts; it ends no process whose result waits to be read."""
+    """Billiard's handler of timeouts, which does not kill a process whose result waits to be read."""
 
     def on_hard_timeout(self, job: Any) -> None:
         process, _ = self._process_by_pid(job._worker_pid)
@@ -70,7 +70,7 @@ class WidePool(AsynPool):
         jobs, results, *others = super().create_process_queues()
         if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux
             for queue in (jobs, results):
-                with suppress(OSError):  # the user has many pipes, or may not make them larger
+                with suppress(OSError):  # a limit of the user for pipes is reached
                     fcntl.fcntl(queue._writer, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
         return jobs, results, *others
 

@@ -1,10 +1,10 @@
-"""Publish items: messages are copied from one that Celery made, so each has what Celery, a router or a setting adds.
+"""Publishes items: messages are copies of one that Celery made, so they have what Celery, a router or a setting adds.
 
 Many items of one kind are pushed together; Celery makes the first and the last message. Of items that are sent one by
-one, by `.delay()`, it makes the first of the process. A copy omits what has Celery's default value, almost half of the
-message.
+one, by `.delay()`, Celery makes the first message of a process. A copy omits members with Celery's default value,
+almost half of the message.
 
-Celery makes every message if a copy would differ from what it makes, if a program listens to publishing, if the
+Celery makes every message if a copy would differ from it, if a signal receiver for publishing is installed, if the
 transport is kombu's own, or with QM_BATCHING=false. Then each message is also published on its own.
 """
 
@@ -43,7 +43,7 @@ PUBLISH_SIGNALS = (signals.before_task_publish, signals.after_task_publish, sign
 DEFAULTS = {"timelimit": [None, None], "replaced_task_nesting": 0, "stamps": {}}
 """Headers that a message may lack, besides those that are `None`."""
 REPEATED = ("argsrepr", "kwargsrepr")
-"""Properties that nobody reads, because headers have the same."""
+"""Properties that are never read, because headers of the same names are."""
 FOR_RESULTS = ("correlation_id", "reply_to")
 """Properties that a task without a result does not need."""
 NONCE = uuid4().hex
@@ -54,10 +54,10 @@ KNOWN_HEADERS = {
     *("parent_id", "argsrepr", "kwargsrepr", "origin", "ignore_result", "replaced_task_nesting", "stamped_headers"),
     "stamps",
 }
-"""Headers of Celery's own. The trace of one call, for example, must not be copied."""
+"""Celery's own headers. A message with others, such as the trace of one call, must not be copied."""
 CELERY = str(Path(celery.__file__).parent)
-PLAIN = (str, int, float, bool, type(None))  # types of arguments that Celery sends as they are
-MAX_ARGS_REPR = 1024  # characters of the arguments, as Celery's own
+PLAIN = (str, int, float, bool, type(None))  # types of arguments that Celery sends unchanged
+MAX_ARGS_REPR = 1024  # characters, as in Celery
 UNCERTAIN = (OperationalError, BatchPublishError, *REDIS_OUTAGES)
 """Errors of `publish` after which the broker may have some of the messages, or all."""
 KombuMessage = dict[str, Any]
@@ -103,7 +103,7 @@ def publish_copy(task: ItemTask, args: Sequence[Any], token: str) -> bool:
         return False
     route = app.amqp.router.route(dict(task._get_exec_options()), task.name, args, {}, task)
     with app.producer_or_acquire() as producer:
-        # Without a connection Celery opens one, as long as its settings say.
+        # Without a connection, Celery opens one and retries as its settings say.
         if not producer.connection.connected or not isinstance(producer.channel, Channel):
             return False
         original = task.original
@@ -111,7 +111,7 @@ def publish_copy(task: ItemTask, args: Sequence[Any], token: str) -> bool:
             original = task.original = _original(task, args, producer, route)
         if original.template is None or original.route != route:
             return False
-        # Nobody reads the tag of a message that was not delivered yet, so that it may be anything.
+        # The tag of a message is not read before it is delivered, so any text will do.
         producer.channel.put_many(original.list_name, [original.template.filled(token, args, token)])
         return True
 
@@ -133,7 +133,7 @@ class Original:
 
     pid: int
     route: Any
-    """The answer of the router; a message with another one is left to Celery."""
+    """The router's result; a message with another route is left to Celery."""
     list_name: str = ""
     template: Template | None = None
     """`None` if a copy would differ from what Celery makes."""
@@ -156,7 +156,7 @@ def _original(task: ItemTask, args: Sequence[Any], producer: Any, route: Any) ->
 
 
 def _has_listeners(task: ItemTask) -> bool:
-    """Return True if a program listens to each message, or tasks are executed eagerly."""
+    """Return True if a signal receiver or event must see each message, or tasks are executed eagerly."""
     chosen = task.app.conf
     return any(one.receivers for one in PUBLISH_SIGNALS) or chosen.task_send_sent_event or chosen.task_always_eager
 
@@ -170,8 +170,8 @@ def _captured(task: ItemTask, items: Sequence[DueItem], producer: Any, headers: 
 
 
 def _send(task: ItemTask, item: DueItem, producer: Any, headers: MessageHeaders) -> None:
-    # `retry` and the guessed representations would cost more than the message itself. Only AMQP needs it: there sending
-    # shows that a pooled connection was lost. An item that is sent twice is done once.
+    # `retry` and Celery's representations of the arguments would cost more than the message itself. Only AMQP needs
+    # `retry`: a lost connection of the pool is noticed when a message is sent. An item that is sent twice is done once.
     task.apply_async(
         item.args,
         task_id=item.token,
@@ -235,11 +235,11 @@ def _without_nothing(members: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Template:
-    """A message as JSON, with places for what differs between two items of a task."""
+    """A message as JSON, with placeholders for what differs between two items of a task."""
 
     text: str
     places: Sequence[str]
-    """What is filled in, in the order of the places."""
+    """The names of the placeholders, in their order in the text."""
 
     @classmethod
     def of(cls, message: KombuMessage, *, has_eta: bool) -> Template:

@@ -1,6 +1,6 @@
 """The request of an item in the main process of a worker.
 
-When its pool process dies, the item is released at once. As long as no process executes it, it can be put back.
+When its pool process dies, the item is released at once. While no process executes it, it can be put back.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def is_process_lost(error: Any) -> bool:
 
 
 class ItemRequest(Request):
-    """Celery's request, failed as Celery fails it; then the item's lease is released."""
+    """Celery's request; if its process dies, the item's lease is released after Celery has recorded the failure."""
 
     _time_limits: Sequence[float | None] = (None, None)
 
     @property
     def time_limits(self) -> Sequence[float | None]:
-        """The hard and the soft limit of the message, or else those of every item."""
+        """The hard and the soft limit of the message or, if it has none, the timeout of every item."""
         return self._time_limits if any(self._time_limits) else (self.task.item_timeout, None)
 
     @time_limits.setter
@@ -61,12 +61,12 @@ class ItemRequest(Request):
             lost_requests.append(self)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """Log it. A hard timeout is a failure, of which the prefork pool has told `on_failure` before."""
+        """Log a hard timeout, and record the failure unless the prefork pool has called `on_failure` before."""
         if soft:
             super().on_timeout(soft, timeout)
             return
         log.error("Item was stopped: it took too long", task=self.name, task_id=self.id, seconds=timeout)
-        if self in state.reserved_requests:  # other pools tell only this
+        if self in state.reserved_requests:  # other pools call only this method
             try:
                 raise TimeLimitExceeded(timeout)
             except TimeLimitExceeded:

@@ -1,13 +1,13 @@
-"""A worker executes items of one kind that wait together as one batch.
+"""Lets a worker execute items of one kind that wait at the same time as one batch.
 
 Each item stays an ordinary task with its own message, attempt, retry, outcome, acknowledgement and events. Only the
 work is shared: the system's `batch_function` is called once for the batch, and each task completes with its outcome.
 An item that arrives alone is executed by Celery as usual, and so is every item if the pool does not report free
 processes (solo, threads) or if a time limit applies to a single task.
 
-Guarantee: an item without an outcome, because the function failed or left it out, is executed by its own task. When a
+Guarantee: an item without an outcome, because the function failed or left it out, is executed by its own task. If a
 batch fails as a whole, because its process died or was replaced after the timeout, each item of the batch is executed
-alone, at once; so is an item that a previous process did not survive (`queue_manager.leases`).
+alone, at once. So is an item whose process was lost before (`queue_manager.leases`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from queue_manager.core.settings import settings
 from queue_manager.items import Verdict
 from queue_manager.telemetry import tracing
 
-MAX_BATCH_SIZE = 1_000  # items; one write in MongoDB, some 30 ms
+MAX_BATCH_SIZE = 1_000  # items: one write in MongoDB of about 30 ms
 
 PoolRequest = tuple[str, dict[str, Any], Any]
 """A task as sent to the pool: id, headers, and the decoded body (args, kwargs, embedded options)."""
@@ -62,7 +62,7 @@ class BatchHandler:
 
 
 def strategy(task: Any, app: Celery, consumer: Any, **options: Any) -> Any:
-    """Return the message handler for `task`: that of `by_server_clock`, and with batches."""
+    """Return the message handler for `task`: that of `by_server_clock`, with batches if possible."""
     if not _can_batch(task, consumer):
         return by_server_clock(task, app, consumer, **options)
     return BatchHandler(by_server_clock(task, app, _BatchingConsumer(task, consumer), **options), consumer)
@@ -92,8 +92,8 @@ class _BatchingConsumer:
         self._consumer, self._task = consumer, task
         self._waiting: deque[Any] = deque()
         self._is_called = False
-        self._asked_for = 0  # processes; no more than the waiting requests need, or than there are
-        self._size = MAX_BATCH_SIZE  # of a batch; fewer if a process did not reach all of one in time
+        self._asked_for = 0  # processes: no more than the waiting requests need, nor than the pool has
+        self._size = MAX_BATCH_SIZE  # of a batch; smaller if a process did not reach all items of one in time
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._consumer, name)
@@ -140,15 +140,15 @@ class _BatchingConsumer:
         self._acquire()
 
     def _adapt_size(self, size: int, *, reached: int) -> None:
-        """Let the next batches be as large as one process can do in time, so that the others get the rest."""
+        """Adapt the size of the next batches to what one process can do in time; other processes do the rest."""
         if reached < size:
             self._size = max(1, reached)
         elif size == self._size:
             self._size = min(2 * size, MAX_BATCH_SIZE)
 
     def _execute_again(self, request: Any, consumer: Any) -> None:
-        # It waits again. If it stayed among the active requests, it would not be dropped when the connection is lost,
-        # and a `revoke` would kill the process that executed it before.
+        # The request waits again. If it stayed active, it would not be dropped when the connection is lost, and a
+        # `revoke` would kill the process that executed it before.
         state.active_requests.discard(request)
         request.time_start = request.worker_pid = None
         consumer.on_task_request(request)
@@ -210,8 +210,8 @@ def _pool_request(request: Any) -> PoolRequest:
 def run(name: str, batch: Sequence[PoolRequest]) -> list[TaskResult | Verdict]:
     """Execute a batch in a process of the pool; return the result of each task.
 
-    Logs one line for the batch, at the level DEBUG another one that names its items, and Celery's own line for each
-    task that is executed by itself.
+    Logs one line for the batch, at the level DEBUG another one with its items, and Celery's own line for each task that
+    is executed on its own.
     """
     from tasks.app import app
 

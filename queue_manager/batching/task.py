@@ -69,7 +69,7 @@ class BatchedTask(Task):
     Strategy = "queue_manager.batching.strategy:strategy"
     queue_name: str
     original: Original | None = None
-    """What messages that are sent one by one are copied from."""
+    """The message from which single messages are copied."""
     _batch: Batch | None = None
 
     @property
@@ -94,8 +94,8 @@ class BatchedTask(Task):
         """Execute items, each `(token, headers, args, kwargs)`, as a batch; yield the outcomes, `None` for an item
         without one.
 
-        Within the block, `completing_with` sets the outcome of the task that runs, and an outage of MongoDB is waited
-        for once.
+        Within the block, `completing_with` sets the outcome of the task that runs. During an outage of MongoDB, only
+        the first task waits for it.
         """
         work, began = self.work(), time.monotonic()
         items = [self.read_item(work, token, args, kwargs) for token, _, args, kwargs in requests]
@@ -119,12 +119,12 @@ class BatchedTask(Task):
                 self._batch = None
 
     def durations(self, work: ItemWork, done: Sequence[tuple[DueItem, Any, Any]], *, began: float) -> Counter[str]:
-        """Return how long items took, each `(item, headers, result)`, except those that had nothing to do.
+        """Return how long items took, each `(item, headers, result)`, except those that were skipped.
 
         Args:
             began: when their attempt began, by the monotonic clock.
         """
-        # Known only now: an attempt reads the server's clock, which a new process has not read before.
+        # Estimated only now, because a new process reads the server's clock for the first time in its first attempt.
         ended_ms = unix_ms(estimated_now())
         began_ms = ended_ms - int((time.monotonic() - began) * 1000)
         times = []
@@ -203,7 +203,7 @@ class BatchedTask(Task):
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise PermanentError(f"{self.name}{self._signature} was called with others: {error}") from None
+            raise PermanentError(f"{self.name}{self._signature} was called with other arguments: {error}") from None
         bound.apply_defaults()
         return bound.args
 

@@ -1,4 +1,4 @@
-"""How many messages wait in the broker, and how many more a scan may send."""
+"""Counts the messages that wait in the broker, and limits how many more a scan may send."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _TAKEN_AT = re.compile(rb"~(\d+)@")
 class Backlog:
     """The messages of one queue: how many wait for a worker, and how many more a scan may send.
 
-    It waits for workers that keep up, and ends the scan when they do not.
+    When the queue is full, `room` waits for workers while they take messages, and ends the scan when they do not.
 
     Args:
         waiting: messages when the scan begins, including those that a worker received only just now.
-        length: counts the messages in the queue; by default, none of them is taken during the scan.
+        length: counts the messages in the queue; by default, no worker takes any during the scan.
         time_left: after which the scan ends even if items are left; its first batch is always sent.
     """
 
@@ -89,9 +89,9 @@ def waiting(app: Celery, queue: str, *, just_delivered: timedelta = JUST_DELIVER
     A worker renews the leases of what it holds only a moment after it received it, so messages delivered within
     `just_delivered` and not yet acknowledged still count as waiting. A queue that does not exist has nothing waiting.
 
-    AMQP does not tell what it delivered, and when: there messages that a worker took do not count.
+    With AMQP, the messages that a worker took are not counted, because the broker does not report them.
 
-    Raises what kombu and redis-py raise when the broker is unavailable, without waiting for it to come back.
+    Raises the errors of kombu and redis-py if the broker is unavailable, without waiting for it.
     """
     with app.connection_or_acquire() as connection:
         connection.ensure_connection(max_retries=0)
@@ -113,9 +113,9 @@ def _just_delivered(channel: Any, queue: str, within: timedelta) -> int:
 
 
 def _taken_at(tag: bytes, *, otherwise: float) -> float:
-    """Return when a message was taken, which its tag tells; `otherwise` for those of kombu's own transport.
+    """Return when a message was taken, from its tag; `otherwise` for tags of kombu's own transport.
 
-    The index does not tell: a worker renews its score for as long as it holds the message.
+    The score in the index is no help: a worker renews it while it holds the message.
     """
     found = _TAKEN_AT.search(tag)
     return otherwise if found is None else float(found[1])
@@ -132,7 +132,7 @@ def length_on(connection: Connection, queue: str) -> int:
     """Count the messages in `queue`, which need not exist."""
     if isinstance(connection.default_channel, redis.Channel):
         return int(connection.default_channel._size(queue))
-    # Only an answer shows whether a pooled connection still stands: one that does not is made anew, once.
+    # A request shows whether a pooled connection is still open; if it is not, it is opened again, once.
     ask = connection.ensure(connection, _declared_length, max_retries=1, interval_start=0)
     return int(ask(connection, queue))
 
@@ -148,18 +148,19 @@ def _declared_length(connection: Connection, queue: str) -> int:
 
 
 def unacknowledged_on(connection: Connection) -> int | None:
-    """Count the messages that workers hold; `None`: the broker does not tell."""
-    return _asked(connection, lambda channel, client: int(client.hlen(channel.unacked_key)))
+    """Count the messages that workers hold; `None`: the broker does not report them."""
+    return _from_redis(connection, lambda channel, client: int(client.hlen(channel.unacked_key)))
 
 
 def dead_letters_on(connection: Connection) -> int | None:
-    """Count the dead letters; `None`: the broker has no place for them."""
-    return _asked(connection, lambda _, client: dead_letters.count(client))
+    """Count the dead letters; `None`: the broker has none of this kind."""
+    return _from_redis(connection, lambda _, client: dead_letters.count(client))
 
 
-def _asked(connection: Connection, ask: Callable[[Any, Any], int]) -> int | None:
+def _from_redis(connection: Connection, read: Callable[[Any, Any], int]) -> int | None:
+    """Return what `read(channel, client)` returns; `None` if the broker is not Redis."""
     channel = connection.default_channel
     if not isinstance(channel, redis.Channel):
         return None
     with channel.conn_or_acquire() as client:
-        return ask(channel, client)
+        return read(channel, client)

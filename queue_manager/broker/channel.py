@@ -6,9 +6,9 @@ between, the message is lost. Here one script takes up to `TAKE_BATCH_SIZE` mess
 Malformed messages, messages that fail dispatch twice, and rejected messages are dead-lettered with the reason. They do
 not block the messages behind them.
 
-Stock kombu 5.7 closes its channels when it loses the connection. A closing channel puts its messages back, for which it
-asks `None` for a host name, so the worker exits with an AttributeError. Here it raises a connection error, after which
-Celery reconnects.
+Stock kombu 5.7 closes its channels when it loses the connection. A closing channel requeues its messages over a
+connection that is `None` by then, so the worker exits with an AttributeError. Here it raises a connection error, after
+which Celery reconnects.
 
 An idle worker waits until the server notifies it of a change of a list (`queue_lists.py`).
 
@@ -45,7 +45,7 @@ from queue_manager.core.redis_client import REDIS_OUTAGES
 from queue_manager.core.settings import settings
 
 TAKE_BATCH_SIZE = 500  # messages; a larger batch would delay other clients of the server
-PUSH_BATCH_SIZE = 500  # messages of one command: about half a megabyte
+PUSH_BATCH_SIZE = 500  # messages per command: about half a megabyte
 
 log = get_logger("QM/transport")
 
@@ -63,15 +63,15 @@ class Channel(stock.Channel):
     connection_class_ssl = redis_client.SecureConnection
 
     take_batch_size: int = TAKE_BATCH_SIZE
-    """Messages that are taken at once, at most."""
+    """Maximum number of messages that are taken at once."""
 
     is_of_settings: bool = False
-    """Whether the broker is that of the settings, whose URL may have more than a URL of kombu."""
+    """Whether the broker is that of the settings, whose URL may have options that kombu's URL lacks."""
 
     from_transport_options = (
         *stock.Channel.from_transport_options,
         "is_of_settings",
-        # Names of keys that stock kombu does not have as options.
+        # Names of keys that stock kombu does not accept as options.
         "keyprefix_queue",
         "keyprefix_binding_permanent",
         "keyprefix_binding_deadlines",
@@ -136,7 +136,7 @@ class Channel(stock.Channel):
         self._empty_queues.ask_for_notifications(connection)
         queues, free_slots = self._queues_to_request(), self.qos.free_slots
         if not queues:
-            # Those that came with the last reply do not make the connection readable.
+            # Notifications that came with the last reply do not make the connection readable.
             self._empty_queues.read_notifications(connection)
             queues = self._queues_to_request()
         if not queues or free_slots == 0:
@@ -171,7 +171,7 @@ class Channel(stock.Channel):
         if not reply:
             raise Empty
         for number in reversed(dict.fromkeys(reversed(reply[::3]))):  # each once, in the order of its last message
-            self._queue_cycle.rotate(lists[number - 1].queue)  # so that another queue has its turn first
+            self._queue_cycle.rotate(lists[number - 1].queue)  # so that the other queues have their turn first
         unwanted = []
         self.qos.arriving = [bytes_to_str(tag) for tag in reply[1::3]]
         try:
@@ -217,7 +217,7 @@ class Channel(stock.Channel):
             self._dispatch_failed(message, tag, source.name, error)
 
     def _dispatch_failed(self, message: dict[str, Any], tag: str, name: str, error: Exception) -> None:
-        """Move a message to the end of its list after its first failure, to the dead letters after the second one."""
+        """Move a message to the end of its list after its first failure, and to the dead letters after the second."""
         log.error("A message could not be dispatched", list=name, error=reason(error), exc_info=error)
         if self.qos.is_settled(tag):
             return
@@ -268,9 +268,9 @@ class Channel(stock.Channel):
     # Publishing
 
     def encode_body(self, body: str | bytes, encoding: str | None = None) -> tuple[str, str | None]:
-        """Leave a text as it is: in Base64, as kombu sends it, it costs time, and a third more memory.
+        """Leave text unencoded. Kombu encodes it in Base64, which costs time and a third more memory.
 
-        Programs with kombu's own transport read both; a compressed body stays in Base64.
+        Programs with kombu's own transport read both forms; a compressed body is still encoded in Base64.
         """
         try:
             return body if isinstance(body, str) else body.decode(), None
@@ -295,7 +295,7 @@ class Channel(stock.Channel):
             super()._put(queue, message, **kwargs)
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
-        """Publish an event or a command. A message may have a thousand events, which kombu would encode slowly."""
+        """Publish an event or a command. A message may contain a thousand events, which kombu would encode slowly."""
         if kwargs.get("_publish_batch") is not None:
             super()._put_fanout(exchange, message, routing_key, **kwargs)
             return
@@ -307,7 +307,7 @@ class Channel(stock.Channel):
         """Push messages on a list, in order of delivery.
 
         Raises:
-            RedisError: of a connection: delivery is uncertain; another: nothing was pushed.
+            RedisError: after an error of the connection, delivery is uncertain; after others, nothing was pushed.
             BatchPublishError: the server refused the rest after it had taken some, because its memory is full.
         """
         rest, has_pushed = iter(messages), False
@@ -334,7 +334,7 @@ class Channel(stock.Channel):
         super()._do_restore_message(payload, exchange, routing_key, *args, **kwargs)
 
     def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
-        """Delete a queue, and let the server forget that a worker waits for its lists: it does when they change."""
+        """Delete a queue. Its lists are changed once more, so that the server forgets to notify workers of them."""
         super()._delete(queue, *args, **kwargs)
         with self.conn_or_acquire() as client:
             scripts.TOUCH_LISTS(client, [one.name for one in self._lists.of([queue])], [])
@@ -351,25 +351,25 @@ class Channel(stock.Channel):
     # Waiting
 
     def handle_notifications(self) -> NoReturn:
-        """Handle what the server sends unasked: lists have changed, or it closes the connection."""
+        """Handle a push of the server: lists have changed, or it closes the connection."""
         try:
             self._empty_queues.read_notifications(self.client.connection)
         except self.connection_errors:
             if self.active_queues and self.qos.can_consume():
                 raise
-            # Nothing was requested for long, so the server may have found it idle. The next request opens it again.
+            # After a long time without requests, the server may close an idle connection; the next request opens it.
         else:
             self.connection.cycle.request(self)
-        raise Empty  # kombu would take it for a message
+        raise Empty  # otherwise kombu would count it as a message
 
     def poll_lists(self) -> None:
-        """Let the next turn request all queues, if that is due."""
+        """Let the next turn request all queues if the poll interval has passed."""
         self._empty_queues.poll()
 
     # Closing
 
     def close(self) -> None:
-        """Put back all messages that were taken. Without a connection, the visibility timeout does that."""
+        """Requeue all messages that were taken. Without a connection, the visibility timeout requeues them."""
         self._closing = True
         if self._in_poll:
             with suppress(Empty, *REDIS_OUTAGES):

@@ -30,7 +30,7 @@ _HEADER_TYPES: dict[str, tuple[type, ...]] = {
     "stamped_headers": (list, tuple),
     "stamps": (dict,),
 }
-MAX_TIME_LIMIT = 1e9  # seconds; a larger number may be none that a timer accepts
+MAX_TIME_LIMIT = 1e9  # seconds; timers may refuse larger numbers
 
 SHUTDOWN_MARGIN = 3.0  # seconds for what a soft shutdown does before and after it waits
 HEARTBEAT_INTERVAL = 5.0  # seconds between two `worker-heartbeat` events, which contain it; Celery's default is 2
@@ -55,7 +55,7 @@ class Consumer(CeleryConsumer):
         return super().ensure_connected(conn)
 
     def call_soon(self, p: Any, *args: Any, **kwargs: Any) -> Any:
-        """Schedule a call, after earlier ones: kombu's hub would make them in any order, a cancel before its add."""
+        """Schedule a call after earlier ones. Kombu's hub would use any order, such as a cancel before its add."""
         if not self.hub:
             return super().call_soon(p, *args, **kwargs)
         self._calls.append(partial(p, *args, **kwargs))
@@ -88,10 +88,10 @@ class Consumer(CeleryConsumer):
         transport = self.connection.transport
         if not isinstance(transport, Transport):
             return
-        # Prefork has a loop that runs while tasks do: if it stands still for longer than a soft shutdown, it hangs.
+        # The event loop of a prefork worker runs while tasks do: if it pauses longer than a soft shutdown, it hangs.
         soft_shutdown = self.app.conf.worker_soft_shutdown_timeout + SHUTDOWN_MARGIN
         transport.renew_in_thread(longest_pause=soft_shutdown if self.pool.uses_semaphore else math.inf)
-        if isinstance(self.pool, SoloPool):  # executes a message when it is delivered; the next ones would wait for it
+        if isinstance(self.pool, SoloPool):  # it executes a message on delivery, and the rest of a batch would wait
             self.task_consumer.channel.take_batch_size = 1
 
     def _limit_task(self, request: Any, bucket: Any, tokens: Any) -> Any:
@@ -99,7 +99,7 @@ class Consumer(CeleryConsumer):
         return super()._limit_task(request, bucket, tokens)
 
     def _limit_move_to_pool(self, request: Any) -> None:
-        if not request._already_revoked:  # or put back, while the rate limit delayed it
+        if not request._already_revoked:  # nor put back while the rate limit delayed it
             super()._limit_move_to_pool(request)
 
     def _limit_post_eta(self, request: Any, bucket: Any, tokens: Any) -> Any:
@@ -107,15 +107,15 @@ class Consumer(CeleryConsumer):
         return super()._limit_post_eta(request, bucket, tokens)
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
-        message.reject_reason = "It is not a task: no header names one"
+        message.reject_reason = "It is not a task message: it has no header `task`"
         super().on_unknown_message(body, message)
 
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
-        message.reject_reason = f"There is no task of this name: {message.headers.get('task')!r:.200}"
+        message.reject_reason = f"No task with this name is registered: {message.headers.get('task')!r:.200}"
         super().on_unknown_task(body, message, exc)
 
     def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
-        message.reject_reason = f"Celery refuses it: {exc!s:.300}"
+        message.reject_reason = f"Celery refused it: {exc!s:.300}"
         super().on_invalid_task(body, message, exc)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
@@ -125,7 +125,7 @@ class Consumer(CeleryConsumer):
 
 
 def _invalid_payload(message: Any) -> str | None:
-    """Return what is wrong with the arguments; in Celery's first protocol, they are next to what are headers now."""
+    """Return what is wrong with the arguments, or with the headers of Celery's protocol 1, which are in the body."""
     try:
         payload = message.payload  # cached, because Celery decodes it too
     except Exception:  # reported when the message is handled

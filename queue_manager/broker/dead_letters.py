@@ -97,7 +97,7 @@ def _id(stored: bytes | str) -> str:
 
 
 def replay(client: Redis, ids: Collection[str] | None = None) -> Iterator[tuple[DeadLetter, str]]:
-    """Requeue the messages of `ids`, or all messages, oldest first.
+    """Requeue the dead letters with these ids, or all of them, oldest first.
 
     Yields each letter with the reason why it was refused, or `""` if it was requeued. A letter that was replayed or
     deleted meanwhile is skipped. Raises the errors of redis-py.
@@ -126,7 +126,7 @@ def _oldest_first(client: Redis, staying: Collection[str]) -> Iterator[bytes | s
     left = count(client)  # later ones are not read: a message that is replayed may fail again
     behind = 0  # how many at the end of the list are staying
     while left:
-        # Begin with the last one that stays: if it has moved, others have removed some behind it.
+        # Begin with the last one that stays: if it has moved, another process has removed letters behind it.
         last = max(behind, 1)
         found = client.lrange(DEAD_LETTERS, 1 - last - LETTERS_PER_READ, -last)
         if behind and (not found or _id(found.pop()) not in staying):
@@ -153,7 +153,7 @@ def _list_and_message(letter: DeadLetter) -> tuple[str, str]:
     except (NotAMessage, UnicodeEncodeError) as error:
         raise CannotReplay(f"no worker could read it: {error!s:.200}") from None
     priority = message["properties"].get("priority")
-    # The next step that every worker reads, including workers of other applications.
+    # The nearest step that every worker reads, including workers of other applications.
     step = max(step for step in STOCK_PRIORITY_STEPS if step <= priority) if priority in keys.PRIORITIES else 0
     failed_once = message["properties"].pop(FAILED_ONCE, None) is not None
     return keys.list_of(letter.queue, step), dumps(message) if failed_once else letter.message
@@ -162,7 +162,7 @@ def _list_and_message(letter: DeadLetter) -> tuple[str, str]:
 def clear(client: Redis, *, keep: Callable[[list[dict[str, str]]], object] | None = None) -> int:
     """Delete all dead letters; return their number.
 
-    `keep` is called with all of them before, newest first and in slices, for `restore`.
+    `keep` is called with all of them first, newest first and in slices, for `restore`.
     """
     ids: set[str] = set()
     for letters in _newest_first(client):

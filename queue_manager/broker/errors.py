@@ -12,7 +12,7 @@ from queue_manager.core.errors import reason
 
 
 class ConnectionLost(RedisConnectionError):
-    """The channel's connection is closed for good; its successor is another channel."""
+    """The channel's connection is closed and will not be reopened; a reconnect makes another channel."""
 
 
 class BrokerRefuses(RedisConnectionError):

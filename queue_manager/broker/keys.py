@@ -1,16 +1,16 @@
-"""Names of the broker's keys in Redis: our own, so that other Celery applications may use the same database."""
+"""Names of the broker's keys in Redis: not kombu's, so that other Celery applications may use the same database."""
 
 from __future__ import annotations
 
 DEFAULT_QUEUE = "queue-manager"
 FOREIGN_DEFAULT_QUEUE = "celery"
-"""Default queue of every other Celery application, and of our own until release 0.1."""
+"""Default queue of every other Celery application, and of Queue Manager until release 0.1."""
 
 UNACKED = "qm:unacked"
 UNACKED_INDEX = "qm:unacked_index"
 OLD_UNACKED = "unacked"
 OLD_UNACKED_INDEX = "unacked_index"
-"""Keys of every application that does not choose its own, and our own until release 0.1."""
+"""Keys of every application that does not set others, and of Queue Manager until release 0.1."""
 
 SCHEDULE_PREFIX = "qm:beat:"
 """RedBeat's prefix: the key of an entry is `qm:beat:<name>`, and that of the schedule `qm:beat::schedule`."""

@@ -18,14 +18,14 @@ from queue_manager.core.settings import Settings
 
 BATCHED_VISIBILITY_TIMEOUT = 10  # seconds; a live worker renews the messages that it holds every quarter of it
 STOCK_VISIBILITY_TIMEOUT = 6 * 3600  # seconds; longer than any task, because kombu's own transports do not renew
-RESTORE_INTERVAL = 5  # seconds between two looks for messages of killed workers
+RESTORE_INTERVAL = 5  # seconds between two searches for messages of killed workers
 BATCHED_TRANSPORTS = {
     "redis": "queue_manager.broker.transport:Transport",
     "rediss": "queue_manager.broker.transport:SecureTransport",
     "sentinel": "queue_manager.broker.transport:Transport",
 }
 BATCHED_SOCKET = "batched-redis+socket"
-"""Scheme of a socket: kombu takes the transport from its first part and ignores `broker_transport`."""
+"""URL scheme of a Unix socket: kombu takes the transport from its first part and ignores `broker_transport`."""
 
 
 def register_transport(broker_url: str) -> str:
@@ -77,7 +77,7 @@ def transport_options(chosen: Settings) -> dict[str, Any]:
         "socket_connect_timeout": 5,
         "socket_keepalive": True,
         "socket_keepalive_options": TCP_OPTIONS,
-        "health_check_interval": RESTORE_INTERVAL + 1,  # what is sent anyway checks the connection, then
+        "health_check_interval": RESTORE_INTERVAL + 1,  # longer, so that regular commands check the connection
         "priority_steps": [*PRIORITIES],
         "client_name": "queue-manager",
     }

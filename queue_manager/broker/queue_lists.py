@@ -1,8 +1,8 @@
 """The lists of a channel's queues, and the queues that a worker need not request because their lists are empty.
 
-The server notifies the worker when one of these lists changes. This is what Redis has for caches in clients (`CLIENT
-TRACKING`): it notifies a connection when a key changes that the connection has read, once.
-`scripts.TAKE_MESSAGES` reads the lists that it leaves empty.
+The server notifies the worker when one of these lists changes, by what Redis has for client-side caches (`CLIENT
+TRACKING`): it notifies a connection once when a key changes that the connection has read. So `scripts.TAKE_MESSAGES`
+reads the lists that it leaves empty.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = get_logger("QM/transport")
 
 
 class PriorityList(NamedTuple):
-    """A list that has the messages of one queue and priority."""
+    """The list of the messages of one queue and priority."""
 
     name: str
     queue: str
     priority: int
     ending: str
-    """What follows a message in its entry among the unacknowledged ones."""
+    """The text after a message in its entry in `unacked`."""
 
 
 class PriorityLists:
@@ -65,7 +65,7 @@ class PriorityLists:
 
 
 class EmptyQueues:
-    """The queues that were found empty over one connection, and did not change since."""
+    """The queues that one connection found empty, and that have not changed since."""
 
     def __init__(self, lists: PriorityLists) -> None:
         self._lists = lists
@@ -85,7 +85,7 @@ class EmptyQueues:
         self._names.discard(queue)
 
     def ask_for_notifications(self, connection: Any) -> None:
-        """Let the server notify a connection, once after it was opened. Nothing is known to be empty then."""
+        """Let the server notify a connection, once after it was opened. No queue is known to be empty then."""
         if connection._sock is self._socket:
             return
         self._names.clear()
@@ -101,7 +101,7 @@ class EmptyQueues:
         self._socket = connection._sock
 
     def read_notifications(self, connection: Any) -> None:
-        """Read what the server has sent unasked. Raises a connection error if it closes the connection."""
+        """Read the notifications of the server. Raises a connection error if it closes the connection."""
         try:
             with refusals_as_connection_errors():
                 while connection.can_read():
@@ -118,7 +118,7 @@ class EmptyQueues:
             self._names.difference_update(map(self._lists.queue_of, map(bytes_to_str, names)))
 
     def poll(self) -> None:
-        """Forget which queues are empty, if that is due, so that all are requested."""
+        """Forget which queues are empty if the poll interval has passed, so that all are requested."""
         if time.monotonic() >= self._next_poll_at:
             self._next_poll_at = time.monotonic() + (POLL_INTERVAL if self._is_notified else FALLBACK_POLL_INTERVAL)
             self._names.clear()

@@ -21,8 +21,8 @@ from queue_manager.core.redis_client import Script
 # lists that may have messages left. Malformed messages are registered unchanged. With allow-oom, because a full server
 # must still be drained.
 #
-# A server notifies its clients of changes of the keys that they have read since the last change. So the lists are read
-# last if they are empty then.
+# The server notifies a client when a key changes that the client has read since its last change. So the lists are read
+# once more at the end if they are empty then.
 TAKE_MESSAGES = Script("""#!lua flags=allow-oom
 local filled = redis.call('EXISTS', unpack(KEYS, 3))
 if filled == 0 then
@@ -129,8 +129,8 @@ return redis.call('ZADD', KEYS[1], 'XX', unpack(index))
 #
 # KEYS     unacked, unacked_index
 # ARGV     separator between queue and priority in the name of a list, seconds after which a message is overdue, maximum
-#          number of overdue messages, RPUSH to deliver them next or LPUSH to deliver them last; then tags, instead of
-#          the overdue ones
+#          number of overdue messages, RPUSH to deliver them next or LPUSH to deliver them last; then the tags to put
+#          back, instead of overdue ones
 # Returns  number of messages put back; then tags that another transport registered and that only it can put back
 #
 # Atomic, because a message must be in one place, and several workers restore overdue messages at the same time.

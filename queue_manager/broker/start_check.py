@@ -42,7 +42,7 @@ def _refused(url: str, error: Exception) -> ConfigurationError:
 
 
 def _redis_info(channel: Any) -> dict[str, Any] | None:
-    """Return the INFO of a Redis; `None` of another broker."""
+    """Return the INFO of a Redis; `None` for another broker."""
     if not isinstance(channel, redis.Channel):
         return None
     with channel.conn_or_acquire() as client:

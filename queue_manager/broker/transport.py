@@ -4,9 +4,9 @@ While a worker lives, it renews the messages that it holds every quarter of `vis
 short, and the messages of a killed worker are redelivered soon after it. Acks are flushed once per turn of the event
 loop; if a crash loses them, the messages are redelivered, which items tolerate.
 
-A thread of the worker renews, and flushes acks too, because the event loop may wait for a task, stand still during a
-soft shutdown, or end before the last tasks do. The thread of a prefork worker stops when the event loop hangs, so that
-other workers get the messages.
+A thread of the worker renews messages and also flushes acks, because the event loop may wait for a task, stand still
+during a soft shutdown, or end before the last tasks do. The thread of a prefork worker stops renewing when the event
+loop hangs, so that other workers get the messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 
 UPKEEP_INTERVAL = 1.0  # seconds between two turns of the thread, or of a program that waits for messages
-MAX_TIMERS = 10_000  # that one turn of the event loop fires; kombu's 10 would let all others wait for an ETA of many
+MAX_TIMERS = 10_000  # per turn of the event loop; with kombu's 10, many tasks with one ETA would delay other timers
 
 log = get_logger("QM/transport")
 
@@ -39,7 +39,7 @@ class Poller(stock.MultiChannelPoller):
     polling_timer: Any = None
     """The timer of the event loop that polls lists."""
     leave_loop: Callable[[], object] = staticmethod(lambda: None)
-    """Removes what kombu does in each turn of the event loop, and leaves there when the connection is lost."""
+    """Removes kombu's callbacks from the event loop, which kombu leaves there when the connection is lost."""
 
     _next_upkeep_at = _polled_at = 0.0
 
@@ -83,14 +83,14 @@ class Poller(stock.MultiChannelPoller):
         super().close()
 
     def poll_lists(self) -> None:
-        """Request messages of channels where that is due."""
+        """Request messages for the channels whose poll interval has passed."""
         self._polled_at = time.monotonic()
         for channel in list(self._channels):
             channel.poll_lists()
         self.on_poll_start()
 
     def on_poll_start(self) -> None:
-        """Send what the turn of the event loop needs. Redis also refuses the pings before it if its disk fails."""
+        """Flush acks and request messages. If its disk fails, Redis also refuses the pings that precede them."""
         with refusals_as_connection_errors():
             for channel in list(self._channels):
                 channel.qos.flush_acks()
@@ -112,7 +112,7 @@ class Poller(stock.MultiChannelPoller):
         """Read each batch at once, even if the prefetch count has dropped: only delivered messages are renewed."""
 
     def get(self, callback: Any, timeout: float | None = None) -> None:
-        """Wait for events, and do the work of the timer and of the thread: for where there is no event loop."""
+        """Wait for events without an event loop, and do the work of its timer and of the thread."""
         if time.monotonic() >= self._next_upkeep_at:
             self._next_upkeep_at = time.monotonic() + UPKEEP_INTERVAL
             if self._thread is None:
@@ -131,7 +131,7 @@ class Poller(stock.MultiChannelPoller):
 
 
 class Transport(stock.Transport):
-    """One server, or a socket of one, in batches."""
+    """Batched transport for a Redis server, over TCP or a Unix socket."""
 
     Channel = Channel
     has_event_loop = False
@@ -143,7 +143,7 @@ class Transport(stock.Transport):
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         self.has_event_loop = True
         loop.fire_timers = partial(type(loop).fire_timers, loop, max_timers=MAX_TIMERS)
-        set_event_loop(loop)  # kombu forgot it with a lost connection, and a warm shutdown would not run it
+        set_event_loop(loop)  # kombu forgets it with a lost connection, and a warm shutdown would then not run it
         of_others = frozenset(loop.on_tick)
         super().register_with_event_loop(connection, loop)
         self.cycle.leave_loop = partial(loop.on_tick.difference_update, loop.on_tick - of_others)
@@ -164,9 +164,9 @@ class Transport(stock.Transport):
 
 
 class SecureTransport(Transport):
-    """`rediss://`, in batches. Always TLS; the certificate is verified unless the settings say otherwise.
+    """Batched transport for `rediss://`. Always uses TLS, and verifies the certificate unless the settings differ.
 
-    kombu enables TLS by the scheme `rediss`, which a URL with a transport of its own does not have.
+    kombu enables TLS by the scheme `rediss`, which `broker_transport` replaces.
     """
 
     def __init__(self, client: Any, **kwargs: Any) -> None:

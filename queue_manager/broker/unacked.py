@@ -1,7 +1,7 @@
 """Messages that a worker holds: delivered, and neither acknowledged nor rejected.
 
-Acks are collected and flushed together. While a message is held, its registration is renewed. Tags are those of the
-server: a task that outlives its connection is still acknowledged once the server is back, unless its message was
+Acks are collected and flushed together. While a message is held, its registration is renewed. A tag is valid on any
+connection: a task that outlives its connection is still acknowledged when the server is back, unless its message was
 redelivered before.
 """
 
@@ -30,13 +30,13 @@ log = get_logger("QM/transport")
 
 
 class UnackedMessages(stock.QoS):
-    """The unacknowledged messages of a channel; kombu's QoS."""
+    """The unacknowledged messages of a channel: kombu's `QoS`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pending_acks: deque[str] = deque()  # threads may append
         self.arriving: Sequence[str] = ()
-        """The tags of the batch that is being delivered. A pool without processes executes each before the next."""
+        """The tags of the batch that is being delivered. A solo pool executes each message before the next delivery."""
 
     @property
     def free_slots(self) -> int | None:
@@ -55,7 +55,7 @@ class UnackedMessages(stock.QoS):
         """
         if self.channel.has_taken(delivery_tag):
             if len(self._dirty) >= TAGS_PER_COMMAND:
-                self._flush()  # what was settled; kombu does it at every message
+                self._flush()  # settled messages; kombu does so at every message
             self._delivered[delivery_tag] = message
         else:
             with refusals_as_connection_errors():
@@ -70,7 +70,7 @@ class UnackedMessages(stock.QoS):
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Requeue a message, to be delivered last; or dead-letter it with its `reject_reason`."""
         if requeue:
-            # No longer renewed: if the next step fails, the visibility timeout requeues it.
+            # The message is no longer renewed, so if the next step fails, the visibility timeout requeues it.
             self.forget(delivery_tag)
             self._restore(delivery_tag, push="LPUSH")
         else:
@@ -112,7 +112,7 @@ class UnackedMessages(stock.QoS):
     # Renewal
 
     def renew(self) -> None:
-        """Renew the registration of all messages that are in work, or wait for their turn or countdown."""
+        """Renew the registration of all messages that are executed, or wait for their turn or countdown."""
         tags = [*self.arriving, *self._held_tags()]
         with refusals_as_connection_errors(), self.channel.conn_or_acquire() as client:
             for start in range(0, len(tags), TAGS_PER_COMMAND):
@@ -176,9 +176,9 @@ class UnackedMessages(stock.QoS):
             self.restore_by_tag(tag, client)
         except REDIS_OUTAGES:
             raise
-        except ResponseError as error:  # a full server adds nothing; retried later
+        except ResponseError as error:  # a full server refuses it; retried later
             log.warning("A message of another transport cannot be requeued yet", tag=tag, error=str(error))
-        except Exception as error:  # would otherwise keep every worker from starting
+        except Exception as error:  # otherwise it would keep every worker from starting
             self.dead_letter(tag, f"It cannot be requeued: {type(error).__name__}: {reason(error)}")
 
     # Dead letters

@@ -71,7 +71,7 @@ log = get_logger("QM/leases")
 def name(id: str, due_at: datetime | None) -> str:
     """Return the name of a lease: the id as text, and the due time in milliseconds."""
     if not id.isascii():
-        id = id.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair, which Redis does not take
+        id = id.encode("utf-8", "backslashreplace").decode()  # UTF-8 has no unpaired surrogates
     return f"{id}@{'' if due_at is None else unix_ms(due_at)}"
 
 
@@ -146,8 +146,8 @@ class Leases:
     def scan_lock(self) -> Iterator[Callable[[], bool]]:
         """Hold the scan lock of the system while the yielded function returns True; call it once per batch.
 
-        A call renews the lock after a third of its time, which is that of a lease, but at most 30 s: when the process
-        dies, the next scan need not wait longer.
+        The lock lasts as long as a lease, but at most 30 s, so that the next scan does not wait longer if the process
+        dies. A call renews it after a third of this time.
         """
         held_for = min(self.lease, MAX_SCAN_LOCK)
         key, token = f"qm:lease:{self.system}:scan", uuid4().hex
@@ -179,7 +179,7 @@ class Leases:
             return bool(client.zcard(self.keys.waiting))
 
     def next_slot(self) -> datetime | None:
-        """Return the next free time of a system whose rate is limited."""
+        """Return the earliest time at which `max_rate` allows the next item."""
         with lease_server() as client:
             at = client.get(self._slot_key)
         return None if at is None else from_unix_ms(float(at))
@@ -192,7 +192,7 @@ class Leases:
         return [from_unix_ms(at) for at in times]
 
     def hold_unknown(self, names: Sequence[str]) -> None:
-        """Hold unknown items whose flag is not ours for one lease: another program may be working on them."""
+        """Hold for one lease the unknown items whose flag is not ours: another program may be working on them."""
         self._each(HOLD_UNKNOWN, names, self._lease_ms)
 
     def free_lost(self, messages: int) -> int:

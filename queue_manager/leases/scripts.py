@@ -1,7 +1,7 @@
 """Lua scripts of the leases, each atomic.
 
-KEYS are the sets of one system in the order of `Sets`, unless the script says otherwise. `allow-oom`: work on a server
-whose memory is full must go on, so only scripts that accept new work are refused there.
+KEYS are the sets of one system in the order of `Sets`, unless the script says otherwise. `allow-oom`: a server whose
+memory is full refuses only the scripts that accept new work, so that work in progress can be finished.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from queue_manager.core.redis_client import Script
 
 MAX_ARGUMENTS = 2_000  # names in one command: Lua's stack is limited, and other clients wait meanwhile
 RETENTION_MS = milliseconds(hours(24))  # of leases that ended without a result, and of losses
-JUST_TAKEN_MS = milliseconds(seconds(3))  # a worker has renewed what it took, or what came due, within this time
+JUST_TAKEN_MS = milliseconds(seconds(3))  # a worker renews the lease of a received or newly due item within this time
 
 
 class Sets(NamedTuple):
@@ -73,7 +73,8 @@ return reply
 
 # Mark taken items as dispatched: they wait for a worker, for any time.
 #
-# ARGV     when the last of the taken leases ends, in ms; names. One that a worker has received meanwhile ends later.
+# ARGV     when the last of the taken leases ends, in ms; names. A lease that ends later was renewed by a worker, which
+#          has received the item meanwhile.
 DISPATCHED = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
 local scores = redis.call('ZMSCORE', running, unpack(ARGV, 2))
@@ -107,7 +108,7 @@ end
 
 # Free the oldest waiting items whose messages were lost: their leases end now.
 #
-# ARGV     messages that wait in the broker; only items dispatched longer ago than this, in ms, are freed
+# ARGV     number of messages that wait in the broker; age in ms: only items dispatched longer ago are freed
 # Returns  how many
 #
 # An item with an ETA is with a worker until then; it starts a moment after its ETA.
@@ -155,7 +156,7 @@ end
 
 # Mark held items as sent with an ETA, or as sent again: they wait for a worker, for any time.
 #
-# ARGV     in how many ms a worker may have them, names
+# ARGV     ms until the ETA, names
 SENT_AGAIN = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
 for i = 2, #ARGV do
@@ -232,12 +233,12 @@ end
 return suspects
 """)
 
-# Record the start of one item; the start before it that never ended counts as a loss.
+# Record the start of one item; an earlier start that never ended counts as a loss.
 #
-# ARGV     lease in ms, name, losses from which on it must cool down first
+# ARGV     lease in ms, name, number of losses from which the item must cool down first
 # Returns  losses in a row if it must cool down first, else 0
 #
-# A cool-down removes the record: the start after it is not a loss.
+# A cool-down removes the record, so that the next start does not count it again.
 START_ALONE = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
 local name, keep = ARGV[2], {RETENTION_MS}
@@ -265,9 +266,9 @@ redis.call('ZADD', started, now, name)
 return 0
 """)
 
-# Record that attempts ended, however they did; leases of items that are done end a moment later.
+# Record that attempts ended, with or without success; the leases of done items end a moment later.
 #
-# ARGV     how long a scan passes over done items, in ms; how many of the names are done; names, the done ones first
+# ARGV     ms for which scans skip done items; how many of the names are done; names, the done ones first
 END = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
 redis.call('ZREM', started, unpack(ARGV, 3))

@@ -80,7 +80,7 @@ class LeaseDetail:
     at: datetime | None = None
     """Its ETA, its dispatch, the end of its lease, the start of its attempt, or the end of its cool-down, by `step`."""
     ahead_of_it: int = 0
-    """How many items that were dispatched before it wait for a worker, too."""
+    """The number of items dispatched before it that wait for a worker, too."""
     losses: int = 0
     """How many times in a row its process was lost."""
 

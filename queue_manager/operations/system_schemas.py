@@ -210,7 +210,7 @@ class ListedItem(BaseModel):
     """One item of a system; what is unknown is null."""
 
     id: str = Field(description="Its id; of a type other than ObjectId in extended JSON.")
-    title: str = Field(description="What people know it by, such as the account of a room.")
+    title: str = Field(description="Its title, such as the account of a room.")
     state: State
     due_at: Moment | None
     since: Moment | None = Field(description="Since when it is in this state.")
