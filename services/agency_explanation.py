@@ -15,7 +15,7 @@ from services.review_requests import ReviewRequests, due_of, system
 
 
 def explain(requests: ReviewRequests, id: str, dispatch: DispatchState) -> list[Explanation]:
-    """Return what an id names: the parent account of an agency, or its own account if it was asked before."""
+    """Explain the agencies that an id names: a parent account, or the account of an agency that was asked before."""
     asked = pulse.of_accounts(account.spellings(id))
     parents = [one.get("metadata", {}).get("parent_account") for one in asked]
     accounts = {spelling for one in (id, *parents) for spelling in account.spellings(one)}

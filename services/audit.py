@@ -111,9 +111,9 @@ class AuditedAction:
     """What is known of an action so far. The block that acts completes it."""
 
     ids: Sequence[str] = ()
-    """What it is to be done to; in the end, what it was done to."""
+    """The ids of what the action changes; at the end, of what it has changed."""
     total: int | None = None
-    """How many it was to be done to; the number of `ids` unless it is given."""
+    """The number of things to change; by default the number of `ids`."""
     filter: Mapping[str, Any] | None = None
     detail: str = ""
     count: int | None = None
@@ -147,7 +147,7 @@ class AuditedAction:
         return str(self.archive.action) if self.archive is not None and self.archive.count else None
 
     def succeeded(self, ids: Sequence[str]) -> None:
-        """Record what it was done to, and their number."""
+        """Record the ids of what was changed, and their number."""
         self.ids, self.count = ids, len(ids)
 
     def changed(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
@@ -181,7 +181,7 @@ class _Entry:
         fields: Document = {**_fields(done), "outcome": outcome, **({} if error is None else {"error": error})}
         self._document |= fields
         if not self._is_stored:
-            self._log()  # the server was just away: do not wait for it again
+            self._log()  # the server did not answer before: do not wait for it again
         elif error_of_write := _failure(
             lambda: audit.finish(self._document["_id"], fields, undo_within=UNDO_TIME if done.undo else None)
         ):
@@ -208,16 +208,16 @@ def recorded(
 ) -> Iterator[AuditedAction]:
     """Record what the block does: before it, with the outcome unknown, and after it, as the block completed it.
 
-    Stored first, so that a process that is killed leaves an entry without an outcome instead of an action without an
-    entry. While MongoDB is unavailable, an action that needs it is not begun. One that needs only Redis is, because an
-    operator must be able to pause a system or clear a queue then; both times its whole entry is logged. So it is if
-    MongoDB refuses the entry, for example to a user without rights on the collection.
+    The entry is stored first, so that a killed process leaves an entry without an outcome instead of an action without
+    an entry. While MongoDB is unavailable, an action that needs it is not begun. One that needs only Redis is, because
+    an operator must be able to pause a system or clear a queue then: its whole entry is logged, before and after it.
+    The same applies if MongoDB refuses the entry, for example because its user has no rights on the collection.
 
     Args:
         is_in_redis: the action does not need MongoDB.
         known: the fields of `AuditedAction` that are known before the action.
 
-    An error of the block passes on, with the note `OUTCOME_UNKNOWN` if a server did not answer.
+    An error of the block is raised again, with the note `OUTCOME_UNKNOWN` if a server did not answer.
 
     Raises:
         Unavailable: MongoDB is unavailable, and the action needs it. It was not begun.
@@ -261,7 +261,7 @@ def _value(value: Any) -> Any:
 
 
 def _text(text: str, length: int = MAX_VALUE_LENGTH) -> str:
-    """Return a text that BSON can encode, and that ends with … if it was longer."""
+    """Return a text that BSON can encode, truncated with … to `length` characters."""
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
@@ -270,7 +270,7 @@ def _text(text: str, length: int = MAX_VALUE_LENGTH) -> str:
 
 
 def timeline_event(entry: AuditEntry) -> TimelineEvent:
-    """Return an entry as an event in the life of what it was done to."""
+    """Return an entry as an event in the timeline of what it changed."""
     is_done = entry.outcome == "done"
     label = ACTION_LABELS.get(entry.action, entry.action.capitalize())
     who = person(entry.who)

@@ -1,5 +1,6 @@
-"""The work of a system: a scan leases due items that are not in flight, oldest first; what workers do with them is in
-`item_work.py`. `tasks.scan.fan_out` publishes what a scan took.
+"""The work of a system, for its scan: leases due items that are not in flight, oldest first.
+
+`tasks.scan.fan_out` publishes the items that a scan took. What workers do with them is in `item_work.py`.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ class Due:
     """One item that a scan found."""
 
     id: str
-    """As text, without spaces: with the due time it names the lease."""
+    """As text, without spaces. The lease is named by the id and the due time."""
     due_at: datetime
     args: tuple[Any, ...] = ()
-    """Of the item's task; by default the id and the due time."""
+    """The arguments of the item's task; by default the id and the due time."""
     is_flagged: bool = False
-    """Another program may be working on it."""
+    """Whether another program may be working on it."""
     counted_as: str | None = None
-    """A name under which the scan counts it, too."""
+    """An additional count of the scan that includes it."""
     is_excluded: bool = False
-    """It cannot be dispatched."""
+    """Whether it is counted but cannot be dispatched."""
 
     def __post_init__(self) -> None:
         if not self.args:
@@ -60,7 +61,7 @@ class DueBatch:
     items: list[DueItem] = field(default_factory=list)
     other_counts: Mapping[str, int] = field(default_factory=dict)
     lease_ends_ms: int = 0
-    """When the leases end that were taken for the time of sending."""
+    """When the leases end that were taken to send the items."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +72,10 @@ class Limits:
     max_queue: int
     """Items are leased only while fewer messages than this wait in the broker."""
     ahead: int
-    """Items not due yet that may be sent with their time."""
+    """Items that may be dispatched ahead of time."""
 
     def batches(self, found: Iterator[T], backlog: Backlog) -> Iterator[list[T]]:
-        """Yield what is found in batches, as far as the backlog has room; the caller adds what it sends."""
+        """Yield what is found in batches while the backlog has room; the caller adds what it sends to the backlog."""
         while some := list(islice(found, min(self.batch, backlog.room(self.max_queue, at_least=self.batch)))):
             yield some
 
@@ -90,9 +91,9 @@ class DueWork(ItemWork, ABC):
 
     limits: Limits = field(default_factory=Limits.from_settings)
     ahead: timedelta = timedelta(0)
-    """What falls due within this time is dispatched with its exact time."""
+    """Items that fall due within this time are dispatched ahead of time, with their due time as ETA."""
     max_rate: float | None = None
-    """Items in a second, at most: each is dispatched with a time of its own."""
+    """The maximum number of items per second; each gets an ETA of its own."""
     period: timedelta = timedelta(0)
     """The time between two scans, needed with `max_rate`."""
 
@@ -106,7 +107,7 @@ class DueWork(ItemWork, ABC):
         return False
 
     def flag(self, dispatched: Sequence[Due]) -> None:
-        """Show others that these are dispatched, before they are."""
+        """Set a flag in the documents of items that are about to be dispatched, for other programs."""
 
     # Dispatch
 
@@ -115,7 +116,7 @@ class DueWork(ItemWork, ABC):
         yield from ()
 
     def take_due(self, measure: Callable[[], Backlog]) -> Iterator[DueBatch]:
-        """Take what is due and nobody holds, then a bounded number of what falls due before the next scan.
+        """Take the items that are due and not in flight, then a bounded number of those due before the next scan.
 
         A message that waits in the broker is never sent twice: waiting items are dispatched again only as far as they
         outnumber the messages.
@@ -151,7 +152,7 @@ class DueWork(ItemWork, ABC):
             )
 
     def _until(self, now: datetime) -> datetime:
-        """Return until when a scan takes what falls due."""
+        """Return the time up to which a scan takes items."""
         return now + self.ahead if self.limits.ahead else now
 
     def _dispatch(
@@ -178,7 +179,7 @@ class DueWork(ItemWork, ABC):
         return ceil(left.total_seconds() * self.max_rate)
 
     def take_manually(self, some: Sequence[Due]) -> list[DueItem]:
-        """Take what nobody holds, at once: whether or not it is cooling or another program may be working on it."""
+        """Take items that are not in flight, even if they cool down or another program may be working on them."""
         return self._take(some, is_manual=True).items
 
     def _take(self, some: Sequence[Due], *, is_manual: bool = False) -> DueBatch:
@@ -206,7 +207,7 @@ class DueWork(ItemWork, ABC):
             for number, (one, at, position) in enumerate(zip(ours, times, taken.positions, strict=True))
         ]
         other_counts = Counter(one.counted_as for one in some if one.counted_as is not None)
-        found = len(ours) + sum(one.is_excluded for one in some)  # what is in flight was found before
+        found = len(ours) + sum(one.is_excluded for one in some)  # items in flight were counted by an earlier scan
         return DueBatch(found=found, items=items, other_counts=other_counts, lease_ends_ms=taken.ends_ms)
 
     def mark_dispatched(self, batch: DueBatch) -> None:
@@ -223,7 +224,7 @@ class DueWork(ItemWork, ABC):
         self.postpone(items, wait=wait)
 
     def token(self, due: Due, *, batch: str, number: int) -> str:
-        """Return the id of the task of an item: one random part for a batch, and the number in it."""
+        """Return the id of an item's task: a random part for the batch, and the item's number in it."""
         return f"{batch}-{number}"
 
 

@@ -1,7 +1,7 @@
 """Failures of messages, items, jobs and the broker, grouped by what failed and why.
 
-Guarantee: the newest 5,000 failures of each list are read, in slices, however many there are; a list that was not read
-to its end is named as such. A server that is unavailable leaves out its lists only.
+Guarantee: at most the newest 5,000 failures of each list are read, in slices; a list that was not read to its end is
+marked as incomplete. If a server is unavailable, only its lists are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FailureKind = Literal["message", "item", "job", "broker"]
 MAX_FAILURES = 5_000  # of each list
 LIST_TIMEOUT = seconds(2.5)  # of each list
 BROKER = "broker"
-"""What the audit and health call the broker."""
+"""The name of the broker in the audit log and in health."""
 NO_REASON = "no reason is known"
 SPARK_HOURS = 24
 
@@ -107,7 +107,7 @@ class FailureSource:
     read: int
     is_complete: bool
     problem: str | None = None
-    """Why it could not be read, or not to its end."""
+    """Why it could not be read to its end."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,8 @@ from queue_manager.telemetry import counters, latency
 from queue_manager.telemetry.counters import Totals
 from queue_manager.telemetry.latency import Histogram, Measure
 
-COPY_INTERVAL = minutes(1)  # each process tries so often
-COPY_LOCK_TIME = seconds(50)  # shorter, so that the process that copied last finds it free
+COPY_INTERVAL = minutes(1)  # between two attempts of a process
+COPY_LOCK_TIME = seconds(50)  # shorter, so that the process that copied last finds the lock free
 COPY_LOCK = "qm:history:copied"
 MIN_OUTAGE = minutes(3)
 MINUTES_KEPT = 24 * 60  # in Redis
@@ -40,7 +40,7 @@ LENGTHS: Mapping[Range, tuple[timedelta, timedelta]] = {
     "30d": (hours(30 * 24), hours(6)),
     "90d": (hours(90 * 24), hours(24)),
 }
-"""Of each range its length, and the length of its steps."""
+"""By range: its length, and the length of its steps."""
 
 _redis = PerProcess(lambda: connect(settings().redis_url))
 

@@ -10,7 +10,7 @@ from queue_manager.core.wording import many, when
 from queue_manager.explanation import DispatchState, TimelineEvent, Tone
 from queue_manager.leases.state import LeaseDetail
 
-MAX_ESTIMATE_ERROR = seconds(1)  # of the time of an event, which is an estimate of the time of the database
+MAX_ESTIMATE_ERROR = seconds(1)  # of the time of an event, an estimate of the database server's time
 StateText = tuple[str, Tone, str]
 """A state in words, how good it is, and a clause of the answer."""
 
@@ -63,7 +63,7 @@ def _next_attempt(at: datetime | None, history: ItemHistory, now: datetime) -> s
 
 
 def describe_done(history: ItemHistory, due_at: datetime | None, now: datetime) -> str:
-    """Return a clause about the execution that ended an item; empty if that is not the last event or not known."""
+    """Return a clause about the execution that ended an item; empty if the last event is another one, or unknown."""
     events = [one for one in history.events if one.skipped is None]
     if not events or events[0].event != "executed":
         return ""

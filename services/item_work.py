@@ -31,7 +31,7 @@ class ItemWork:
 
     @property
     def system_name(self) -> str:
-        """The name under which it is paused, and tried without dispatching."""
+        """The name of the system, as in pauses and QM_DRY_RUN."""
         return self.leases.system
 
     # Holding
@@ -42,7 +42,7 @@ class ItemWork:
         try:
             return leases.name(" ".join(map(str, id)), parse_utc(due_at, field="due_at"))
         except PermanentError:
-            return leases.name(" ".join(map(str, args)), None)  # the item itself refuses the argument
+            return leases.name(" ".join(map(str, args)), None)  # the item's task refuses the argument
 
     def due_ms(self, item: DueItem) -> int | None:
         """Return when an item fell due, in Unix ms; `None` if its arguments do not contain that."""
@@ -62,18 +62,18 @@ class ItemWork:
         self.leases.renew([item.lease for item in items])
 
     def renew_claims(self, running: Mapping[str, int]) -> None:
-        """Renew what running tasks hold besides their leases: the ids of their processes, by the ids of the tasks."""
+        """Renew what running tasks hold besides their leases; `running` has their process ids by task id."""
 
     def over_limit(self, running: Mapping[str, int]) -> Mapping[str, str]:
-        """Return the running tasks whose process must be ended, each with the reason for the log."""
+        """Return the running tasks whose process must be killed, by task id, with the reason for the log."""
         return {}
 
     def postpone(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
-        """Keep the leases until a worker has the items again, which are sent to be executed in `wait`."""
+        """Keep the leases of items that are sent again, with an ETA in `wait`, until a worker receives them."""
         self.leases.sent_again([item.lease for item in items], wait=wait)
 
     def cool_down(self, item: DueItem, *, wait: timedelta) -> None:
-        """Release an item that no scan takes before `wait` is over."""
+        """Release an item; no scan takes it before `wait` is over."""
         self.leases.release([item.lease], cool_down=wait)
 
     def cool_down_lost(self, item: DueItem, lost: MustCoolDown) -> None:
@@ -98,11 +98,11 @@ class ItemWork:
         return None
 
     def attempts(self, items: Sequence[DueItem]) -> AbstractContextManager[Attempts]:
-        """Record that attempts at these items run within, as one batch."""
+        """Record attempts at these items, as one batch, while the block runs."""
         return self.leases.batch([item.lease for item in items])
 
     def attempt(self, item: DueItem) -> AbstractContextManager[Attempts]:
-        """Record that one attempt runs within. Raises `leases.MustCoolDown`."""
+        """Record one attempt while the block runs. Raises `leases.MustCoolDown`."""
         return self.leases.alone(item.lease)
 
     def give_up(self, item: DueItem, *, error: str) -> None:

@@ -32,13 +32,13 @@ EVENT_PACKET, BROADCAST = 2, 3  # the packet type in Socket.IO's protocol, the m
 RESUBSCRIBE_TIME = minutes(1)  # the longest wait of python-socketio between two attempts to reach Redis
 SERVER_KEY = "qm:events:server"
 
-# Send events, and record which server takes them and when the first of them came. A server has a new run id when it
-# starts.
+# Send events, and record the run id of the server and the time of its first event. A server has a new run id at each
+# start.
 #
 # KEYS     run id and time in ms; the stream of Node servers
 # ARGV     maximum length of the stream; number of messages to publish; channel and message of each; new entries of the
 #          stream
-# Returns  ms since the first event that this server took
+# Returns  ms since the first event on this server
 #
 # A script, because it needs the clock and the run id of the server. It counts as a write, so a replica, or a primary
 # that has lost its replicas, refuses it. Both would accept PUBLISH, and nobody would receive it.
@@ -64,11 +64,11 @@ return now - since
 
 
 class EmitFailed(AppError):
-    """Redis did not take the event."""
+    """Redis did not accept the event."""
 
 
 class RedisEvents:
-    """Sends the messages that Socket.IO servers exchange, but raises when Redis did not take them."""
+    """Sends messages in the form in which Socket.IO servers exchange them, and raises if Redis does not accept them."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class RedisEvents:
         return max(RESUBSCRIBE_TIME - timedelta(milliseconds=since_ms), timedelta(0))
 
     def _published(self, event: str, messages: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, bytes]]:
-        """Yield channel and message of what is published."""
+        """Yield the channel and the text of each message to publish."""
         if "python" in self._adapters:
             for room, data in messages:
                 yield self._channel, json.encode(self._python_message(event, data, room))
@@ -132,7 +132,7 @@ class RedisEvents:
         }
 
     def _entries(self, event: str, messages: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[bytes]:
-        """Yield what is appended to the stream of Node servers."""
+        """Yield the entries to append to the stream of Node servers."""
         if "redis-streams" in self._adapters:
             for room, data in messages:
                 yield json.encode({"packet": _packet(event, data), "opts": _options(room)})

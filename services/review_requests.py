@@ -52,14 +52,14 @@ class ReviewRequests(DueWork):
     after: timedelta
     """How long an agency must have been a customer."""
     window: timedelta
-    """How long a request keeps the next one away."""
+    """The time after a request in which no other one is created."""
     has_timelines: bool = True
 
     def take_due(self, measure: Callable[[], Backlog]) -> Iterator[DueBatch]:
         if not self.product_types:
             raise ConfigurationError(
-                "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review: it must be a list "
-                f"such as seo,ads, of which {', '.join(sorted(NEVER_MANAGED))} do not count"
+                "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review: it must be a list such "
+                f"as seo,ads; {', '.join(sorted(NEVER_MANAGED))} in it are ignored"
             )
         yield self._left_out()
         yield from super().take_due(measure)
@@ -75,7 +75,7 @@ class ReviewRequests(DueWork):
         return super().lease_of((account_id, oldest_subscription))
 
     def due_ms(self, item: DueItem) -> int | None:
-        """Return `None`: an agency that was asked before is due a month after that, which the arguments do not have."""
+        """Return `None`: an agency that was asked before is due a month later, which the arguments do not contain."""
         return None
 
     @property
@@ -92,10 +92,10 @@ class ReviewRequests(DueWork):
     def create(
         self, account_id: str, subscription_ids: list[Any], parent_account: str | None, oldest_subscription: str
     ) -> ItemResult:
-        """Create the pulse of one agency unless a request blocks it meanwhile.
+        """Create the pulse of one agency unless another request blocks it.
 
         Args:
-            subscription_ids: texts and ObjectIds as texts, ids of other types as objects of extended JSON.
+            subscription_ids: strings and ObjectIds as strings, ids of other types as extended JSON objects.
 
         Returns:
             `{success: true, account_id}`, or `{skipped: true, reason}`.
@@ -109,10 +109,10 @@ class ReviewRequests(DueWork):
         return self._result(agency, status)
 
     def create_many(self, items: Sequence[DueItem]) -> list[ItemResult | None]:
-        """Create the pulses of many agencies, as `create` each: one write, and one read if some are blocked.
+        """Create the pulses of many agencies like `create`, with one write, and one read if some are blocked.
 
         Returns:
-            The result of each, `None` where an argument is malformed: `create` tells which.
+            The result of each; `None` if an argument is malformed, which the item's own task reports.
         """
         read = [_readable_agency(*item.args) for item in items]
         agencies = [agency for agency in read if agency is not None]
@@ -134,9 +134,9 @@ class ReviewRequests(DueWork):
 
 @dataclass(frozen=True, kw_only=True)
 class EligibleAgencies(Listed):
-    """The agencies that the next scan asks, by their parent account, a text or an ObjectId, which is also their id.
+    """The agencies that the next scan asks, in the order of their parent account, which is also their id.
 
-    An agency whose request could not be created is due again, so that none is ever stuck or failed.
+    An agency whose request could not be created is due again, so none is ever stuck or failed.
     """
 
     requests: ReviewRequests
@@ -191,7 +191,7 @@ class EligibleAgencies(Listed):
 
 
 def review_requests() -> ReviewRequests:
-    """Return the service of this process."""
+    """Return the review requests with the settings of this process."""
     chosen = settings()
     return ReviewRequests(
         leases=leases_of(system.name),
@@ -202,12 +202,12 @@ def review_requests() -> ReviewRequests:
 
 
 def eligible_agencies() -> EligibleAgencies:
-    """Return the agencies of this process."""
+    """Return the eligible agencies with the settings of this process."""
     return EligibleAgencies(requests=review_requests())
 
 
 def stats() -> SystemStats:
-    """Return how many requests are open and were created in the last day, and subscriptions that are left out."""
+    """Return the number of open requests, of requests created in the last day, and of unreadable subscriptions."""
     kinds = review_requests().product_types
     problems = {}
     if not kinds:
@@ -230,7 +230,7 @@ def stats() -> SystemStats:
 def slow_numbers() -> dict[str, float]:
     """Return `{due, stuck, failed, lag_seconds}` of the agencies; `due` is `MAX_DUE_COUNT` for that many or more.
 
-    While few are due it reads every managed subscription.
+    If fewer are due, this reads every managed subscription.
     """
     agencies = eligible_agencies()
     now = agencies.requests.clock()
@@ -240,7 +240,7 @@ def slow_numbers() -> dict[str, float]:
 
 
 def due_of(agency: Agency) -> Due:
-    """Return the item that asks an agency."""
+    """Return the item for an agency."""
     id = str(agency.account_id)
     parent = None if agency.parent_account is None else str(agency.parent_account)
     subscriptions = [
@@ -293,7 +293,7 @@ def _obstacles() -> list[str]:
 
 def explain(id: str, dispatch: DispatchState) -> Sequence[Explanation]:
     """Explain the agencies that an id names."""
-    from services.agency_explanation import explain  # which needs this module
+    from services.agency_explanation import explain  # here, because it imports this module
 
     return explain(review_requests(), id, dispatch)
 

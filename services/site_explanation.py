@@ -22,7 +22,7 @@ from services.item_explanation import describe_state, timeline
 def explain(
     system: System, leases: Leases, threshold: timedelta, id: str, dispatch: DispatchState
 ) -> Iterator[Explanation]:
-    """Yield what an id names: that of a site, alone or after the name of its collection."""
+    """Explain the sites that an id names: the id of a site, alone or after the name of its collection."""
     for name, sites in site.ALL.items():
         text = id.removeprefix(f"{name}:").removeprefix(f"{name} ")
         for key in id_candidates(text):

@@ -1,8 +1,8 @@
-"""Stale thumbnails: a site whose thumbnail build hangs is reset, so that the builder takes it again.
+"""Stale thumbnails: a site whose thumbnail build hangs is reset, so that the builder starts again.
 
-What is due: `thumbnail_build_in_progress` since before now less a threshold, in `agency_websites` and in published
-`instasites`; whether the thumbnail is missing or, after a builder's death, already there.
-Guarantee: a build that began anew meanwhile keeps its flag; nothing else of a site changes.
+What is due: a site of `agency_websites`, or a published one of `instasites`, with `thumbnail_build_in_progress` for
+longer than a threshold, whether its thumbnail is missing or was stored before the builder died.
+Guarantee: a build that was restarted meanwhile keeps its flag; nothing else of a site changes.
 Options: `THUMBNAIL_STALE_SECONDS` (2 h; 15 min in development), `THUMBNAIL_BUILD_TASK` (off).
 Emits: nothing; each reset site may be handed over to another application's task.
 """
@@ -37,11 +37,11 @@ from services.item_work import ItemResult, ItemWork
 
 INITIATOR = "ThumbnailHealthCheck"
 DEVELOPMENT = {"development", "test", "local"}
-RUN_CHECK_DELAY = seconds(10)  # between two looks at whether the items of a run have reported
+RUN_CHECK_DELAY = seconds(10)  # between two checks whether all items of a run have reported
 MAX_LISTED = 10
-MAX_FAILED = 1_000  # failed resets that are looked at again, the newest
+MAX_FAILED = 1_000  # newest failed resets whose sites are checked again
 SEPARATOR = ":"
-"""Stands in an id between the collection and the site."""
+"""Separates the collection from the site in an id."""
 
 log = get_logger(INITIATOR)
 HandOver = Callable[[str, str], None]
@@ -89,19 +89,19 @@ class StaleThumbnails(ItemWork):
             site.record_outcome(item.token, sites, site_id, "failed", now=self.clock(), error=error)
 
     def reset(self, collection: str, site_id: str, started_at: str, *, token: str) -> ItemResult:
-        """Reset one site if the build that began at `started_at` is still said to run.
+        """Reset one site if the build that began at `started_at` is still marked as in progress.
 
         Returns:
             `{reset: true, collection, site_id, resets_in_a_row}`, or `{skipped: true, reason}`.
 
         Raises:
-            PermanentError: an argument is malformed, or the collection is none of ours.
+            PermanentError: an argument is malformed, or the collection is unknown.
         """
         if collection not in site.ALL:
             raise PermanentError(f"collection: {collection!r} is not one of {', '.join(site.ALL)}")
         key, began = read_id(site_id, field="site_id"), parse_utc(started_at, field="started_at")
         if began is None:
-            raise PermanentError("started_at: the start of the build that is meant is missing")
+            raise PermanentError("started_at: the start of the build is missing")
         sites = site.ALL[collection]
         in_a_row = sites.reset(key, began)
         if in_a_row is None:
@@ -123,10 +123,10 @@ class StaleThumbnails(ItemWork):
             log.warning("Site could not be handed over", collection=collection, site_id=site_id, error=reason(error))
 
     def log_resets(self, run: str, expected: int, until: str) -> ItemResult:
-        """Log how many sites one run has really reset, once its items have reported or their time is over.
+        """Log how many sites one run has reset, once all of its items have reported or the time is over.
 
         Raises:
-            NotYetDue: some have not.
+            NotYetDue: some items have not reported.
         """
         counted = site.outcomes(run)
         ends_at = parse_utc(until, field="until")
@@ -139,7 +139,7 @@ class StaleThumbnails(ItemWork):
 
 
 def stale_sites(run: str) -> list[StaleSites]:
-    """Return the works of one run, one a collection."""
+    """Return the work of one run, by collection."""
     return [
         StaleSites(
             leases=leases_of(system.name),
@@ -173,11 +173,11 @@ def new_run() -> str:
 
 
 def threshold() -> timedelta:
-    """Return after what time a build counts as hung."""
+    """Return the time after which a build counts as hung."""
     chosen = settings()
     if chosen.thumbnail_stale_seconds is not None:
         return seconds(chosen.thumbnail_stale_seconds)
-    # An unknown environment gets the long one: taking a production build back too early costs work.
+    # An unknown environment gets the longer one, because resetting a production build too early wastes its work.
     return minutes(15) if chosen.app_env in DEVELOPMENT else hours(2)
 
 
@@ -185,8 +185,8 @@ def threshold() -> timedelta:
 class HungSites(Listed):
     """The sites of both collections as one list.
 
-    Due are builds that hang, failed the resets that failed in the last day, stuck the sites that hang again after each
-    reset.
+    Hung builds are due, resets that failed in the last day are failed, and sites that hang again after each reset are
+    stuck.
     """
 
     clock: Callable[[], datetime]
@@ -212,7 +212,7 @@ class HungSites(Listed):
                 position=(one.started_at, sites.name, one.id),
                 due_at=one.started_at + self.threshold,
                 since=one.started_at,
-                reason="its thumbnail is there: only the flag was forgotten" if one.is_finished else None,
+                reason="its thumbnail is stored, and only the flag was left" if one.is_finished else None,
                 attempts=one.resets,
             )
 
@@ -256,10 +256,10 @@ def hung_sites() -> HungSites:
 
 
 def stats() -> SystemStats:
-    """Return what hangs per collection, the longest of it, the resets of a day, and sites that were reset often.
+    """Return the hung builds by collection, the longest of them, the resets of a day, and sites that were reset often.
 
-    `due` is what the next scan resets, `lag_seconds` since when the oldest of it is, `failed` the resets that failed in
-    a day, and `stuck` the sites that hang again after each reset.
+    `due` is the number of sites that the next scan resets, `lag_seconds` the time since the oldest of them fell due,
+    `failed` the resets that failed in a day, and `stuck` the sites that hang again after each reset.
     """
     now = database.server_now()
     before = now - threshold()
@@ -299,7 +299,7 @@ def _add_problems(stats: SystemStats, before: datetime) -> None:
 
 
 def _failed_and_hanging(before: datetime) -> list[str]:
-    """Return the sites of the newest failed resets that still hang: a later reset may have done it."""
+    """Return the sites of the newest failed resets that still hang: a later reset may have succeeded."""
     newest = islice(site.list_failed(after=None, is_descending=True), MAX_FAILED)
     by_collection: dict[str, list[Any]] = {name: [] for name in site.ALL}
     for name, key in readable(newest, _site_of, of=site.RESETS_COLLECTION):
@@ -319,14 +319,14 @@ def _site_of(reset: database.Document) -> tuple[str, Any]:
 
 def read_failed(reset: database.Document) -> Item:
     at, sites = typed(reset, "at", datetime), str(reset["collection"])
-    said = reset.get("error")
+    error = reset.get("error")
     return Item(
         id=_id(sites, str(reset["site_id"])),
         title=sites,
         state="failed",
         position=(at, reset["_id"]),
         since=at,
-        reason=None if said is None else str(said),
+        reason=None if error is None else str(error),
         attempts=1,
     )
 
@@ -336,7 +336,7 @@ def _id(collection: str, key: str) -> str:
 
 
 def _by_collection(ids: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the sites that ids name; one that names none is left out."""
+    """Return the keys of the sites that these ids name, by collection; an invalid id is left out."""
     found: dict[str, list[Any]] = {}
     for name, _, key in (id.partition(SEPARATOR) for id in ids):
         with suppress(PermanentError):

@@ -1,8 +1,8 @@
-"""Support snooze: a room whose snooze has ended comes back to the open queue, and its account's dashboards see it.
+"""Support snooze: a room whose snooze has ended is opened, and clients of its account receive an event.
 
 What is due: `snooze_time.time <= now` in `support_rooms`, not in flight and not cooling down after a failure.
-Guarantee: a room wakes once for each snooze, never early, even if processes crash; a new snooze set meanwhile
-survives. The event is sent at least once, and once more if servers of Socket.IO may have been unavailable.
+Guarantee: each snooze ends once, never early, even if processes crash; a new snooze set meanwhile survives. The event
+is sent at least once, and once more if servers of Socket.IO may have been unavailable.
 Options: `QM_SNOOZE_SCAN_SECONDS` (10), `QM_LEASE_SECONDS` (60), `QM_AHEAD_LIMIT` (200 rooms), `QM_MAX_QUEUE`,
 `QM_SNOOZE_FLAG` (true: also maintain `snooze_queue_in_progress`, which other programs read).
 Emits: `support_room_updated` to `support-<account_id>`: `{room_id, action: "unsnoozed", timestamp}`.
@@ -39,7 +39,7 @@ log = get_logger(INITIATOR)
 
 @dataclass(frozen=True, kw_only=True)
 class SupportSnooze(DueDocuments):
-    """Snoozed rooms, with the names of fields and results that the product knows."""
+    """Snoozed rooms, with the field names and results that the product uses."""
 
     until: ClassVar[str] = "Snoozed until"
     later: ClassVar[str] = "snoozed"
@@ -51,20 +51,20 @@ class SupportSnooze(DueDocuments):
         return problem and f"{problem}; `queue-manager health` counts such rooms"
 
     def describe_idle(self, document: Document, now: datetime) -> tuple[str, str]:
-        status, woken_at = str(document.get("status", "without a status")), document.get("unsnoozed_at")
-        if not isinstance(woken_at, datetime):
+        status, ended_at = str(document.get("status", "without a status")), document.get("unsnoozed_at")
+        if not isinstance(ended_at, datetime):
             return status, sentence("not snoozed", f"its status is {status}")
-        by = f"woken by the task {document['unsnoozed_by_task']}" if "unsnoozed_by_task" in document else ""
+        by = f"unsnoozed by the task {document['unsnoozed_by_task']}" if "unsnoozed_by_task" in document else ""
         begin = "Open since" if status == "open" else f"Its status is {status}; its last snooze ended at"
-        return status, sentence(f"{begin} {when(woken_at, now)}", by)
+        return status, sentence(f"{begin} {when(ended_at, now)}", by)
 
     def past(self, document: Document) -> Iterator[TimelineEvent]:
         """Yield when the room was snoozed, and when its last snooze ended."""
         set_at, set_by = value_at(document, "snooze_time.set_at"), value_at(document, "snooze_time.set_by")
         if isinstance(set_at, datetime):
             yield TimelineEvent(at=set_at, event="Snoozed", detail="" if set_by is None else f"by {shown_id(set_by)}")
-        if isinstance(woken_at := document.get("unsnoozed_at"), datetime):
-            yield TimelineEvent(at=woken_at, event="Woken", task_id=document.get("unsnoozed_by_task"))
+        if isinstance(ended_at := document.get("unsnoozed_at"), datetime):
+            yield TimelineEvent(at=ended_at, event="Unsnoozed", task_id=document.get("unsnoozed_by_task"))
 
     @property
     def flag_field(self) -> str | None:
@@ -91,8 +91,8 @@ def adoption_notes() -> list[str]:
     notes = []
     if flagged := support_room.count_flagged(server_now()):
         notes.append(
-            f"{many(flagged, 'due room')} with {support_room.FLAG}: true, set by another program; what it does not "
-            "open is opened after one lease (QM_LEASE_SECONDS)"
+            f"{many(flagged, 'due room')} with {support_room.FLAG}: true, set by another program; rooms that it does "
+            "not open are opened here after one lease (QM_LEASE_SECONDS)"
         )
     if malformed := support_room.count_malformed_unindexed():
         notes.append(
@@ -139,7 +139,7 @@ def unsnooze(room: Document, run: Run) -> Document:
 
 @system.after
 def announce(written: Sequence[Written]) -> None:
-    """Tell the dashboards of the accounts; closed rooms have no event. Raises CallAgain and EmitFailed."""
+    """Emit an event for each room that is not closed. Raises CallAgain and EmitFailed."""
     log.info(f"Unsnoozed {len(written)} rooms")
     messages = [
         (

@@ -1,8 +1,8 @@
 """Undo of deletions: for ten minutes, what people deleted can be restored from the archive.
 
 Guarantee: an id that exists again is not overwritten, so an undo that was interrupted can be repeated. A message goes
-to the end of its state, and one that was being processed waits again. A job that another unique or singular one keeps
-out stays in the archive.
+to the end of its state, and one that was being processed waits again. A job that is blocked by another unique or
+singular one stays in the archive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from services.message_queue import queue_admin
 
 UNDO_BUDGET = seconds(50)
 Restored: TypeAlias = tuple[int, list[Document]]
-"""The number of records that were restored, and those that may be later."""
+"""The number of restored records, and the records that may be restored later."""
 
 
 class CannotUndo(AppError):
@@ -54,11 +54,11 @@ class Undone:
 
 
 def undo(entry: AuditEntry, *, now: datetime) -> Undone:
-    """Restore what an action deleted; begin nothing more after `UNDO_BUDGET`.
+    """Restore what an action deleted; stop after `UNDO_BUDGET`.
 
     Raises:
-        CannotUndo: it deleted nothing that is kept, it is too late, or it is undone already.
-        QueueFull: the memory of the message queue is full. It can be repeated.
+        CannotUndo: it deleted nothing that is kept, it is too late, or it was undone already.
+        QueueFull: the memory of the message queue's server is full. The undo can be repeated.
     """
     if now > (entry.undo_until or entry.at + UNDO_TIME):
         raise CannotUndo(f"The time to undo it ({UNDO_TIME.total_seconds() / 60:.0f} minutes) has passed")

@@ -38,7 +38,7 @@ def _queue_of(
     return None if queue is None else {"queue": queue}
 
 
-# Broker: the stock URL, which Flower and other tools read, on the transport whose worker survives its server.
+# Broker: the stock URL, which Flower and other tools read, with the transport whose workers survive a lost server.
 broker_url = _kombu_url(_settings)
 if _os.environ.get("CELERY_BROKER_URL") == _settings.broker_url:  # Celery's command line copied BROKER_URL
     _os.environ.pop("CELERY_BROKER_URL", None)
@@ -49,8 +49,8 @@ broker_connection_retry_on_startup = True
 broker_connection_max_retries = None  # no limit: a broker that is unavailable comes back
 broker_pool_acquire_timeout = 10
 
-# Messages are JSON, and acknowledged when the work is done. The lease recovers what a lost child held; putting
-# the message back instead has no end when the item itself kills its workers.
+# Messages are JSON, and acknowledged when the work is done. The items of a lost process are dispatched again by their
+# leases. Requeuing their messages instead would never end if an item itself kills its workers.
 accept_content = ["json"]
 task_serializer = "json"
 result_serializer = "json"
@@ -62,9 +62,9 @@ task_default_queue = _DEFAULT_QUEUE
 task_routes = [_queue_of]
 
 if _settings.has_batched_broker:
-    worker_consumer = "queue_manager.broker.consumer:Consumer"  # says why it refuses a message
+    worker_consumer = "queue_manager.broker.consumer:Consumer"  # dead-letters a refused message with the reason
 worker_concurrency = _settings.worker_concurrency
-worker_prefetch_multiplier = 4  # of a worker of all queues: a reserved job waits for those before it; see the Procfile
+worker_prefetch_multiplier = 4  # for a worker of all queues, where a reserved job waits for others; see the Procfile
 worker_lost_wait = 1  # seconds for the result of a process that died, before its items are executed again
 worker_hijack_root_logger = False
 worker_soft_shutdown_timeout = 20
@@ -82,8 +82,8 @@ redbeat_lock_timeout = _settings.jobs_takeover_seconds
 
 timezone = "UTC"
 
-# What the systems declare. Last, because it imports the modules of QM_SYSTEMS, and a task that one of them uses while
-# it is imported reads the settings above.
+# The settings that systems declare. Last, because this imports the modules of QM_SYSTEMS, and a task that such a module
+# uses during its import reads the settings above.
 with _usage_errors():
     _systems = _systems_of_settings()
     beat_schedule = _beat_entries(_systems, _settings)

@@ -13,7 +13,7 @@ from tasks.scan import ScanReport, fan_out
 
 
 def dispatch(system: DueDocuments) -> ScanReport:
-    """Dispatch what is due, and the calls of `after` that a crash or an error left."""
+    """Dispatch due items, and the calls of `after` that a crash or an error left pending."""
     report = fan_out(app.tasks[system.item_task], work_of(system))
     if system.functions.after is not None and "paused" not in report.other_counts:
         report.add(fan_out(app.tasks[after_task_name(system)], work_of(system).outbox_work()))

@@ -1,4 +1,4 @@
-"""The tasks of systems that other packages declare with `DueDocuments`; the declaration names them."""
+"""The tasks of systems that other packages declare with `DueDocuments`; their names are in the declaration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.scan import ScanReport, scan_task
 
 
 def bind(system: DueDocuments) -> ItemTask:
-    """Make the tasks of a system; return that of its items."""
+    """Register the tasks of a system, and return its item task."""
 
     def scan() -> ScanReport:
         return dispatch(system)
@@ -30,7 +30,7 @@ def bind(system: DueDocuments) -> ItemTask:
 
 
 def task_of(system: DueDocuments) -> ItemTask:
-    """Return the item task of a system, also in a program where it is not scheduled."""
+    """Return the item task of a system, even in a program whose settings do not name the system."""
     return app.tasks[system.item_task] if system.item_task in app.tasks else bind(system)
 
 

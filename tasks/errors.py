@@ -1,4 +1,4 @@
-"""Wrong settings at Celery's edge: the command line prints one clear line, a calling program gets an exception."""
+"""Invalid settings under Celery: its command line prints one line, a calling program gets an exception."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from queue_manager.core.errors import ConfigurationError
 
 
 class SettingsError(ConfigurationError, click.ClickException):
-    """A wrong setting, in the form that Celery's command line prints without a traceback."""
+    """An invalid setting, in the form that Celery's command line prints without a traceback."""
 
     def __init__(self, message: str) -> None:
         click.ClickException.__init__(self, message)

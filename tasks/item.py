@@ -42,15 +42,15 @@ from tasks.app import app
 
 MIN_OUTAGE_WAIT = seconds(1)  # until an attempt that met an outage is repeated
 MAX_REQUEUE_WAIT = seconds(5)  # until a message that could not be sent again is put back
-MAX_FREE_REPEATS = 5  # attempts in a row that do not count although MongoDB answers: then it is no outage
+MAX_FREE_REPEATS = 5  # attempts in a row that an outage does not use up, although MongoDB answers after it
 REPEATS_HEADER = "qm_repeats"  # how many attempts in a row met an outage
-MIN_BATCH_TIMEOUT = 30.0  # seconds, for which MongoDB may keep a batch waiting
+MIN_BATCH_TIMEOUT = 30.0  # seconds: MongoDB may keep a batch waiting for so long
 
 log = get_logger("QM/tasks")
 
 
 class ItemTask(BatchedTask):
-    """Executes one item. `retry_policy` decides about retries; one that starts before its due time is sent again."""
+    """Executes one item. `retry_policy` decides about retries; an item that starts too early is sent again."""
 
     abstract = True
     Request = "queue_manager.batching.request:ItemRequest"
@@ -58,7 +58,7 @@ class ItemTask(BatchedTask):
     retry_policy: RetryPolicy
     is_long: bool
     is_counted: bool
-    has_worker_limit = False  # `--time-limit` of this worker
+    has_worker_limit = False  # whether this worker was started with `--time-limit`
     max_retries = None  # `retry_policy` decides
     throws = (PermanentError,)  # logged in one line, by `on_failure`, without a traceback
 
@@ -81,12 +81,12 @@ class ItemTask(BatchedTask):
     def apply_async(
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, *more: Any, **options: Any
     ) -> AsyncResult:
-        """Send the task as Celery does; without options in a fraction of the time."""
+        """Send the task as Celery does. Without options, this takes a fraction of Celery's time."""
         if args and isinstance(args, (list, tuple)) and not (kwargs or task_id or more or options):
             if self.typing:
                 self.__header__(*args)
             task_id = str(uuid4())
-            with suppress(RedisError):  # Celery sends it, perhaps for the second time: the item is executed once
+            with suppress(RedisError):  # Celery then sends it, perhaps a second time; the item takes effect once
                 if publish_copy(self, args, task_id):
                     result = self.AsyncResult(task_id)
                     result.ignored = True
@@ -103,8 +103,8 @@ class ItemTask(BatchedTask):
     def item_timeout(self) -> float | None:
         """Seconds after which the process of this item is replaced.
 
-        Not Celery's `time_limit`, which every message would carry, and which is for one task. Where that is set, it
-        holds instead.
+        Celery's `time_limit` would be part of every message, and is meant for one task, not for a batch. If it is set,
+        it applies instead.
         """
         is_limited = self.has_worker_limit or self.time_limit or self.app.conf.task_time_limit
         return None if self.is_long or is_limited else settings().qm_item_timeout_seconds
@@ -136,7 +136,7 @@ class ItemTask(BatchedTask):
                 wait = max(self.retry_policy.wait_before(next_attempt), MIN_OUTAGE_WAIT)
                 self._send_again(item, wait, repeats=self._repeats + 1)
             if not self.retry_policy.allows(next_attempt):
-                if isinstance(error, MemoryError):  # for which Celery ends the whole worker
+                if isinstance(error, MemoryError):  # Celery would end the whole worker
                     raise PermanentError("not enough memory") from error
                 raise
             wait = self.retry_policy.wait_before(next_attempt)
@@ -170,7 +170,7 @@ class ItemTask(BatchedTask):
     def on_failure(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Record the final failure: no attempt is left, or a retry cannot help."""
         log.error(f"Item failed permanently: {reason(exc)}", task=self.name, task_id=task_id)
-        if not isinstance(exc, REDIS_OUTAGES) and not is_outage(exc):  # of which health tells, once for all items
+        if not isinstance(exc, REDIS_OUTAGES) and not is_outage(exc):  # health reports an outage once for all items
             error_reports.report(exc, where=self.name, task_id=task_id, attempts=self.request.retries + 1)
         counters.items(self.queue_name, {"failed": 1})
         try:
@@ -184,7 +184,7 @@ class ItemTask(BatchedTask):
         except PermanentError:
             pass  # the arguments name no item, so there is nothing to give up
         except Exception as error:
-            log.error("Failure could not be recorded; the lease will bring the item back", error=reason(error))
+            log.error("Failure could not be recorded; the item is retried when its lease ends", error=reason(error))
 
     def _record(self, item: DueItem, event: AttemptEvent, error: Exception) -> None:
         """Record an attempt that did not succeed."""
@@ -195,7 +195,7 @@ class ItemTask(BatchedTask):
             try:
                 return self._outcome(item)
             except NotYetDue as early:
-                # This machine's clock runs ahead of the server's, by which everything is judged.
+                # This machine's clock is ahead of the server's, which decides.
                 if early.remaining > WAIT_IN_PLACE:
                     self._send_again(item, early.remaining)
                 time.sleep(early.remaining.total_seconds())
@@ -211,7 +211,7 @@ class ItemTask(BatchedTask):
         return outcome
 
     def _send_again(self, item: DueItem, wait: timedelta, *, repeats: int = 0) -> NoReturn:
-        """End this task, and send it again with this wait as the same attempt."""
+        """End this task, and send it again as the same attempt, to be executed after `wait`."""
         self._postpone(item, wait)
         eta = estimated_now() + wait if wait else None
         same = self.signature_from_request(self.request, eta=eta, retries=self.request.retries)
@@ -227,20 +227,20 @@ class ItemTask(BatchedTask):
         try:
             # Not `countdown`, which Celery adds to this machine's time.
             retry: Retry = self.retry(exc=error, eta=estimated_now() + wait, throw=False)
-            said = f"Retry in {wait.total_seconds()}s: {type(error).__name__}: {reason(error)}"
-            retry.message = ErrorText.of(said, error)  # which Celery logs
+            text = f"Retry in {wait.total_seconds()}s: {type(error).__name__}: {reason(error)}"
+            retry.message = ErrorText.of(text, error)  # which Celery logs
             return retry
-        except Reject as rejected:  # Celery gives up a message whose retry it cannot publish
+        except Reject as rejected:  # Celery rejects a message whose retry it cannot publish
             return self._requeued(rejected.reason, wait)
 
     def _requeued(self, error: Any, wait: timedelta) -> Reject:
-        """Return what puts this message back: while no other carries the item on, it must not be lost.
+        """Return the exception that requeues this message, because no later message replaces it.
 
-        It is delivered at once, so this waits a little: a full Redis takes no message, but would deliver this one
-        several times a second.
+        Waits a little, because the message is redelivered at once: a Redis whose memory is full refuses the next
+        attempt, and would redeliver this one several times a second.
         """
         text = reason(error)
-        text.server = text.server or "the broker"  # it is not logged for each message, also if its memory is full
+        text.server = text.server or "the broker"  # so that it is not logged for each message, even if memory is full
         log.warning(
             "The next attempt could not be published; this message is delivered again",
             task=self.name,
@@ -254,7 +254,7 @@ class ItemTask(BatchedTask):
         try:
             self.work().postpone([item], wait=wait)
         except Exception as error:
-            # A lease that runs out meanwhile costs a duplicate message, and nothing else.
+            # If the lease ends meanwhile, the only effect is a duplicate message.
             log.warning("Lease could not be renewed for the wait", task_id=item.token, error=reason(error))
 
 
@@ -280,11 +280,11 @@ def item_task(
     """Make an item task of a function.
 
     Args:
-        queue: the Celery queue of its own.
-        work: opens the system that the item belongs to.
-        retry: how often it is tried, and the waits between.
-        is_long: it may run for hours under leases of its own: no time limit, and losses are counted by its system.
-        is_counted: its successes are those of an item of the system.
+        queue: the Celery queue of the system.
+        work: returns the work of the system.
+        retry: the number of attempts, and the waits between them.
+        is_long: it may run for hours: it has no time limit, and its system keeps its leases and counts its losses.
+        is_counted: whether its successes count as items of the system.
     """
     return app.task(
         base=ItemTask,
@@ -298,5 +298,5 @@ def item_task(
 
 
 def current_token() -> str:
-    """Return the id of the running task: the token of the lease it holds. A direct call gets one of its own."""
+    """Return the id of the running task, which is the token of its lease. A direct call gets a new one."""
     return (current_task and current_task.request.id) or f"direct-{uuid4().hex}"

@@ -20,8 +20,11 @@ def require_tasks(of: Iterable[System] | None = None) -> None:
     for system in systems() if of is None else of:
         for name in (system.scan_task, system.item_task):
             if name is not None and name not in app.tasks:
-                raise ConfigurationError(f"System {system.name!r}: no task {name!r} is registered")
+                module = name.rpartition(".")[0]
+                raise ConfigurationError(
+                    f"System {system.name!r}: no task {name!r} is registered; define it in {module}"
+                )
         queue = getattr(app.tasks.get(system.item_task), "queue_name", system.queue)
         if queue != system.queue:
-            of_task = f"that of its task {system.item_task!r} is {queue!r}"
-            raise ConfigurationError(f"System {system.name!r}: queue={system.queue!r} must not differ: {of_task}")
+            expected = f"{queue!r}, the queue of its task {system.item_task!r}"
+            raise ConfigurationError(f"System {system.name!r}: queue={system.queue!r} must be {expected}")

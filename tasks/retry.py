@@ -1,8 +1,7 @@
 """Sends the tasks of items that an operator chose, at once.
 
-Guarantee: items are taken as a scan takes them. They are in flight then, so that no scan sends them too, and of two
-retries at the same time one takes an item. Items that were not sent are released and due at once; those of which it is
-uncertain keep their leases.
+Guarantee: a retry takes the leases of the items as a scan does, so neither a scan nor another retry sends them, too.
+Items that were not sent are released and due at once. Items that may have been sent keep their leases.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def retry(system: System, listed: Listed, ids: Sequence[str]) -> list[DueItem]:
 def _send(task: ItemTask, taken: Sequence[DueItem]) -> None:
     """Send items; release them if none was sent. Raises `Unavailable`.
 
-    Those of which some may have been sent keep their leases: a scan would send all of them once more.
+    If some may have been sent, all keep their leases; otherwise a scan would send all of them again.
     """
     is_uncertain = False
     try:
@@ -63,7 +62,7 @@ def _release(task: ItemTask, taken: Sequence[DueItem]) -> None:
         with mongodb():
             task.work().release(taken)
     except Unavailable as error:
-        log.warning("Items that were not sent come back when their leases end", items=len(taken), error=reason(error))
+        log.warning("Items that were not sent are due when their leases end", items=len(taken), error=reason(error))
 
 
 def _mark_dispatched(task: ItemTask, taken: Sequence[DueItem]) -> None:

@@ -1,4 +1,4 @@
-"""Review requests at the Celery edge: each eligible agency is asked by a task of its own."""
+"""Celery tasks of review requests: a scan for eligible agencies, and one task for each agency."""
 
 from __future__ import annotations
 

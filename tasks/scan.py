@@ -33,9 +33,8 @@ from services.due_work import DueBatch, DueWork
 from tasks.app import app
 from tasks.item import ItemTask, current_token, is_expected
 
-MAX_SCAN = seconds(60)  # however long its period is: another scan waits for its process
-RECORD_TIMEOUT = seconds(1)  # a scan waits no longer to record what only people read
-
+MAX_SCAN = seconds(60)  # even if its period is longer, because other scans may wait for its thread
+RECORD_TIMEOUT = seconds(1)  # for what a scan records only for people to read
 
 log = get_logger("QM/tasks")
 _copies = Pace(history.COPY_INTERVAL)
@@ -118,7 +117,7 @@ class ScanTask(Task):
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
-        """Show that the scan runs, so that nobody starts it by hand meanwhile."""
+        """Mark the scan as running while the block runs, so that it is not triggered meanwhile."""
         token = current_token()
         self._best_effort("marked as running", lambda: scan_run.begin(self.name, token, now=server_now()))
         try:
@@ -132,11 +131,11 @@ class ScanTask(Task):
     def _record(self, run: dict[str, int], report: ScanReport) -> None:
         error = next(iter(report.errors), None)
         self._best_effort("recorded", lambda: scan_run.record(self.name, run, error=error, now=server_now()))
-        if _copies.allows():  # what was counted is kept for a day: a later scan copies it
+        if _copies.allows():  # counts are kept for a day, so if this fails, a later scan copies them
             self._best_effort("copied to the history", lambda: history.copy(systems(), now=server_now()))
 
     def _best_effort(self, done: str, act: Callable[[], object]) -> None:
-        """Record something that people only read: an error must not fail the scan."""
+        """Record something that only people read: an error must not fail the scan."""
         try:
             with within(RECORD_TIMEOUT):
                 act()
@@ -150,10 +149,10 @@ def scan_task(
     """Make a scan of a function that returns its `ScanReport`.
 
     Args:
-        initiator: who the log lines are from.
-        sent: the line logged when items were sent.
-        failed: the line logged for each error.
-        name: the registered name; by default the module and the name of the function.
+        initiator: the name of the logger.
+        sent: the line that is logged when items were sent.
+        failed: the line that is logged for each error.
+        name: the registered name of the task; by default the module and the name of the function.
     """
     return app.task(base=ScanTask, initiator=initiator, sent=sent, failed=failed, name=name)
 
@@ -180,14 +179,14 @@ def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
 
 
 def _time_of_scan() -> timedelta:
-    """Return how long the running scan may take: it ends before its next tick."""
+    """Return the maximum duration of the running scan, which must end before its next tick."""
     name = current_task.name if current_task else ""
     periods = [system.period(settings()) for system in systems() if system.scan_task == name]
     return min([0.9 * period for period in periods] + [MAX_SCAN])
 
 
 def describe(error: Exception) -> ErrorText:
-    """Return an error as one line. The stack of an unexpected one is logged here, once."""
+    """Return an error as one line. The traceback of an unexpected error is logged here, once."""
     text = ErrorText.of(f"{type(error).__name__}: {reason(error)}", error)
     if not is_expected(error) and not isinstance(error, database.Error):
         log.error("Unexpected error in a scan", error=text, exc_info=error)
@@ -212,7 +211,7 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
 
 
 def _require_same_lease(task: ItemTask, work: DueWork, items: Sequence[DueItem]) -> None:
-    """Raise ConfigurationError if workers would end other leases than those that the scan has taken."""
+    """Raise ConfigurationError if workers would renew and end other leases than the scan has taken."""
     for item in items[:1]:
         read = task.read_item(work, item.token, item.args, {})
         if read is not None and read.lease != item.lease:

@@ -1,4 +1,4 @@
-"""Stale thumbnails at the Celery edge: hung builds are scanned every hour, each site reset by a task of its own."""
+"""Celery tasks of stale thumbnails: a scan for hung builds every hour, and one task for each site."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def thumbnails() -> StaleThumbnails:
 
 def send_by_name(name: str, *args: Any) -> None:
     """Send a task of another application to the queue where its workers take tasks by default."""
-    # As an object: a queue by its name would be consumed by this worker when it connects again.
+    # As an object: after a reconnect, this worker would also consume a queue that is given by name.
     app.send_task(name, list(args), queue=Queue(FOREIGN_DEFAULT_QUEUE), retry=False)
 
 

@@ -1,6 +1,6 @@
-"""Support snooze at the Celery edge: what ended is scanned every few seconds, each room woken by a task of its own.
+"""Celery tasks of support snooze: a scan for ended snoozes every few seconds, and one task for each room.
 
-Another application wakes a room with `unsnooze_room.delay(room_id)`.
+Another application ends the snooze of a room that is due with `unsnooze_room.delay(room_id)`.
 """
 
 from __future__ import annotations

@@ -151,7 +151,9 @@ def test_a_queue_that_is_not_that_of_the_task_is_refused() -> None:
     tasks: dict[str, Any] = {"scan_task": snooze.scan_task, "item_task": snooze.item_task}
     wrong = System(name="wrong", title="", description="", every=timedelta(seconds=1), queue="wrongs", **tasks)
     require_tasks([snooze])
-    with pytest.raises(ConfigurationError, match=r"'wrong': queue='wrongs' must not differ: .* is 'support-snooze'"):
+    with pytest.raises(
+        ConfigurationError, match=r"'wrong': queue='wrongs' must be 'support-snooze', the queue of its task"
+    ):
         require_tasks([wrong])
 
 

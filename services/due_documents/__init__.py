@@ -1,4 +1,4 @@
-"""Systems whose items are documents that fall due at a date: `DueDocuments`, and everything derived from it."""
+"""Systems whose items are documents that fall due at a date: `DueDocuments`, and what is derived from it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
     "work_of",
 ]
 
-MAX_AHEAD = minutes(5)  # a worker holds what is dispatched ahead of its time
+MAX_AHEAD = minutes(5)  # a worker holds an item that is dispatched ahead until its due time
 
 
 def work_of(system: DueDocuments) -> DocumentWork:
@@ -50,7 +50,7 @@ def work_of(system: DueDocuments) -> DocumentWork:
 
 
 def implementation(system: DueDocuments) -> dict[str, Callable[..., Any]]:
-    """Return the functions of the declaration that are the same for every system of this kind."""
+    """Return the functions of the declaration that every system of this kind shares."""
 
     def collections() -> dict[str, Sequence[IndexModel]]:
         indexes = [*_documents(system).indexes(), *system.more_indexes()]

@@ -1,4 +1,4 @@
-"""Declare a system whose items are documents that fall due at a date: one file, nothing else to write.
+"""The declaration of a system whose items are documents that fall due at a date, in one file.
 
     trials = DueDocuments(
         name="trial-end",
@@ -14,8 +14,8 @@
     def end_trial(account: dict) -> dict:
         return {"$set": {"status": "expired"}}
 
-Guarantee: for each due time the returned update is applied once, never early, and only to a document that nobody
-changed since the function saw it. The function may run several times; `after` is called at least once a document.
+Guarantee: for each due time the returned update is applied once, never early, and only to a document that has not
+changed since the function saw it. The function may run several times; `after` is called at least once per document.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _PATH = re.compile(r"[^.$\0][^.\0]*(\.[^.$\0][^.\0]*)*")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a function may know of the attempt, if its second parameter is `run`."""
+    """The attempt, for a function whose second parameter is `run`."""
 
     id: str
-    """Of the batch, or of the task that runs alone."""
+    """The id of the first task of the batch, or of the only task."""
     now: datetime
     """The database server's time, the same for the whole batch."""
 
@@ -76,15 +76,15 @@ class Written:
     """With the id, the idempotency key of a side effect."""
     written_at: datetime
     document: Document
-    """As the write left it, if the update is `$set` and `$unset` of whole fields. Otherwise, and if `after` is called
-    again, as it is then, or only the id if it was deleted meanwhile."""
+    """The document as the write left it, if the update has only `$set` and `$unset` of whole fields. Otherwise, and in
+    a repeated call, the document as it is now, or only its id if it was deleted."""
 
 
 class CallAgain(AppError):
-    """Raised by `after` to be called with the same documents again, after a time. It is not a failure."""
+    """Raised by `after` to be called again with the same documents after a wait. This is not a failure."""
 
     def __init__(self, wait: timedelta) -> None:
-        super().__init__(f"to be called again in {wait.total_seconds():.0f} s")
+        super().__init__(f"must be called again in {wait.total_seconds():.0f} s")
         self.wait = wait
 
 
@@ -96,7 +96,7 @@ class Failure:
     due_at: datetime
     error: str
     failures: int
-    """Times in a row that all attempts failed, this one included."""
+    """How many times in a row all attempts failed, including this time."""
     retry_at: datetime
 
 
@@ -129,14 +129,14 @@ class ItemFunction(Generic[F]):
 
     @property
     def task(self) -> Any:
-        """The Celery task. Raises ConfigurationError if the function is of a script, because no worker imports that."""
+        """The Celery task. Raises ConfigurationError for a function of a script, which no worker imports."""
         name = str(self._system.item_task)
         if name.startswith("__main__."):
             raise ConfigurationError(
                 f"System {self._system.name!r}: no worker knows the task {name!r}, because its function is defined in "
-                "the script that runs: move the declaration into a module of its own, and import that here"
+                "the script that runs: move the declaration into a module, and import it here"
             )
-        # At the first use: a declaration can be imported where Celery is not.
+        # Imported at the first use, so that a declaration can be imported without Celery.
         return import_module("tasks.due_documents").task_of(self._system)
 
 
@@ -169,24 +169,24 @@ class DueDocuments(System):
     due: str
     """Path of the date."""
     where: Mapping[str, Any] = field(default_factory=dict)
-    """Condition on a due document besides its date. The index has it, so only equality, `$exists: True`, `$gt`, `$gte`,
-    `$lt`, `$lte`, `$in`, `$type`, `$and` and `$or`."""
+    """Condition on a due document besides its date. It is part of the index, so it may use only equality,
+    `$exists: True`, `$gt`, `$gte`, `$lt`, `$lte`, `$in`, `$type`, `$and` and `$or`."""
     fields: Sequence[str] | None = None
     """Fields that the function and `after` see besides the id and the date; `None`: all."""
     shown: Sequence[str] = ()
-    """Fields whose first value is the title of an item on the page."""
+    """Fields for the title of an item on the page: the first one that has a value."""
     initiator: str = ""
-    """Who the log lines are from; by default `QM/<name>`."""
+    """The name of the logger; by default `QM/<name>`."""
     batch: bool = True
     """Whether a worker may call the function for many documents in one transaction: `False` if it does I/O."""
     catch_up: Literal["once", "all"] = "once"
-    """After an outage, a function that sets a later date runs once for all the dates it missed, or once for each."""
+    """After an outage, a function that sets a later date takes effect once for all missed dates, or once for each."""
     done: Literal["unset"] | None = None
     """`unset`: the date is removed with every update, which may then be `{}`."""
     max_rate: float | None = None
-    """Items that are dispatched in a second, at most."""
+    """The maximum number of items per second."""
     arguments: tuple[str, str] = ("id", "due_at")
-    """What the arguments of the item's task are called in errors."""
+    """The names of the arguments of the item's task in errors."""
     reasons: Reasons = Reasons()
     functions: Functions = field(default_factory=Functions, repr=False, compare=False)
 
@@ -204,7 +204,7 @@ class DueDocuments(System):
         self._require(self.catch_up in ("once", "all"), "catch_up", "'once' or 'all'")
         self._require(self.done in ("unset", None), "done", "'unset' or None")
         is_rate = self.max_rate is None or (isinstance(self.max_rate, int | float) and 0 < self.max_rate < inf)
-        self._require(is_rate, "max_rate", "items a second, above zero")
+        self._require(is_rate, "max_rate", "a number of items per second, above zero")
         self._require(_COLLECTION.fullmatch(self.collection), "collection", "the name of a collection")
         self._require(
             _can_be_indexed(self.where, self.due),
@@ -218,17 +218,17 @@ class DueDocuments(System):
             self._require(is_list, name, 'a list of fields such as ["status"]')
 
     def item(self, retry: RetryPolicy = DEFAULT_RETRY, *, task: str | None = None) -> Callable[[F], ItemFunction[F]]:
-        """Make a function the work of one item.
+        """Declare the function of the items.
 
-        It gets a document and returns an update: operators, or a pipeline. It must make the document not due any more.
+        It gets a document and returns an update, as operators or a pipeline, after which the document is not due.
 
         Args:
-            retry: how often it is tried, and the waits between; an outage of a server is not an attempt.
-            task: the registered name of its Celery task; by default the module and the name of the function.
+            retry: the number of attempts, and the waits between them; an outage of a server does not use one up.
+            task: the registered name of the Celery task; by default the module and the name of the function.
         """
 
         if callable(retry):
-            raise ConfigurationError(f"System {self.name!r}: write `@….item()` with parentheses")
+            raise ConfigurationError(f"System {self.name!r}: write `@….item()`, with parentheses")
         if not isinstance(retry, RetryPolicy):
             raise ConfigurationError(f"System {self.name!r}: retry={retry!r:.100} must be a RetryPolicy")
 
@@ -270,7 +270,7 @@ class DueDocuments(System):
 
     @property
     def imported_tasks(self) -> Sequence[str]:
-        """Its function's module is in `QM_SYSTEMS`."""
+        """The tasks whose modules a worker imports. That of the item function is in `QM_SYSTEMS`."""
         return [self.scan_task]
 
     def check(self) -> None:
@@ -283,7 +283,7 @@ class DueDocuments(System):
         """The fields that are read of a due document besides its id; `None`: all."""
         return None if self.fields is None else (self.due, *self.fields)
 
-    # What a subclass may choose
+    # For subclasses
 
     until: ClassVar[str] = "Due"
     """The text before a due time in the future, such as `Snoozed until`."""
@@ -309,7 +309,7 @@ class DueDocuments(System):
         return NO_DATE, f"It has no date at {self.due}, so it is not due."
 
     def past(self, document: Document) -> Iterable[TimelineEvent]:
-        """Yield what the document itself says of its past."""
+        """Yield the events of the past that the document contains."""
         return ()
 
     @property
@@ -318,12 +318,12 @@ class DueDocuments(System):
         return None
 
     def result(self, document: Document, *, written_at: datetime) -> dict[str, Any]:
-        """Return the result of an item whose document was written; it is given as it was before."""
+        """Return the result of an item whose document was written. `document` is the document before the write."""
         due_at: datetime = value_at(document, self.due)
         return {"success": True, "id": shown_id(document["_id"]), "due_at": to_iso(due_at)}
 
     def more_indexes(self) -> Sequence[IndexModel]:
-        """Return indexes of the collection besides that of due documents."""
+        """Return indexes of the collection in addition to that of due documents."""
         return ()
 
     def add_stats(self, stats: SystemStats) -> None:
@@ -338,7 +338,7 @@ def _takes_document(function: Callable[..., Any]) -> bool:
     """Return True if a function takes a document, and at most `run` besides it."""
     try:
         first, *others = signature(function).parameters.values()
-    except ValueError:  # it takes nothing, or is written in C
+    except ValueError:  # it has no parameters, or is written in C
         return False
     if first.kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
         return False
@@ -352,7 +352,7 @@ def _is_path(value: object) -> bool:
 
 
 def _can_be_indexed(where: Any, due: str) -> bool:
-    """Return True if a partial index may have the condition, and it leaves the date alone."""
+    """Return True if a partial index accepts the condition, and the condition is not about the date."""
     if not isinstance(where, Mapping):
         return False
     return all(
@@ -380,6 +380,6 @@ def _is_plain(path: Any, value: Any) -> bool:
 
 
 def _implementation(system: DueDocuments) -> dict[str, Callable[..., Any]]:
-    from services.due_documents import implementation  # which needs the declaration
+    from services.due_documents import implementation  # here, because it imports the declaration
 
     return implementation(system)

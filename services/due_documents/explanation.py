@@ -18,7 +18,7 @@ RETRYABLE_ITEMS = ("due", "stuck", "failed")
 
 
 def explain(work: DocumentWork, id: str, dispatch: DispatchState) -> list[Explanation]:
-    """Return what an id names among the documents of a system: several if it is the text of several ids."""
+    """Explain the documents that an id names in a system: several if ids of several types have the same text."""
     found = work.documents.get_many(id_candidates(id))
     return [_DocumentExplanation(work, document, dispatch).explanation() for document in found]
 

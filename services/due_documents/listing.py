@@ -1,6 +1,6 @@
-"""The documents of `DueDocuments` as people see them: due, in progress, stuck or failed; and retries by hand.
+"""The documents of `DueDocuments` as people see them: due, in progress, stuck or failed; and manual retries.
 
-Guarantee: a list of items that are in progress or stuck reads the documents of leases, however many others are due.
+Guarantee: a list of items that are in progress or stuck reads only the documents of leases, not all due documents.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHOWN_AS: dict[LeaseState, State] = {"free": "due", "in-progress": "in-progress"
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentList(Listed):
-    """The list of one system. Due items and those in progress come by their due time, failed ones by their failure."""
+    """The list of one system, ordered by due time; failed items are ordered by the time of the failure."""
 
     work: DocumentWork
 
@@ -48,7 +48,7 @@ class DocumentList(Listed):
                     yield item
 
     def _documents(self, state: State, after: Position | None, newest_first: bool) -> Iterator[database.Document]:
-        """Return the documents among which the items in a state are, in the order of the list."""
+        """Return the documents that may be in a state, in the order of the list."""
         until = self.work.clock()
         if state == "in-progress" or state == "stuck":
             until += self.work.ahead
@@ -73,7 +73,7 @@ class DocumentList(Listed):
             by_time = {at: some for at, some in by_time.items() if (at < last if newest_first else at > last)}
         for batch in _batches(by_time, newest_first):
             found = self._by_id(batch, until, newest_first)
-            if len(batch) > LEASES_PER_READ:  # it is of one time, and thus in order
+            if len(batch) > LEASES_PER_READ:  # all have one due time, so they are in order
                 yield from found
             else:
                 yield from sorted(found, key=self.work.documents.due_at, reverse=newest_first)
@@ -81,9 +81,9 @@ class DocumentList(Listed):
     def _by_id(
         self, names: Sequence[str], until: datetime, newest_first: bool, *, after: Position | None = None
     ) -> Iterator[database.Document]:
-        """Yield the documents of leases that are due as they were when these were taken, in the server's order of ids.
+        """Yield the documents of leases that are still due at the same time, in the server's order of ids.
 
-        `_id` is the whole order, so that the server need not sort: ids of several types have an order only there.
+        The server reads them in the order of its index on `_id`: only the server can order ids of several types.
         """
         documents, wanted = self.work.documents, set(names)
         ids = list(self._keys([leases.id_of(name) for name in names]))
@@ -120,7 +120,7 @@ class DocumentList(Listed):
         )
 
     def _failed(self, after: Position | None, newest_first: bool) -> Iterator[Item]:
-        """Yield failures that are cooling, of documents that are still due as they were."""
+        """Yield failures that are cooling, of documents that are still due at the same time."""
         documents = self.work.documents
         found = failed_item.page(self.work.system.name, after=after, is_descending=newest_first)
         for page in pages(found, LIST_PAGE_SIZE):
@@ -156,7 +156,7 @@ class DocumentList(Listed):
         return next(iter(self.work.documents.get_many(self._existing([id]))), None)
 
     def _existing(self, ids: Sequence[str]) -> list[Any]:
-        """Return the ids of documents that texts name, each in the first of its readings that a document has."""
+        """Return the ids of the documents that texts name; of several readings of a text, the first that exists."""
         readings = [[id_key(one) for one in id_candidates(id)] for id in ids]
         found = {id_key(one["_id"]) for one in self.work.documents.get_many([*chain(*readings)], ["_id"])}
         return [key for keys in readings for key in [one for one in keys if one in found][:1]]

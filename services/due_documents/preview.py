@@ -1,4 +1,4 @@
-"""What a scan would find and what its items would write: a preview before the system is switched on."""
+"""Preview of a system before it is switched on: what a scan would find, and what its items would write."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Preview:
 
 
 def previews(work: DocumentWork, *, limit: int) -> Iterator[Preview]:
-    """Call the function for some due documents; try each update in a transaction that is taken back."""
+    """Call the function for some due documents; try each update in a transaction that is aborted."""
     run = Run(id="preview", now=work.clock())
     for document in work.documents.sample(run.now, work.system.fields, limit=limit):
         about: dict[str, Any] = {"id": shown_id(document["_id"]), "due_at": work.documents.due_at(document)}

@@ -17,7 +17,7 @@ from queue_manager.system import SystemStats
 from services.due_documents.work import DocumentWork
 
 MAX_COMPARED = 1_000  # leases of one state that are compared with their documents
-MAX_READ = 5_000  # due documents among which the oldest is looked for that is not cooling
+MAX_READ = 5_000  # due documents that are read to find the oldest that is not cooling
 
 
 def stats(work: DocumentWork) -> SystemStats:
@@ -59,7 +59,7 @@ def stats(work: DocumentWork) -> SystemStats:
 
 
 def _still_due(work: DocumentWork, names: Sequence[str], now: datetime) -> list[str]:
-    """Return the ids of documents that are due as they were when these leases were taken."""
+    """Return the ids of the documents of these leases that are still due at the same time."""
     by_id: dict[Any, set[str]] = {}
     for name in names:
         try:

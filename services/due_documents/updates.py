@@ -1,4 +1,4 @@
-"""What the function of a system returns: called for documents, validated, and made into updates."""
+"""Calls the function of a system for documents, and validates and groups the updates that it returns."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from queue_manager.core.functions import contained
 from services.due_documents.declaration import DueDocuments, Run
 
 MAX_CALL_TIME = 0.25  # seconds for the functions of one transaction; the other items of a batch are in the next one
-_COMPARED_ALIKE = (str, bool, int, ObjectId)  # two values of one of these types are equal here if they are in MongoDB
-MAX_CATCH_UP_TIME = 5.0  # seconds for the dates that a repeating item has missed; the next scan goes on with the others
+_COMPARED_ALIKE = (str, bool, int, ObjectId)  # types whose values are equal in Python if they are equal in MongoDB
+MAX_CATCH_UP_TIME = 5.0  # seconds for the dates that a repeating item missed; the next scan continues with the rest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Updates:
-    """The updates of one system's documents, unwritten. Methods raise what the function raises."""
+    """The updates of one system's documents, before they are written. Methods raise the errors of the function."""
 
     system: DueDocuments
 
     def update_of(self, document: Document, run: Run) -> Update:
-        """Return the update of one document; of a date that an outage made it miss several times, the last."""
+        """Return the update of one document; if it repeats and missed several dates, that of the last one."""
         ends_at = time.monotonic() + MAX_CATCH_UP_TIME
         may_repeat, due_at = self.system.catch_up == "once", value_at(document, self.system.due)
         update, later = self._checked(self._call(document, run))
@@ -45,8 +45,8 @@ class Updates:
     ) -> list[UpdateGroup]:
         """Call the function for each document; documents with equal updates are written together.
 
-        In a batch, a document whose function fails is left to its own task, and `unreached` gets the ids of those for
-        which the time did not suffice.
+        In a batch, a document whose function fails is left to its own task, and `unreached` gets the ids of documents
+        that were not reached within `MAX_CALL_TIME`.
         """
         groups: dict[bytes, UpdateGroup] = {}
         began = time.monotonic()
@@ -80,7 +80,7 @@ class Updates:
     def _checked(self, update: Any) -> tuple[Update, datetime | None]:
         """Return the update that a function returned, and the date that it sets.
 
-        If the declaration says that the date is removed, the update does it.
+        With `done="unset"`, the removal of the date is added to the update.
         """
         require_update(update, self.system.item_task)
         if update == {} and self.system.done is None:
@@ -118,7 +118,7 @@ class Updates:
         ]
 
     def _is_sure_to_end(self, update: Update, now: datetime) -> bool:
-        """Return True if the update alone tells that a document is not due any more."""
+        """Return True if the update makes every document not due, whatever else the document contains."""
         due = self.system.due
         removed = _unset(update[-1] if isinstance(update, list) else update)
         if any(due == path or due.startswith(f"{path}.") for path in removed):
@@ -155,7 +155,7 @@ def _unset(stage: Mapping[str, Any]) -> list[str]:
 
 
 def _value_set(update: Update, path: str) -> Any:
-    """Return the value that an update sets at a path, also as a part of a document; `None` if it sets none."""
+    """Return the value that an update sets at a path, directly or within a document; `None` if it sets none."""
     set_ = update.get("$set", {}) if isinstance(update, dict) else {}
     for outer, value in set_.items():
         if path == outer:

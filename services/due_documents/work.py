@@ -1,4 +1,4 @@
-"""What a scan and an item of `DueDocuments` do."""
+"""The work of a `DueDocuments` system: its scan, its items, and its calls of `after` and `failed`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from services.item_work import ItemResult
 
 T = TypeVar("T")
 
-AFTER = ".after"  # ends the name under which the leases of such calls are kept
+AFTER = ".after"  # suffix of the system's name for the leases of calls of `after`
 AFTER_RETRY_DELAY = minutes(1)
-MAX_EARLY = seconds(0.1)  # our clock lags by a round trip, so what is dispatched ahead comes a little early
+MAX_EARLY = seconds(0.1)  # our clock lags by a round trip, so an item that is dispatched ahead starts a little early
 MAX_BATCH_TIME = 1.0  # seconds after which a batch begins no further transaction; another batch executes the items left
-MAX_REFUSALS = 32  # of the transactions of a batch; to find three documents of a thousand takes 30 at most
+MAX_REFUSALS = 32  # transactions of a batch; finding three refused documents among a thousand takes at most 30
 _REFUSED = (WriteError, DocumentTooLarge, StillDue)
 
 log = get_logger("QM/systems")
@@ -61,7 +61,7 @@ class DocumentWork(DueWork):
         return map(self.due_of, found)
 
     def due_of(self, document: database.Document) -> Due:
-        """Return what a scan makes of a due document."""
+        """Return the item of a due document."""
         flag = self.system.flag_field
         id, due_at = id_text(document["_id"]), self.documents.due_at(document)
         is_flagged = flag is not None and bool(database.value_at(document, flag))
@@ -88,7 +88,7 @@ class DocumentWork(DueWork):
                 self._clear_flag(document)
 
     def _clear_flag(self, document: database.Document) -> None:
-        """Clear the flag of a document unless it is in flight for the time at which it is due now."""
+        """Clear the flag of a document unless it is in flight for its present due time."""
         flag = self.system.flag_field
         if flag is None or not database.value_at(document, flag):
             return
@@ -131,10 +131,10 @@ class DocumentWork(DueWork):
     def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | Verdict | None]:
         """Act on many documents as `execute` does, in one transaction, or in several if they are large or take long.
 
-        A document whose update is refused is left to its own task; to find it, the batch is halved again and again.
+        A document whose update is refused is left to its own task. To find it, the batch is halved repeatedly.
 
         Returns:
-            The result of each, `None` for one that its own task executes, or `UNREACHED` once `MAX_BATCH_TIME` is over.
+            The result of each item; `None` if its own task must execute it; `UNREACHED` if `MAX_BATCH_TIME` was over.
         """
         ends_at = time.monotonic() + MAX_BATCH_TIME
         arguments = [self._readable_arguments(item) for item in items]
@@ -171,7 +171,7 @@ class DocumentWork(DueWork):
     def _result(
         self, written: Mapping[Any, database.Document], key: Any, expected: datetime | None, run: Run
     ) -> ItemResult | None:
-        """Return the result of one item of a batch; another one may have named this document, or an equal key."""
+        """Return the result of one item of a batch; `None` if the written document was that of another item."""
         found = written.get(key)
         if found is None or not is_same_id(found["_id"], key) or expected not in (None, self.documents.due_at(found)):
             return None
@@ -216,11 +216,11 @@ class DocumentWork(DueWork):
         self._log.error(what, error=typed_reason(error), exc_info=error)
 
     def cool_down_lost(self, item: DueItem, lost: MustCoolDown) -> None:
-        """Record it like a failed attempt, so that people find it among the failed items."""
+        """Record the loss like a failed attempt, so that the item is listed as failed."""
         self.give_up(item, error=f"its process was lost {lost.losses} times in a row")
 
     def outbox_work(self) -> Outbox:
-        """Return the calls of `after` that a crash or an error left."""
+        """Return the calls of `after` that a crash or an error left pending."""
         return Outbox(
             leases=Leases(f"{self.system.name}{AFTER}", self.leases.lease),
             clock=self.clock,
@@ -228,7 +228,7 @@ class DocumentWork(DueWork):
         )
 
     def run_after(self, batch: str) -> None:
-        """Call `after` for what a batch has written, if the outbox has that; then forget it."""
+        """Call `after` for the documents that a batch has written, unless its record in the outbox is gone."""
         if (pending := outbox.get(batch)) is None:
             return
         documents = self._read(list(pending.due_at))
@@ -239,7 +239,7 @@ class DocumentWork(DueWork):
         self._run_after(batch, written)
 
     def _read(self, ids: Sequence[Any]) -> list[database.Document]:
-        """Return documents as they are now, of one that was deleted only the id."""
+        """Return documents as they are now; of a deleted document, only the id."""
         found = {id_key(one["_id"]): one for one in self.documents.get_many(ids, self.system.seen)}
         return [found.get(id_key(id), {"_id": id}) for id in ids]
 
@@ -258,8 +258,8 @@ class DocumentWork(DueWork):
     def _write(
         self, due_at: Mapping[Any, datetime | None], run: Run, *, unreached: list[Any] | None = None
     ) -> dict[Any, database.Document]:
-        """Write what is due, and call `after` for it; return the documents as they were before, by id."""
-        # Of its own: a redelivered batch may write again while an earlier record is still in the outbox.
+        """Update the documents that are due, and call `after`; return them as they were before, by id."""
+        # A new record, because a redelivered batch may write while its earlier record is still in the outbox.
         record = None
         if self.system.functions.after is not None:
             record = outbox.OutboxRecord(id=uuid4().hex, system=self.system.name, lease=self.leases.lease)
@@ -273,7 +273,7 @@ class DocumentWork(DueWork):
         )
         before = {id_key(one["_id"]): one for group in groups for one in group.documents}
         if before:
-            with suppress(database.Error):  # the write stands; a record that is left is not listed, and expires
+            with suppress(database.Error):  # the update is committed; a failure that stays is not listed, and expires
                 failed_item.delete(self.system.name, list(before))
             if record is not None:
                 self._call_after(record.id, groups, run)
@@ -283,7 +283,7 @@ class DocumentWork(DueWork):
         try:
             self._run_after(batch, self._written(groups, run))
         except Exception as error:
-            # The write stands; the record is kept, and the next scan repeats the call.
+            # The update is committed, and the record is kept: the next scan repeats the call.
             self.report_hook_error("`after` failed; it is called again", error)
             with suppress(database.Error):
                 outbox.postpone(batch, until=self.clock())
@@ -331,7 +331,7 @@ class DocumentWork(DueWork):
             return None
 
     def still_due(self, what: object) -> str:
-        """Return what to say of an update that leaves documents due."""
+        """Return the error about an update that leaves documents due."""
         return (
             f"{self.system.item_task} left {what} due: its update must postpone or remove {self.system.due}, "
             "or change a field in `where`"
@@ -343,7 +343,7 @@ class DocumentWork(DueWork):
 
 
 class Outbox(DueWork):
-    """Batches whose call of `after` is left: it failed, or its process died. One that used its attempts comes again."""
+    """Batches whose call of `after` is pending: it failed, or its process died. It is repeated until it succeeds."""
 
     @property
     def system_name(self) -> str:
@@ -354,7 +354,7 @@ class Outbox(DueWork):
             yield Due(id=batch, due_at=written_at)
 
     def due_ms(self, item: DueItem) -> int | None:
-        return None  # no item is due: calls that are repeated would count as items that were late
+        return None  # otherwise repeated calls would count as late items
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         log.error(
@@ -367,7 +367,7 @@ class Outbox(DueWork):
 
 
 def _halves(part: Mapping[Any, T]) -> list[dict[Any, T]]:
-    """Return a part in two; nothing for a part of one."""
+    """Return the two halves of a part; nothing for a part with one document."""
     ids, middle = list(part), len(part) // 2
     return [{id: part[id] for id in half} for half in (ids[middle:], ids[:middle])] if middle else []
 

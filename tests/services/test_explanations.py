@@ -112,7 +112,7 @@ class TestNotDue:
         now = get_room(room)["unsnoozed_at"] + minutes(2)
         found = why(room, work, now)
         assert found.label == "open"
-        assert found.answer == f"Open since {when(now - minutes(2), now)}; woken by the task {item.token}."
+        assert found.answer == f"Open since {when(now - minutes(2), now)}; unsnoozed by the task {item.token}."
 
     def test_a_room_that_was_never_snoozed(self, work: DocumentWork) -> None:
         assert why(make_room(status="open", snooze_time=None), work, T0).answer == "Not snoozed; its status is open."

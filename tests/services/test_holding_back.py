@@ -187,5 +187,5 @@ def test_an_item_that_is_found_twice_is_dispatched_once(work: DocumentWork) -> N
 
 @pytest.mark.parametrize("rate", [0, -1, float("inf")])
 def test_a_rate_is_above_zero(rate: float) -> None:
-    with pytest.raises(ConfigurationError, match=r"max_rate=.* must be items a second, above zero"):
+    with pytest.raises(ConfigurationError, match=r"max_rate=.* must be a number of items per second, above zero"):
         replace(calls, max_rate=rate)
