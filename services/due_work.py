@@ -19,6 +19,7 @@ from uuid import uuid4
 from queue_manager import leases, pauses
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import seconds, to_iso
+from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem
 from queue_manager.leases import Leases
@@ -45,6 +46,10 @@ class Due:
     """Whether it is counted but cannot be dispatched."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.id, str):
+            raise ConfigurationError(f"Due: id={self.id!r:.100} must be a text, such as that of `id_text`")
+        if not isinstance(self.due_at, datetime) or self.due_at.tzinfo is None:
+            raise ConfigurationError(f"Due: due_at={self.due_at!r:.100} must be a datetime with a time zone")
         if not self.args:
             object.__setattr__(self, "args", (self.id, to_iso(self.due_at)))
 
@@ -96,6 +101,13 @@ class DueWork(ItemWork, ABC):
     """The maximum number of items per second; each gets an ETA of its own."""
     period: timedelta = timedelta(0)
     """The time between two scans, needed with `max_rate`."""
+
+    def __post_init__(self) -> None:
+        if self.max_rate is not None and not (self.max_rate > 0 and self.period > timedelta(0)):
+            raise ConfigurationError(
+                f"System {self.system_name!r}: max_rate={self.max_rate!r} must be items a second, above zero, and "
+                "needs `period`, the time between two scans"
+            )
 
     @abstractmethod
     def find_due(self, until: datetime) -> Iterator[Due]:

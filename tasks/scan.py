@@ -94,6 +94,8 @@ class ScanTask(Task):
             try:
                 with contained():
                     report = self.run(*args, **kwargs)
+                if not isinstance(report, ScanReport):
+                    raise ConfigurationError(f"{self.name} returned {report!r:.100}, not the report of `fan_out`")
             except Exception as error:
                 report = ScanReport(errors=[describe(error)])
             tracing.annotate(**report.counts())

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from billiard.common import terminate_handler_fired
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 
-from queue_manager.core.errors import FunctionExited, PermanentError, reason
+from queue_manager.core.errors import FunctionExited, PermanentError, typed_reason
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ def contained() -> Iterator[None]:
         _end_fork(pid, error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
         if terminate_handler_fired():
             raise
-        raise FunctionExited(f"{type(error).__name__}: {reason(error)}") from error
+        raise FunctionExited(typed_reason(error)) from error
     _end_fork(pid, 0)
 
 

@@ -271,6 +271,16 @@ def test_unexpected_error_is_logged_once_with_its_stack(
     assert traceback.extract_tb(error.__traceback__)[-1].name == "breaks"
 
 
+def test_scan_that_returns_no_report_says_what_it_must_return(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.support_snooze.dispatch", lambda *_: None)
+    said = f"{SCAN} returned None, not the report of `fan_out`"
+    with pytest.raises(ScanFailed, match=said):
+        scan_expired_snoozes()
+    run = scan_run.last(SCAN)
+    assert run is not None
+    assert said in run["error"]
+
+
 @pytest.mark.parametrize("error", [AutoReconnect("connection closed"), RedisConnectionError("refused")])
 def test_outage_of_a_server_is_one_line_without_a_stack(
     error: Exception, broker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -1,0 +1,45 @@
+"""`DueWork` of a scan of your own: mistakes are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from bson import ObjectId
+
+from queue_manager import Due, DueWork, leases_of
+from queue_manager.core.clock import seconds
+from queue_manager.core.errors import ConfigurationError
+from tests.rooms import T0
+
+
+class Reminders(DueWork):
+    def find_due(self, until: datetime) -> Iterator[Due]:
+        yield from ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"id": ObjectId("65b2f0a1c3d4e5f601234567")}, r"id=ObjectId\('65b2f0a1c3d4e5f601234567'\) must be a text"),
+        ({"id": 5}, "id=5 must be a text"),
+        ({"due_at": T0.replace(tzinfo=None)}, r"due_at=datetime\.datetime\(.*\) must be a datetime with a time zone"),
+        ({"due_at": T0.date()}, r"due_at=datetime\.date\(.*\) must be a datetime with a time zone"),
+        ({"due_at": None}, "due_at=None must be a datetime with a time zone"),
+    ],
+)
+def test_what_is_wrong_with_an_item_is_named(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"Due: {said}"):
+        Due(**{"id": "a", "due_at": T0, **fields})
+
+
+@pytest.mark.parametrize("options", [{"max_rate": 20}, {"max_rate": 0, "period": seconds(1)}])
+def test_a_rate_that_would_dispatch_nothing_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"'reminders': max_rate=.* must be items a second, above zero, and"):
+        Reminders(leases=leases_of("reminders"), **options)
+
+
+def test_a_rate_with_a_period_is_accepted() -> None:
+    assert Reminders(leases=leases_of("reminders"), max_rate=0.5, period=timedelta(hours=1)).max_rate == 0.5
