@@ -8,7 +8,7 @@ from bson import ObjectId
 
 
 def stored(account: Any) -> Any:
-    """Return the form in which an account id is written: an ObjectId if possible."""
+    """Return the form in which an account id is stored: an ObjectId if possible."""
     return ObjectId(account) if isinstance(account, str) and ObjectId.is_valid(account) else account
 
 

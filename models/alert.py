@@ -53,12 +53,12 @@ def may_send(key: Key, text: str, *, repeat: timedelta, now: datetime, is_record
     record was deleted meanwhile.
     """
     claimed = {"sent_at": now - max(repeat - CLAIM_TIME, timedelta(0)), "text": text}
-    # A time far in the future, or that is no date, must not keep a problem from being sent.
+    # A time far in the future, or a value that is not a date, must not keep a problem from being sent.
     was_sent = {"sent_at": {"$gt": now - repeat, "$lte": now + CLAIM_TIME}}
     try:
         changed = _alerts().update_one({"_id": _id(key), "$nor": [was_sent]}, {"$set": claimed}, upsert=not is_recorded)
     except DuplicateKeyError:
-        return False  # it is there, with a later time
+        return False  # it exists, with a later time
     return bool(changed.matched_count or changed.upserted_id)
 
 
@@ -83,7 +83,7 @@ def read_sent(found: Document) -> tuple[Key, str]:
 
 
 def silence(key: Key, *, until: datetime, by: str, reason: str) -> None:
-    """Send nothing about a problem until then."""
+    """Send nothing about a problem until this time."""
     _silences().update_one({"_id": _id(key)}, {"$set": {"until": until, "by": by, "reason": reason}}, upsert=True)
 
 

@@ -25,9 +25,9 @@ from queue_manager.core.clock import milliseconds, minutes
 ARCHIVE_COLLECTION = "qm_archive"
 UNDO_TIME = minutes(10)
 MAX_ARCHIVED = 100_000
-"""Maximum number of records of one action that is archived, where it is known before."""
+"""Maximum number of records that are archived for one action, if their number is known before."""
 MAX_ARCHIVE_BYTES = 4 * 1024 * 1024
-_RETENTION = 2 * UNDO_TIME  # an undo that has begun has time to end
+_RETENTION = 2 * UNDO_TIME  # so that an undo that has begun can be finished
 _EXACT: CodecOptions[Document] = CodecOptions(
     tz_aware=True, tzinfo=UTC, datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
@@ -68,7 +68,7 @@ def _insert(action: ObjectId, kind: Kind, records: list[bytes], session: ClientS
 
 
 def slices(action: ObjectId) -> Iterator[Slice]:
-    """Yield what is stored of an action, in the order in which it was added."""
+    """Yield the stored records of an action, in the order in which they were added."""
     for id in [one["_id"] for one in _archive().find({"action": action}, {"_id": 1}).sort("_id")]:
         if (found := _archive().find_one({"_id": id})) is not None:
             yield Slice(id, found["kind"], [bson.decode(one, _EXACT) for one in found["records"]])

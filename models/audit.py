@@ -67,7 +67,7 @@ _FIELDS = {"id": "ids", "who": "who", "action": "action", "system": "system"}
 @with_config(ALWAYS_PRESENT)
 @dataclass(frozen=True, kw_only=True)
 class AuditEntry:
-    """Who did what to what, when, from where, and how it ended."""
+    """An action of the audit log: who changed what, when, from where, and with which outcome."""
 
     id: str
     at: Moment
@@ -118,14 +118,14 @@ class AuditQuery:
 
 
 def begin(document: Document, *, retention: timedelta) -> None:
-    """Insert an entry, with the time of the server, so that entries of all processes are in their order."""
+    """Insert an entry with the server's time, so that the entries of all processes are in order."""
     times = {"at": "$$NOW", "expires_at": {"$add": ["$$NOW", milliseconds(retention)]}}
     stored = {"$mergeObjects": [{"$literal": document}, times]}
     _audit().update_one({"_id": document["_id"]}, [{"$replaceWith": stored}], upsert=True)
 
 
 def finish(id: ObjectId, fields: Document, *, undo_within: timedelta | None = None) -> None:
-    """Add to an entry what is known after its action, and until when it can be undone."""
+    """Add to an entry the fields that are known after its action, and until when it can be undone."""
     known: Document = {name: {"$literal": value} for name, value in fields.items()}
     if undo_within is not None:
         known["undo_until"] = {"$add": ["$$NOW", milliseconds(undo_within)]}
@@ -187,7 +187,7 @@ def read_entry(document: Document, *, max_ids: int | None = None) -> AuditEntry:
 
 
 def _shown(values: Document) -> Document:
-    """Return values, with a text instead of those that no entry has, and that the API could not return."""
+    """Return values, with text instead of values that the API cannot return, which only another program can store."""
     kinds = (bool, int, float, str, datetime)
     return {name: value if isinstance(value, kinds) else shown_id(value) for name, value in values.items()}
 

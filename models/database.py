@@ -100,7 +100,7 @@ def _read_clock() -> datetime:
 
 _clock = ServerClock(_read_clock)
 _ends_at = ContextVar("ends_at", default=inf)
-"""By the monotonic clock, in seconds: until when database operations may take."""
+"""The end of the time limit for database operations, in seconds of the monotonic clock."""
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 def describe(error: PyMongoError) -> str:
-    """Return one sentence for people about an error of the driver, without its internals."""
+    """Return a readable sentence about an error of the driver, without the driver's details."""
     url = redact_url(settings().mongo_db_url)
     if isinstance(error, WriteConcernError) or (error.timeout and isinstance(error, OperationFailure)):
         return f"MongoDB at {url} did not confirm the command, which may have been applied ({reason(error):.300})"
@@ -212,8 +212,8 @@ def as_stored(document: Document) -> Document:
 def first_reply(
     of: Collection[Document], where: Document, *, limit: int, **options: Any
 ) -> tuple[list[Document], bool]:
-    """Return up to `limit` documents, but only those that fit into one reply of 16 MB, and whether they are all."""
-    # One document more than there can be, so that the first reply is the last unless they are large.
+    """Return up to `limit` documents, at most one reply of 16 MB, and whether these are all."""
+    # The batch is larger than the limit, so that the first reply is the last one unless the documents are large.
     with closing(of.find_raw_batches(where, limit=limit, batch_size=limit + 1, **options)) as replies:
         first = cast(bytes, next(replies, b""))
         return bson.decode_all(first, of.codec_options), not replies.alive
@@ -227,12 +227,12 @@ def copy_of(value: Any) -> Any:
 
 
 def ping() -> None:
-    """Return when the primary answers. Raises the errors of the driver."""
+    """Wait for an answer of the primary. Raises the errors of the driver."""
     database().command("ping")
 
 
 def answers(limit: timedelta) -> bool:
-    """Return whether the primary answers within `limit`."""
+    """Return True if the primary answers within `limit`."""
     try:
         with within(limit):
             ping()
@@ -242,7 +242,7 @@ def answers(limit: timedelta) -> bool:
 
 
 def _ping_again_if_paused() -> None:
-    """Ping; again if another thread's connection was refused just now, which pauses all: the answer says why."""
+    """Ping, and repeat it if the driver has just paused all connections, so that the error names the cause."""
     for number in range(1, MAX_PINGS + 1):
         try:
             ping()

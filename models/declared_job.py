@@ -16,7 +16,7 @@ def declared_id(name: str) -> str:
 
 
 def stored() -> dict[str, Document]:
-    """Return the repetitions of the jobs that were declared, by name, in any state; not those that are malformed."""
+    """Return the repetitions of declared jobs in any state, by name, without malformed ones."""
     ids = {"$gte": DECLARED_PREFIX, "$lt": f"{DECLARED_PREFIX}\uffff"}
     found = jobs().find(
         {"_id": ids, "repetition.since": {"$type": "date"}, **COUNTED_ATTEMPTS}, {"name": 1, "repetition": 1}

@@ -1,4 +1,4 @@
-"""The MongoDB deployment: whether it takes a write, what our user may do, and how durable a confirmed write is.
+"""The MongoDB deployment: whether it accepts a write, what our user may do, and how durable a confirmed write is.
 
 Collection `qm_readiness`, one document that is written repeatedly: {_id: "web", at}
 """
@@ -19,7 +19,7 @@ READINESS_COLLECTION = "qm_readiness"
 MAJORITY = WriteConcern("majority")
 READ = ("find", "listIndexes")
 OWN = (*READ, "insert", "update", "remove")
-"""What our own collections need, by the names of MongoDB's privilege actions."""
+"""MongoDB's privilege actions that the collections of Queue Manager need."""
 WITHOUT_INDEXES = {READINESS_COLLECTION, scan_run.MARKS_COLLECTION, alert.ALERTS_COLLECTION}
 WITHOUT_INDEXES_OF_JOBS = {job_queue.LEADERS_COLLECTION, job_counts.COUNTS_COLLECTION}
 OWN_COLLECTIONS = {
@@ -36,7 +36,7 @@ def probe_write() -> None:
 
 
 def missing_actions(systems: Iterable[System]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each collection of these systems on which our user may not do everything, and what it may not do.
+    """Yield each collection of these systems on which our user lacks privileges, and the missing ones.
 
     Nothing if the server has no access control. Raises the errors of the driver.
     """

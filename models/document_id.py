@@ -1,4 +1,4 @@
-"""Ids of documents: any type that MongoDB has, as a text for people and messages, and as a key of a dictionary."""
+"""Ids of documents, of any BSON type: as text, for people and messages, and as keys of dictionaries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _DocumentKey(dict[str, Any]):
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(id_text(self))
 
-    def __eq__(self, other: object) -> bool:  # in Python a NaN in them makes equal documents differ
+    def __eq__(self, other: object) -> bool:  # in Python, documents with a NaN are never equal
         return isinstance(other, dict) and id_text(self) == id_text(other)
 
 
@@ -88,7 +88,7 @@ def read_id(value: Any, *, field: str) -> Any:
 
 
 def id_candidates(text: str) -> list[Any]:
-    """Return the ids that a text may stand for: what `read_id` parses, a UUID, the text itself."""
+    """Return the ids that a text may represent: the one that `read_id` parses, a UUID, the text itself."""
     found: list[Any] = []
     with suppress(PermanentError):
         found.append(read_id(text, field="id"))
@@ -101,7 +101,7 @@ def id_candidates(text: str) -> list[Any]:
 
 
 def shown_id(id: Any) -> str:
-    """Return an id for display: a text without quotation marks, a number in digits."""
+    """Return an id for display: a string without quotation marks, a number as digits."""
     return str(id) if isinstance(id, (ObjectId, str, int, float, Decimal128)) else id_text(id)
 
 

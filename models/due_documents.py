@@ -32,7 +32,7 @@ from queue_manager.core.wording import many
 # MongoDB uses a partial index only for a query that repeats the condition of the index word for word. Dates before the
 # epoch were written by mistake; the driver cannot even read all of them.
 A_DATE: Document = {"$type": "date", "$gte": EPOCH}
-MAX_COUNT = 100_000  # a count that reaches this stands for that many or more
+MAX_COUNT = 100_000  # counting stops here: this count means that many or more
 
 T = TypeVar("T")
 Update = Document | list[Document]
@@ -43,14 +43,14 @@ class UpdateGroup:
     """One update, and the documents that get it."""
 
     documents: list[Document]
-    """As they were before."""
+    """The documents before the update."""
     update: Update
     is_sure_to_end: bool
-    """The update alone tells that the documents are not due any more."""
+    """Whether the update makes every document not due, whatever else it contains."""
 
 
 class StillDue(Exception):
-    """An update left documents due as they were."""
+    """An update left documents due at the same time."""
 
     def __init__(self, ids: Sequence[Any]) -> None:
         self.ids = ids
@@ -102,7 +102,7 @@ class DueCollection:
         limit: int = 0,
         batch: int = listing.READ_BATCH_SIZE,
     ) -> Iterator[Document]:
-        """Yield documents due until then, in the order of the index, oldest first: id, date and `fields`.
+        """Yield documents due by `until`, in the order of the index, oldest first: id, date and `fields`.
 
         The server reads `batch` of them at a time.
         """
@@ -117,7 +117,7 @@ class DueCollection:
     def walk(
         self, until: datetime, fields: Sequence[str], *, position: Position | None, is_descending: bool
     ) -> Iterator[Document]:
-        """Yield documents due until then, by their date, beyond a position."""
+        """Yield documents due by `until` after a position, in the order of their dates."""
         return listing.walk(
             self.collection(),
             self.is_due(until),
@@ -129,7 +129,7 @@ class DueCollection:
         )
 
     def due_with_ids(self, ids: Sequence[Any], until: datetime, fields: Sequence[str] = ()) -> list[Document]:
-        """Return those of `ids` that are due until then."""
+        """Return the documents of `ids` that are due by then."""
         where = {**self.is_due(until), "_id": {"$in": list(ids)}}
         return list(self.collection().find(where, projection((self.due, *fields)), hint="_id_"))
 
@@ -168,14 +168,14 @@ class DueCollection:
         return list(found)
 
     def fits(self, id: Any) -> bool:
-        """Return True if a document meets the condition besides its date."""
+        """Return True if a document meets the condition `where`, whatever its date is."""
         return self.collection().find_one({**self.where, "_id": id}, {"_id": 1}, hint="_id_") is not None
 
     def due_at(self, document: Document) -> Any:
         return value_at(document, self.due)
 
     def is_due(self, until: datetime) -> Document:
-        """Return the condition that a document is due until then."""
+        """Return the condition that a document is due by then."""
         no_arrays = [{path: {"$type": "array"}} for path in self._paths]
         return {**self._indexed, self.due: {**A_DATE, "$lte": until}, "$nor": no_arrays}
 
@@ -186,7 +186,7 @@ class DueCollection:
 
     @property
     def _paths(self) -> list[str]:
-        """The path of the date, and each path that it begins with."""
+        """The path of the date, and its parent paths."""
         parts = self.due.split(".")
         return [".".join(parts[: depth + 1]) for depth in range(len(parts))]
 
@@ -202,7 +202,7 @@ class DueCollection:
         record: outbox.OutboxRecord | None = None,
         unreached: list[Any] | None = None,
     ) -> list[UpdateGroup]:
-        """Read documents, decide about their updates and write them, in one transaction.
+        """Read documents, choose their updates and write them, in one transaction.
 
         Args:
             due_at: by id, the due time of its message; `None`: any.
@@ -254,7 +254,7 @@ class DueCollection:
                 raise StillDue(ids_of(still))
 
     def rehearse(self, document: Document, update: Update, *, now: datetime) -> None:
-        """Write an update to one document, see that it is not due any more, and take it back.
+        """Write an update to one document, check that it is not due any more, and abort the transaction.
 
         Raises StillDue, and what the driver raises.
         """
@@ -267,12 +267,12 @@ class DueCollection:
                 session.abort_transaction()
 
     def update_if_due(self, id: Any, due_at: datetime, update: Update) -> bool:
-        """Update one document if it is still due at that time; return whether it was."""
+        """Update one document if it is still due at that time; return True if it was."""
         where = {**self._indexed, "_id": id, self.due: {**A_DATE, "$eq": due_at}}
         return self.collection().update_one(where, update, hint="_id_").matched_count == 1
 
     def update_if_unchanged(self, id: Any, due_at: Any, update: Update) -> None:
-        """Update one document if the value of its date is still this one, be it missing."""
+        """Update one document if its date still has this value, which is `None` if it is missing."""
         self.collection().update_one({"_id": id, self.due: {"$eq": due_at}}, update, hint="_id_")
 
     def update_range(self, ids: Sequence[Any], first: datetime, last: datetime, update: Update) -> None:

@@ -35,7 +35,7 @@ class ExecutingJob:
     token: str
     timeout_seconds: float | None
     ends_at: datetime | None
-    """When its process is ended, because of its time limit or because it was canceled."""
+    """When its process is killed, because of its time limit or because it was canceled."""
     is_canceled: bool
     batch: list[JobId]
     """Jobs that were reserved together with it."""
@@ -70,7 +70,7 @@ def find(where: Document | None = None) -> list[ExecutingJob]:
 
 
 def fail_unclaimed(now: datetime) -> int:
-    """Make those executing jobs failed ones whose claim nobody can hold, and no lease will end; return their number."""
+    """Fail executing jobs with a malformed claim, whose lease would never end; return their number."""
     unclaimed: Document = {"state": JobState.EXECUTING, **IS_JOB, "$nor": [_IS_CLAIMED]}
     failed = {"state": JobState.FAILURE, "last_error": MALFORMED_CLAIM_ERROR, "updated": now}
     change = {"$set": failed, "$unset": {"claim": "", "page": ""}}

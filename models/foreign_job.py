@@ -45,7 +45,7 @@ _INDEX = "jobs_in_a_state_by_attempts"
 
 @dataclass(frozen=True, kw_only=True)
 class AdoptedJob:
-    """A document as it was read, and its fields as a job."""
+    """A document, and its fields as a job."""
 
     document: Document
     fields: Document
@@ -62,7 +62,7 @@ def count_unindexed() -> int:
 
 
 def unfinished() -> Sample:
-    """Return those whose work nobody reported as done or canceled: the number, up to `MAX_FOREIGN_COUNT`, and some."""
+    """Count the documents that are neither `success` nor `canceled`, up to `MAX_FOREIGN_COUNT`, and read some ids."""
     condition = {"attempts": _IS_FOREIGN["attempts"], "state": {"$nin": FOREIGN_FINISHED_STATES}}
     return sample(jobs(), condition, index=_INDEX, max_count=MAX_FOREIGN_COUNT)
 

@@ -34,7 +34,7 @@ log = get_logger("QM/history")
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """What a system counted in a time that begins at `at`."""
+    """The counts of a system in the period that begins at `at`."""
 
     system: str
     at: datetime
@@ -61,7 +61,7 @@ def store(buckets: Iterable[Bucket]) -> None:
 
 
 def read(length: timedelta, *, since: datetime, systems: Sequence[str] | None = None) -> Iterator[Bucket]:
-    """Yield the buckets of a length from a time on, oldest first; of all systems unless `systems` names some."""
+    """Yield the buckets of a length since a time, oldest first; of all systems unless `systems` is given."""
     wanted: Document = {"seconds": int(length.total_seconds()), "at": {"$gte": since}}
     if systems is not None:
         wanted["system"] = {"$in": [*systems]}
@@ -93,7 +93,7 @@ def newest(since: datetime, *, until: datetime) -> dict[str, datetime]:
 
 
 def _write_all(buckets: Sequence[Bucket]) -> None:
-    """Write buckets; one whose document was made malformed does not keep the others from being written."""
+    """Write buckets. A malformed document in their place does not prevent the writes of the others."""
     try:
         _history().bulk_write([_write(one) for one in buckets], ordered=False)
     except BulkWriteError as error:

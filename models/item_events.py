@@ -56,17 +56,17 @@ class ItemEvent:
     event: BatchEvent | AttemptEvent
     at: datetime
     items: int = 1
-    """How many items the batch had."""
+    """The number of items in the batch."""
     is_manual: bool = False
-    """Dispatched by an operator."""
+    """Whether an operator dispatched it."""
     skipped: str | None = None
-    """Why there was nothing to do."""
+    """Why the item was skipped; `None` if it was not."""
     attempt: int | None = None
     error: str | None = None
     worker: str | None = None
     """Host and process, as `host:pid`."""
     took: timedelta | None = None
-    """Of the whole batch."""
+    """The duration of the whole batch."""
     task: str | None = None
 
 
@@ -151,7 +151,7 @@ def _record(document: Document) -> None:
 
 
 def of_item(system: str, id: str) -> ItemHistory:
-    """Return what happened to an item, `id` as it begins the names of its leases."""
+    """Return the events of an item; `id` is the one in the names of its leases."""
     attempts = _events().find(
         {"system": system, "id": id}, sort=[("at", DESCENDING)], limit=MAX_EVENTS_SHOWN, hint=BY_ITEM
     )
@@ -198,7 +198,7 @@ def _item_of(found: Document, task: str, batch: str, number: str) -> tuple[str, 
 
 
 def read_event(document: Document) -> ItemEvent:
-    """Return an event, of a batch as its first item has it."""
+    """Return an event; for a batch, that of its first item."""
     return _batch_event(document, _ANY_LINE) if "items" in document else _attempt_event(document)
 
 

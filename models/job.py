@@ -43,11 +43,11 @@ T = TypeVar("T")
 JOBS_COLLECTION = "jobs_data"
 MAX_HISTORY = 50
 MAX_TRANSACTION_BYTES = 8 * 1024 * 1024
-_BAD_VALUE = 2  # such as of an addition to a value that is not a list
+_BAD_VALUE = 2  # MongoDB's code for an invalid operand, such as a `$push` to a value that is not a list
 _TOO_LARGE = (10334, 17419)  # MongoDB's codes for a document of more than 16 MB
-MAX_EXACT_COUNT = 2**53  # a larger number in a document is no count: as a double, adding one does not change it
+MAX_EXACT_COUNT = 2**53  # beyond this, adding one to a double does not change it, so it cannot be a count
 DECLARED_PREFIX = "declared:"
-"""Beginning of the ids of repeating jobs that code declares (`models/declared_job.py`)."""
+"""Prefix of the ids of repeating jobs that code declares (`models/declared_job.py`)."""
 
 # The partial indexes contain only jobs that can be started, so queries must repeat this condition. A comparison with a
 # date matches only dates; the equivalent `$type` would make the server fetch the documents.
@@ -121,7 +121,7 @@ def has_valid_attempts(job: Document) -> bool:
 
 
 def as_count(value: Any) -> int:
-    """Return a number of a stored job, which others may have written, as a count; 0 for what is none."""
+    """Return a number of a stored job as a count; 0 if another program has stored an invalid one."""
     if isinstance(value, Decimal128):
         number = value.to_decimal()
         value = float(number) if number.is_finite() else 0
@@ -224,7 +224,7 @@ def _first_of_each_name(waiting: Document) -> dict[str, datetime]:
 
 
 def _first_date(waiting: Any) -> datetime:
-    """Return a start time; of a list, which a query compares element by element, the first."""
+    """Return a start time; of a list, whose elements a query compares one by one, the earliest."""
     times = waiting if isinstance(waiting, list) else [waiting]
     return min(one for one in times if isinstance(one, datetime))
 
@@ -256,8 +256,8 @@ def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId]
     query = _startable(name, _until(now))
     if excluded:
         query["_id"] = {"$nin": [*excluded]}
-    # The order is that of the index, and jobs that are equal in it have the order in which they were stored. Once a job
-    # had a list of times, the server would sort all due jobs for each read, and shuffle the equal ones.
+    # In the order of the index, without a sort; jobs with equal keys are in the order in which they were stored. With a
+    # sort, if a job ever had a list of times, the server would sort all due jobs at each read, and shuffle equal ones.
     found, _ = first_reply(jobs(), query, limit=limit, hint="next_of_a_name")
     if malformed := [one for one in found if not isinstance(one.get("history", []), list)]:
         remove_malformed_history([one["_id"] for one in malformed])
@@ -282,13 +282,13 @@ def _only(name: str) -> Document:
 
 
 def remove_malformed_history(ids: Sequence[JobId]) -> bool:
-    """Remove histories to which nothing can be added; return whether there was one."""
+    """Remove malformed histories, to which nothing can be added; return True if there was one."""
     malformed = {"_id": {"$in": [*ids]}, "history": {"$exists": True, "$not": {"$type": "array"}}}
     return jobs().update_many(malformed, {"$unset": {"history": ""}}, hint="_id_").modified_count > 0
 
 
 def adding_to_history(id: JobId, write: Callable[[], T]) -> T:
-    """Call `write`, which adds to a job; again without its history if that is malformed, or the job has 16 MB with it.
+    """Call `write`, which adds to a job; repeat it without the history if that is malformed or exceeds 16 MB.
 
     Another program may have stored so large a job.
     """
@@ -308,7 +308,7 @@ def count_due(name: str, now: datetime, *, limit: int) -> int:
 
 
 def fail_malformed(name: str, now: datetime) -> int:
-    """Make those due jobs of `name` that cannot be started failed ones, which are not due; return their number.
+    """Fail the due jobs of `name` that are malformed and cannot be started; return their number.
 
     Documents that are not jobs are only not due any more.
     """

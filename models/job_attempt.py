@@ -38,7 +38,7 @@ from queue_manager.core.clock import EPOCH, seconds, truncate
 from queue_manager.core.process import process_name
 
 RESERVATION = seconds(1)
-"""Time for which jobs are reserved. A run starts them within a fraction of it, so that clocks may differ."""
+"""Time for which jobs are reserved. A run starts them within a fraction of it, because clocks may differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class JobOutcome:
     error: str | None = None
     took_ms: int = 0
     next_due: datetime | None = None
-    """Of a repeating job that succeeded: it is pending again, until then."""
+    """The due time at which a repeating job that succeeded is pending again."""
     is_counted: bool = True
     """False if its worker ended the attempt or lacks the function. Without backoff, the job is due as before."""
 
@@ -61,7 +61,7 @@ class JobOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLimit:
-    """How long an attempt may run, and how long it then has to stop before its process is ended."""
+    """How long an attempt may run, and how long it then has to stop before its process is killed."""
 
     timeout: timedelta
     grace: timedelta
@@ -107,7 +107,7 @@ def finish(job: Document, outcome: JobOutcome, *, token: str, now: datetime) -> 
 
 
 def _as_canceled(ended: Sequence[EndedAttempt], token: str) -> list[EndedAttempt]:
-    """Return the attempts; those that would run again and were canceled since their function ended, as canceled."""
+    """Return the attempts. Those that would be retried but were canceled after their function ended are canceled."""
     return [
         replace(one, outcome=JobOutcome(state=JobState.CANCELED, took_ms=one.outcome.took_ms))
         if one.outcome.runs_again and (found := read_claim(one.job, token=token)) and "canceled_at" in found["claim"]
@@ -139,9 +139,9 @@ def finish_and_start(
         if jobs().bulk_write(writes).modified_count == len(ended) + len(batch):
             return [True] * len(ended), list(batch)
     except BulkWriteError as error:
-        if is_outage(error):  # what no majority has confirmed may be rolled back
+        if is_outage(error):  # writes that no majority has confirmed may be rolled back
             raise
-        # The lease was lost and another job executes: read what was written.
+        # The lease was lost and another job executes: read which outcomes were written.
     stored = [finish(one.job, one.outcome, token=token, now=now) for one in ended]
     return stored, _started(batch, token, now) if batch else []
 
@@ -202,7 +202,7 @@ def not_reserved(now: datetime) -> Document:
 
 
 def _with_equal_attempts(batch: Sequence[Document]) -> Iterable[list[Document]]:
-    """Return the jobs in lists of those with the same number of attempts."""
+    """Group the jobs by their number of attempts."""
     alike: dict[Any, list[Document]] = {}
     for job in batch:
         alike.setdefault(job["attempts"], []).append(job)
@@ -217,7 +217,7 @@ def _reserve(batch: Sequence[Document], token: str, now: datetime) -> tuple[Docu
         "attempts": batch[0]["attempts"],
         "alone": {"$exists": False},
     }
-    # Of another run if this one found its first job started: by then, that run may have a batch with these jobs.
+    # If this run found its first job started, another run may have reserved these jobs in its batch.
     not_of_another = {"$or": [not_reserved(now), _held_by("reserved", token)]}
     return {**still_waiting, **not_of_another}, {"$set": {"reserved": _reservation(token, now)}}
 
@@ -232,7 +232,7 @@ def _start(
     limit: TimeLimit | None = None,
 ) -> tuple[Document, Document]:
     still_waiting = {"_id": job["_id"], "waiting": {"$gte": EPOCH, "$lte": now}, "attempts": job["attempts"]}
-    if "repetition" in job:  # it gives the next due time after a success
+    if "repetition" in job:  # for the next due time after a success
         still_waiting["repetition"] = {"$eq": job["repetition"]}
     claim: Document = {"token": token, "claimed_until": until, "worker": process_name()}
     if limit is not None:
@@ -242,7 +242,7 @@ def _start(
     removed = {"waiting": "", "first": "", "progress": "", "reserved": ""}
     if batch:
         changed["page"] = [one["_id"] for one in batch]
-    # The server's timestamps increase with every write of the replica set, also after an election.
+    # The server's timestamps increase with every write of the replica set, even after an election.
     fence = {"fence": {"$type": "timestamp"}}
     return still_waiting, {"$set": changed, "$unset": removed, "$inc": {"attempts": 1}, "$currentDate": fence}
 
@@ -330,7 +330,7 @@ def over_limit(running: Mapping[str, int], now: datetime) -> list[ExecutingJob]:
 
 
 def _claimed_by(running: Mapping[str, int]) -> Document:
-    """Return the condition of a claim that these processes hold. A token alone may belong to a task delivered twice."""
+    """Return the condition of a claim that these processes hold. A task that is delivered twice has one token."""
     workers = [process_name(pid) for pid in running.values()]
     return {"claim.token": {"$in": [*running]}, "claim.worker": {"$in": workers}}
 
@@ -352,7 +352,7 @@ def set_progress(job: Document, progress: Document, *, token: str) -> Document |
 
 
 def reap(lost: ExecutingJob, outcome: JobOutcome, *, now: datetime, is_loss: bool = True) -> bool:
-    """Record the outcome of an attempt whose process is gone; return False if it was renewed or canceled meanwhile.
+    """Record the outcome of an attempt whose process died; return False if it was renewed or canceled meanwhile.
 
     The process may have been lost by a job of the same batch: each of them runs alone the next time.
     """

@@ -42,7 +42,7 @@ class JobChange:
     """An inserted, updated or deleted job. `job` is its current document, `None` if it does not exist any more."""
 
     id: Any
-    """Of a deleted document that was not a job, an id of any type."""
+    """The id; for a deleted document that was not a job, an id of any type."""
     job: Document | None
 
 

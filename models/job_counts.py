@@ -37,8 +37,8 @@ COUNTS_COLLECTION = "qm_job_counts"
 RECOUNT_ID, ATTEMPT_ID = "*", "*attempt"
 RECORD_IDS = (RECOUNT_ID, ATTEMPT_ID)  # jobs of such names, which only other programs can store, are not counted here
 RECOUNT_INTERVAL = hours(1)  # for jobs that other programs, or release 0.1, finished or deleted
-MAX_RECOUNT_TIME = seconds(60)  # of a process of a worker; a server counts about a million jobs a second
-FIRST_RECOUNT_PAUSE = minutes(5)  # after an attempt that failed; doubled after each further one
+MAX_RECOUNT_TIME = seconds(60)  # for which a recount occupies a process; a server counts about a million jobs a second
+FIRST_RECOUNT_PAUSE = minutes(5)  # after a failed attempt; doubled after each further one
 _COUNT: Document = {"bsonType": ["int", "long", "double"], "multipleOf": 1, "minimum": 0, "maximum": MAX_EXACT_COUNT}
 _TYPES: Document = {
     "_id": {"bsonType": "string"},
@@ -89,7 +89,7 @@ def add_finished(*, limit: int) -> int:
 
 
 def subtract(gone: Iterable[Document], session: ClientSession) -> None:
-    """Take finished jobs, as they were before, out of the counts, in the transaction that takes them away."""
+    """Subtract finished jobs, as they were before, from the counts, in the transaction that changes or deletes them."""
     _increase(Counter((one["name"], one["state"]) for one in gone if _is_counted(one)), -1, session)
 
 
@@ -180,12 +180,12 @@ def _has_malformed(session: ClientSession | None = None) -> bool:
 
 def _drop_malformed() -> None:
     if _has_malformed():
-        job_counts().delete_one({"_id": RECOUNT_ID})  # first: without it, the counts that are left are not used
+        job_counts().delete_one({"_id": RECOUNT_ID})  # first, because the other counts are not used without it
         job_counts().delete_many(_MALFORMED)
 
 
 def _kept_numbers(kept: Iterable[Document]) -> Numbers:
-    """Return the counts that documents of this collection have."""
+    """Return the counts that are stored in documents of this collection."""
     return Counter({(one["_id"], state): one.get(state, 0) for one in kept for state in FINISHED_STATES})
 
 
@@ -222,6 +222,6 @@ def _increase(numbers: Numbers, sign: int, session: ClientSession) -> None:
 
 
 def _sum(count: str, number: int) -> Document:
-    """Return the sum; a malformed count stays as it is, because an error would undo what happened to the jobs."""
+    """Return the sum; a malformed count is not changed, because an error would abort the change of the jobs."""
     if_any = {"$cond": [{"$isNumber": count}, {"$add": [count, number]}, count]}
     return {"$cond": [{"$eq": [{"$type": count}, "missing"]}, number, if_any]}

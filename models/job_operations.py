@@ -1,4 +1,4 @@
-"""Operations of people on jobs: cancel, make due, delete; and the retention of finished jobs.
+"""Operations of users on jobs: cancel, make due, delete; and the retention of finished jobs.
 
 Guarantee: an operation is one conditional write, or one transaction if it takes finished jobs away, because their
 counts change with them (`job_counts`). It does not change a job that a run executes or has reserved, nor one whose
@@ -39,7 +39,7 @@ from models.transaction import transact
 from queue_manager.core.clock import truncate
 
 PLANNED = ("state", "due", "priority")
-"""The fields that people change."""
+"""The fields that users change."""
 DELETION_BATCH_SIZE = 1_000  # jobs that one transaction deletes
 KeepJobs = Callable[[Sequence[Document], ClientSession], object]
 """Stores jobs in the transaction that deletes them."""
@@ -56,7 +56,7 @@ def cancel(found: Document, *, now: datetime) -> Document | None:
 
 
 def ask_to_stop(found: Document, *, now: datetime, grace: timedelta) -> Document | None:
-    """Ask an executing job to stop, and let its process be ended after `grace`; return the job, or `None`."""
+    """Ask an executing job to stop, and let its process be killed after `grace`; return the job, or `None`."""
     asked = {"claim.canceled_at": now, "claim.ends_at": truncate(now + grace)}
     return _change(found, [JobState.EXECUTING], {"$min": asked}, now)
 

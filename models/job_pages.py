@@ -106,11 +106,11 @@ class JobPage:
     searched: int
     """The number of jobs that were read for the page."""
     is_partial: bool = False
-    """True if the page is not full although the list goes on."""
+    """True if the page is not full although the list continues."""
 
 
 def page(query: JobQuery, *, limit: int, max_bytes: int = MAX_JOB_PAGE_BYTES) -> JobPage:
-    """Return `limit` jobs; fewer on the last page, if a search reached its limits, or if they have `max_bytes`."""
+    """Return `limit` jobs; fewer on the last page, if a search reached its limits, or if they reach `max_bytes`."""
     if query.text is None:
         return _listed(query, limit, max_bytes)
     return _searched(query, query.text, limit, max_bytes)
@@ -219,7 +219,7 @@ def _load(found: list[Document], max_bytes: int) -> tuple[list[Document], int]:
 
 
 def _raw_jobs() -> Collection[RawBSONDocument]:
-    """Return the jobs as they are sent by the server, so that their size is known."""
+    """Return the jobs as raw BSON, so that their size is known."""
     options = jobs().codec_options
     return jobs().with_options(codec_options=options.with_options(document_class=RawBSONDocument))
 

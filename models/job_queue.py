@@ -37,7 +37,7 @@ _IS_A_NUMBER: Document = {"$type": ["int", "long", "double"], "$ne": nan}
 
 
 class NewerLeader(Exception):
-    """A leader of a higher epoch dispatches the jobs."""
+    """A leader with a higher epoch dispatches the jobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ def collections() -> dict[str, list[IndexModel]]:
 
 
 def pause(names: Iterable[str], made: PauseState) -> None:
-    """Pause queues, also those without jobs."""
+    """Pause queues, which need not have jobs."""
     _switch(names, {"$set": {"paused": True, "pause": asdict(made)}}, upsert=True)
 
 
@@ -87,7 +87,7 @@ def pauses() -> dict[str, PauseState]:
 
 
 def _pause(queue: Document) -> PauseState:
-    """Return the pause of a queue. Of a malformed one nothing is known but that the queue is paused."""
+    """Return the pause of a queue. A malformed one only says that the queue is paused."""
     read = readable_one(queue, read_pause, of=QUEUES_COLLECTION)
     return PauseState() if read is None else read
 
@@ -112,7 +112,7 @@ def lead(epoch: int, *, now: datetime, min_gap: timedelta = SILENCE_TIMEOUT) -> 
     Raises:
         NewerLeader: the epoch is refused.
     """
-    # Of a malformed document nothing is used: an error here would stop the dispatch of all jobs.
+    # A malformed document is replaced, because an error here would stop the dispatch of all jobs.
     heartbeat = _date_or("$heartbeat", now)
     is_gap = {"$gt": [{"$subtract": [now, heartbeat]}, milliseconds(min_gap)]}
     gap = {"$cond": [is_gap, {"began": heartbeat, "ended": now}, "$gap"]}

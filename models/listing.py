@@ -26,7 +26,7 @@ class NoPosition(PermanentError):
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The number of documents that meet a condition, and the first of their ids."""
+    """The number of documents that meet a condition, and some of their ids."""
 
     count: int
     ids: list[Any]
@@ -74,7 +74,7 @@ def position(document: Document, order: Order) -> Position:
 
 
 def within_part(part: str, after: Position | None) -> Position | None:
-    """Return the position in one collection after which a list of several goes on.
+    """Return the position in one collection after which a list of several collections continues.
 
     The positions of such a list are (…, collection, id), because the ids of one collection may have other types than
     those of another, which only the server can sort. The collections are read separately, by the values before.

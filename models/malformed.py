@@ -16,7 +16,7 @@ from queue_manager.core.log import get_logger
 T = TypeVar("T")
 V = TypeVar("V")
 
-MALFORMED_LOG_INTERVAL = 600.0  # seconds after which the same document is named again
+MALFORMED_LOG_INTERVAL = 600.0  # seconds after which the same document is logged again
 MAX_NAMED = 1_000  # documents that are remembered
 MAX_ID_LENGTH = 200  # characters that are shown
 MAX_NEWEST = 1_000  # documents of a collection

@@ -25,11 +25,11 @@ from queue_manager.core.json_types import ALWAYS_PRESENT, Moment
 MARKS_COLLECTION = "qm_marks"
 MARK_RETENTION = hours(92 * 24)
 MAX_TEXT_LENGTH = 200  # characters
-MAX_MARKS = 1_000  # in an answer
-MAX_LEAD = minutes(1)  # by which another process may have seen a later time
+MAX_MARKS = 1_000  # in a response
+MAX_LEAD = minutes(1)  # by which the stored time may be later than the time that this process has read
 BY_MARK_TIME = "marks_by_time"
 LAST_SEEN = "last_seen"
-"""The id of the document that has the last time at which a scan ran."""
+"""The id of the document with the time of the last scan."""
 MarkKind = Literal["deployment", "leader", "outage"]
 
 
@@ -49,7 +49,7 @@ _MARK = TypeAdapter(ChartMark)
 
 
 def add(mark: ChartMark) -> None:
-    """Store a mark. A leader or an outage that is stored already stays as it is."""
+    """Store a mark. A leader or an outage that is stored already is not changed."""
     known_by = ObjectId() if mark.kind == "deployment" else f"{mark.kind}/{unix_ms(mark.at)}"
     fields = {name: value for name, value in vars(mark).items() if value is not None}
     _marks().update_one({"_id": known_by}, {"$setOnInsert": fields}, upsert=True)
@@ -64,7 +64,7 @@ def read(since: datetime) -> list[ChartMark]:
 
 def seen(now: datetime, *, gap: timedelta) -> ChartMark | None:
     """Record that scans run; return the outage since they ran last, if that is longer ago than `gap`."""
-    # Of another process that was faster. What is later, or no date, would hide every outage.
+    # A slightly later time is that of a faster process. A much later one, or a malformed one, would hide every outage.
     is_later = {"$and": [{"$gt": ["$seen_at", now]}, {"$lte": ["$seen_at", now + MAX_LEAD]}]}
     change = [{"$set": {"seen_at": {"$cond": [is_later, "$seen_at", now]}}}]
     before = _marks().find_one_and_update({"_id": LAST_SEEN}, change, upsert=True)
@@ -72,7 +72,7 @@ def seen(now: datetime, *, gap: timedelta) -> ChartMark | None:
 
 
 def current_outage(now: datetime, *, gap: timedelta) -> ChartMark | None:
-    """Return the outage that lasts, if scans ran longer ago than `gap`."""
+    """Return the present outage, if the last scan ran longer ago than `gap`."""
     last = _marks().find_one({"_id": LAST_SEEN})
     return None if last is None else _outage(last, now, gap)
 

@@ -33,7 +33,7 @@ class OutboxRecord:
     id: str
     system: str
     lease: timedelta
-    """How long only the process that wrote may call."""
+    """The time in which only the process that wrote the batch may call `after`."""
 
     def insert(self, due_at: Mapping[Any, datetime], *, now: datetime, session: ClientSession) -> None:
         items = [{"id": id, "due_at": at} for id, at in due_at.items()]
@@ -43,7 +43,7 @@ class OutboxRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingCall:
-    """What the record of a batch says: the time of the write, and the due times of its documents by id."""
+    """The content of a record: the time of the write, and the due times of the documents by id."""
 
     written_at: datetime
     due_at: dict[Any, datetime]
@@ -55,7 +55,7 @@ def delete(id: str) -> None:
 
 
 def get(id: str) -> PendingCall | None:
-    """Return the call of a batch; `None` if it is done."""
+    """Return the pending call of a batch; `None` if it is done."""
     record = _records().find_one({"_id": id})
     if record is None:
         return None
@@ -64,7 +64,7 @@ def get(id: str) -> PendingCall | None:
 
 
 def postpone(id: str, *, until: datetime) -> None:
-    """Leave the call of a batch to scans from `until` on."""
+    """Leave the call of a batch to scans after `until`."""
     _records().update_one({"_id": id}, {"$set": {"postponed_until": until}})
 
 
@@ -81,7 +81,7 @@ def read_pending(record: Document) -> tuple[str, datetime]:
 
 
 def count_pending(system: str, *, before: datetime) -> int:
-    """Count the records from before then, except those that were postponed beyond it."""
+    """Count the records that were written before then, except those that are postponed beyond it."""
     where = {"system": system, "at": {"$lte": before}, "postponed_until": {"$not": {"$gt": before}}}
     return _records().count_documents(where, hint=BY_AGE)
 

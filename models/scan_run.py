@@ -51,7 +51,7 @@ def last(scan: str) -> Document | None:
 def latest(scan: str, *, limit: int) -> list[Document]:
     """Return the latest runs of `scan`, newest first."""
     newest = collection(RUNS_COLLECTION).find({"scan": scan}, sort=[("at", DESCENDING)], batch_size=limit + 1)
-    soon = estimated_now() + MAX_FUTURE  # a run with a later time would always hide that the scan does not run
+    soon = estimated_now() + MAX_FUTURE  # a run with a later time would hide for long that the scan does not run
     with closing(newest):
         runs = (run for run in readable(newest, read_run, of=RUNS_COLLECTION) if run.pop("_id") and run["at"] <= soon)
         return list(islice(runs, limit))
@@ -72,14 +72,14 @@ def page(scan: str, *, after: Position | None, limit: int) -> list[Document]:
 
 
 def slowest(scan: str, *, limit: int) -> list[Document]:
-    """Return the slowest runs of `scan` with their ids, slowest first. Reads all of them, which are those of a day."""
+    """Return the slowest runs of `scan` with their ids, slowest first. Reads all runs, which are those of a day."""
     order = [("duration_ms", DESCENDING), *((field, DESCENDING) for field in RUN_ORDER)]
     found = collection(RUNS_COLLECTION).find({"scan": scan}, sort=order, limit=limit, hint=BY_SCAN)
     return list(readable(found, read_run, of=RUNS_COLLECTION))
 
 
 def read_run(document: Document) -> Document:
-    """Return a run without values of other types than a run has. Raises TypeError if it lacks what every run has."""
+    """Return a run without values of unexpected types. Raises TypeError if it lacks a required field."""
     typed(document, "at", datetime)
     for name in ("found", "claimed", "enqueued", "errors", "duration_ms"):
         typed({name: 0, **document}, name, int)

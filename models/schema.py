@@ -26,7 +26,7 @@ _INDEX_DIFFERS = (85, 86, _BUILD_ABORTED)
 
 
 class Obstructed(ConfigurationError):
-    """Existing documents or collections do not allow indexes of some systems; `indexes` of the others were created."""
+    """Existing documents or collections prevent indexes of some systems; `indexes` of the others were created."""
 
     def __init__(self, obstacles: dict[str, list[str]], indexes: list[str]) -> None:
         lines = [line for some in obstacles.values() for line in some]
@@ -146,7 +146,7 @@ def _create_or_rebuild(name: str, index: IndexModel) -> str:
             (created,) = collection(name).create_indexes([index])
             break
         except OperationFailure as error:
-            # After the last: the same index exists under another name, maybe of another program.
+            # If it persists, the same index exists under another name, perhaps of another program.
             if error.code not in _INDEX_DIFFERS or attempt == MAX_REBUILDS:
                 raise
             if error.code != _BUILD_ABORTED:

@@ -111,7 +111,7 @@ class Sites:
         return [Site.of(site) for site in found]
 
     def stamp(self, now: datetime, *, latest: datetime) -> int:
-        """Give `now` as the start to every build without a usable one; return how many.
+        """Set the start of every build without a valid one to `now`; return the number of builds.
 
         Unusable: no date, one before the epoch, or one after `latest`, which the clock of no builder explains.
         """
@@ -122,7 +122,7 @@ class Sites:
         return result.modified_count
 
     def reset(self, site_id: Any, started_at: datetime) -> int | None:
-        """Take the build that began at `started_at` back, so that the builder begins anew: one atomic write.
+        """Reset the build that began at `started_at`, in one atomic write, so that the builder starts again.
 
         Returns:
             How many resets in a row that makes, 0 when the thumbnail is there; `None`: that build runs no more.
@@ -194,7 +194,7 @@ ALL = {sites.name: sites for sites in (AGENCY_WEBSITES, INSTASITES)}
 
 
 def reset_count(document: Document) -> int:
-    """Return the number of consecutive resets of a site; 0 for what is none."""
+    """Return the number of consecutive resets of a site; 0 if the stored value is not a count."""
     count = document.get(RESET_COUNT)
     return max(count, 0) if isinstance(count, int) else 0
 

@@ -49,7 +49,7 @@ _STARTED: Document = {
 }
 """The start as a date, computed from the index alone; null if `_READABLE` is not met."""
 ACCOUNT_BATCH_SIZE = 500  # subscriptions per query of accounts
-AGGREGATION_TIMEOUT = 120.0  # seconds; grouping a million subscriptions takes a tenth of it
+AGGREGATION_TIMEOUT = 120.0  # seconds; grouping a million subscriptions takes a tenth of this
 
 
 def subscriptions() -> Collection[Document]:
@@ -100,7 +100,7 @@ def _grouped(product_types: Sequence[str], accounts: Sequence[Any] | None) -> li
 
 
 def _agencies(stages: Sequence[Document]) -> Iterator[Agency]:
-    # The first reply has no group: until the limit below is over, the driver would repeat a refused command at once.
+    # The first reply has no group, because the driver would repeat a refused command until the limit below is over.
     groups: Any = subscriptions().aggregate(stages, allowDiskUse=True, hint="managed_by_account", batchSize=0)
     with pymongo.timeout(AGGREGATION_TIMEOUT):  # all groups are computed before the first is returned
         first = next(groups, None)

@@ -77,7 +77,7 @@ def transact(act: Callable[[ClientSession], T]) -> T:
 
 
 def commands() -> AbstractContextManager[None]:
-    """Limit the time of the database operations in the block, so that a member that does not answer is left."""
+    """Limit the time of the database operations in the block, so that a member that does not answer is given up."""
     return within(COMMAND_TIMEOUT)
 
 
@@ -92,7 +92,7 @@ def _attempt(act: Callable[[ClientSession], T], session: ClientSession) -> T:
 
 
 def _commit(session: ClientSession) -> None:
-    """Commit, again and again while the result is unknown: MongoDB commits a transaction once."""
+    """Commit, and repeat it while the result is unknown: MongoDB commits a transaction only once."""
     for attempt in count(1):
         try:
             with commands():
@@ -105,7 +105,7 @@ def _commit(session: ClientSession) -> None:
 
 
 def _is_transient(error: PyMongoError) -> bool:
-    """Return True if the whole transaction may be tried again: nothing of it was written."""
+    """Return True if the whole transaction may be retried, because nothing of it was written."""
     return error.has_error_label(_TRANSIENT) or (error.timeout and not error.has_error_label(_UNKNOWN_COMMIT))
 
 
@@ -115,7 +115,7 @@ def _delay(attempt: int) -> None:
 
 
 def end_abandoned() -> int:
-    """End the transactions of processes that died; return their number, 0 if the server does not let us see them."""
+    """End the transactions of processes that died; return their number, or 0 if the server does not show them to us."""
     try:
         abandoned = _abandoned()
         if abandoned:

@@ -216,7 +216,7 @@ _Rule = Annotated[
 
 
 COMPONENTS = ("beat", "broker", "clocks", "mongodb", "redis", "settings", "workers")
-"""What a problem may belong to if it is not of a system."""
+"""The components to which a problem may belong instead of a system."""
 
 
 class Problem(BaseModel, frozen=True):

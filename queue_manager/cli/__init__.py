@@ -15,7 +15,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main() -> None:
-    """Run the command. A wrong setting or a full disk is one clear message, and Ctrl-C none."""
+    """Run the command. An invalid setting or a full disk is reported in one line, Ctrl-C without a message."""
     _repair_streams()
     try:
         require_own_packages()

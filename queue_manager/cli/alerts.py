@@ -1,4 +1,4 @@
-"""`queue-manager alerts`: what was sent, a test, and silences."""
+"""`queue-manager alerts`: active alerts, a test, and silences."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def echo_undo(undo: str | None) -> None:
 
 
 def current_actor() -> Actor:
-    """Return who runs the command, for the audit, whose errors are one line on stderr."""
+    """Return the user who runs the command, for the audit log; its errors are logged in one line on stderr."""
     if not logging.getLogger().handlers:
         log.configure(level="WARNING", form=settings().qm_log_format)
     return Actor(who=user_name(), via="cli", address=socket.gethostname())
@@ -80,7 +80,7 @@ def user_name() -> str:
 
 
 def checked_reason(reason: str | None) -> str | None:
-    """Return a reason; end the command with exit code 2 if it is too long, or no text."""
+    """Return a reason; end the command with exit code 2 if it is too long or not valid UTF-8."""
     if reason is not None and len(reason) > MAX_REASON_LENGTH:
         fail(f"the reason must have at most {MAX_REASON_LENGTH} characters", code=2)
     if reason is not None and not _is_text(reason):
@@ -89,7 +89,7 @@ def checked_reason(reason: str | None) -> str | None:
 
 
 def resumed(was_paused: bool) -> str:
-    """Return what to print after the name of what is resumed."""
+    """Return the text to print after the name of what is resumed."""
     return "resumed" if was_paused else "was not paused"
 
 

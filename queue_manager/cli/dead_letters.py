@@ -26,7 +26,7 @@ from queue_manager.core.redis_client import connect, describe_outage
 from queue_manager.core.settings import redact_url, settings
 
 AUDITED_BROKER = "broker"
-"""What the audit calls the broker, as health does."""
+"""The name of the broker in the audit log, as in health."""
 
 dead_letters_cli = typer.Typer(
     help="List, replay and delete the broker's dead letters.\n\n"

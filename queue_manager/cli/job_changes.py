@@ -64,7 +64,7 @@ def run(
     delay: DueDelay = None,
     priority: Annotated[int, typer.Option(help="-100 to 100, higher first.")] = 0,
     every: Annotated[float | None, typer.Option(help="Repeat it at this interval.", metavar="SECONDS")] = None,
-    cron: Annotated[str | None, typer.Option(help="Repeat it at these times, such as '0 3 * * *' (UTC).")] = None,
+    cron: Annotated[str | None, typer.Option(help="Repeat it by a cron expression (UTC), such as '0 3 * * *'.")] = None,
     unique: Annotated[
         bool, typer.Option("--unique", help="Only if no job with this name and arguments exists, in any state.")
     ] = False,

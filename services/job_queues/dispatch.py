@@ -42,7 +42,7 @@ from services.job_queues.stats import read_stats
 JOBS_INITIATOR = "QM/jobs"
 LOST_ERROR = "The worker was lost while it executed the job"
 FINISHED_BATCH_SIZE = 1_000  # finished jobs that one transaction deletes, or adds to the counts
-MAX_FINISHED_TIME = 1.0  # seconds of one dispatch for each of the two
+MAX_FINISHED_TIME = 1.0  # seconds for each of the two in one dispatch
 RENEWALS_PER_LEASE = 3  # so that two renewals may fail
 MIN_LOSS_BACKOFF, MAX_LOSS_BACKOFF = seconds(5), minutes(10)
 
@@ -127,7 +127,7 @@ class Dispatch(DueWork):
         now = self.clock()
         for lost in executing_job.find({"claim.token": item.token}):
             is_over_limit = lost.ends_at is not None and lost.ends_at <= now
-            # A task that was delivered twice has one token: the job may be that of another process, which lives.
+            # A task that is delivered twice has one token: the job may belong to another process, which is alive.
             if is_over_limit or lost.worker is None or has_ended(lost.worker):
                 _reap(lost, now, is_over_limit=is_over_limit)
         super().lost(item)
@@ -151,7 +151,7 @@ class Dispatch(DueWork):
         return super()._take(some, is_manual=is_manual)
 
     def mark_dispatched_ahead(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
-        """Hold queues for one lease after their time: `end_early` knows them by the end of their lease."""
+        """Hold queues for one lease after their due time: `end_early` recognizes them by the end of their lease."""
         self.leases.renew([item.lease for item in items], wait=wait)
 
     def _leads(self, now: datetime) -> bool:
@@ -176,8 +176,8 @@ class Dispatch(DueWork):
     def _find_lost(self, now: datetime) -> list[ExecutingJob]:
         """Return the jobs whose lease has ended.
 
-        If it ended while the database was unavailable, or no dispatch ran, its worker may live: it has time for a
-        renewal first.
+        If it ended while the database was unavailable, or no dispatch ran, its worker may be alive, so it gets time for
+        a renewal first.
         """
         ended = [one for one in executing_job.find() if one.claimed_until <= now]
         gap = job_queue.last_gap() if ended else None
@@ -203,7 +203,7 @@ def _in_batches(act: Callable[..., int]) -> int:
 
 
 def _recount(now: datetime) -> None:
-    """Correct the counts, if it is time. If that fails, nothing waits for it: it is tried again after a pause."""
+    """Correct the counts if a recount is due. If it fails, the dispatch goes on, and it is retried after a pause."""
     if not job_counts.begin_recount(now):
         return
     try:
@@ -228,9 +228,9 @@ def _raise_epoch(now: datetime) -> None:
 
 
 def _reap(lost: ExecutingJob, now: datetime, *, is_over_limit: bool = False) -> bool:
-    """Record that the process of a job is gone, which was ended if the job was canceled or over its limit.
+    """Record that the process of a job died, or was killed because the job was canceled or exceeded its limit.
 
-    A lost job is due immediately after the first loss, and with backoff after further losses.
+    A lost job is due at once after the first loss, and with backoff after further losses.
     """
     is_loss = not (lost.is_canceled or is_over_limit)
     if is_loss:
@@ -252,7 +252,7 @@ def _reap(lost: ExecutingJob, now: datetime, *, is_over_limit: bool = False) -> 
 
 
 def _stop(executing: ExecutingJob) -> Stop:
-    """Return why the process of a job is ended."""
+    """Return why the process of a job is killed."""
     return CANCELED if executing.is_canceled else timed_out(seconds(executing.timeout_seconds or 0))
 
 

@@ -51,7 +51,7 @@ def _malformed(system: System, document: Document, field: str) -> Explanation:
 
 
 def _malformed_field(document: Document) -> str | None:
-    """Return a field of a job that no job that was stored here has like this; `None` if there is none."""
+    """Return the first field of a job that is missing or invalid; `None` if there is none."""
     expected: dict[str, type | tuple[type, ...]] = {
         "name": str,
         "arguments": list,
@@ -141,7 +141,7 @@ class _JobExplanation:
         yield f"{last}. Last error: {error}"
 
     def _waiting(self, subject: str = "") -> Iterator[str]:
-        """Yield when it may be started, and why it was not if it is due."""
+        """Yield when it may be started and, if it is due, why it was not."""
         waiting: datetime = self._job["waiting"] if "waiting" in self._job else self._job["due"]
         is_due = waiting <= self._now
         yield f"{subject} due {'since' if is_due else 'at'} {self._when(waiting)}".strip()

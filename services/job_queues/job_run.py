@@ -152,6 +152,6 @@ class JobRun:
 
 
 def as_text(value: object) -> str:
-    """Return a value, or what an error says, as text, truncated and with valid UTF-8 only."""
+    """Return a value, or the message of an error, as valid UTF-8 text, truncated."""
     text = reason(value) if isinstance(value, BaseException) else rendered(lambda: str(value))
     return text[:MAX_STORED_ERROR_LENGTH]

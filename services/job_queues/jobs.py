@@ -145,7 +145,7 @@ class Jobs:
         """Cancel a pending or failed job, or ask an executing one to stop; return the job.
 
         An executing job is returned as it is, and becomes `canceled` when its function has stopped. After
-        JOBS_GRACE_SECONDS its process is ended. If the function finishes its work instead, the job succeeds.
+        JOBS_GRACE_SECONDS its process is killed. If the function finishes its work instead, the job succeeds.
 
         Raises:
             WrongState: the job is successful or canceled.
@@ -238,7 +238,7 @@ class Jobs:
         Args:
             search: substring of the arguments, name or last error; ASCII letters match case-insensitively.
             sort: `created`, `due`, `updated`, `priority` or `attempts`; ties are ordered by id.
-            max_bytes: the page ends with the job with which it has so many, as BSON.
+            max_bytes: the page ends with the job that reaches this size, as BSON.
 
         Raises:
             InvalidJob: names the argument.
@@ -304,7 +304,7 @@ class Jobs:
                 continue
             deleted, size = deleted + gone, min(2 * size, DELETION_BATCH_SIZE)
             yield gone
-            if not has_more:  # those that enter the states from now on are left, or else it might never end
+            if not has_more:  # jobs that enter the states from now on are left, so that this ends
                 return
 
     def count_up_to(self, limit: int, states: Iterable[str], name: str | None = None) -> int:

@@ -177,7 +177,7 @@ def job(
 
     `every` or `cron` declares a repeating job without arguments, which the dispatch stores once; see `jobs.run`.
     `timeout` is the time limit of an attempt; the default is JOBS_TIMEOUT_SECONDS. After it `run.is_cancelled` is true
-    and `run.progress` raises; a function that does not stop within JOBS_GRACE_SECONDS is ended with its process.
+    and `run.progress` raises; if the function does not stop within JOBS_GRACE_SECONDS, its process is killed.
 
     It is called with the job's arguments and, if it has a keyword parameter `run`, with its `JobRun`. The job succeeds
     when the function returns, and fails when it raises. A failed job is retried without limit; after a `PermanentError`

@@ -62,8 +62,8 @@ class RunReport:
 class Runner:
     """Runs the jobs of one name.
 
-    While jobs are short, a batch of them is started, and their outcomes are written, with one write. The first is
-    claimed and the others are reserved; one that turns out to be long is given the claim while it runs.
+    While jobs are short, one write starts a batch of them and records the outcomes of the previous batch. The first job
+    is claimed and the others are reserved; a job that turns out to be long gets the claim while it runs.
 
     Args:
         clock: returns the time of the database server.
@@ -135,7 +135,7 @@ class Runner:
             began = time.monotonic()
             started = self._finish_and_start(batch) if self._ended else self._start(batch[0])
             if len(started) < len(batch):
-                self._next_jobs.clear()  # the others of the batch come before those read after it
+                self._next_jobs.clear()  # read again: jobs of the batch that were not started come first
             if started:
                 self._batch.extend(started[1:])
                 self._batch_ends_at = min(began + MAX_RESERVED_TIME, time.monotonic() + BATCH_TIME)
@@ -222,7 +222,7 @@ class Runner:
         return []
 
     def _write_with_retry(self, ended: list[EndedAttempt], batch: list[Document]) -> tuple[list[bool], list[Document]]:
-        """Write the outcomes; retry any error for the duration of the lease, because what is lost is executed again."""
+        """Write the outcomes; retry any error for one lease, because a job whose outcome is lost is executed again."""
         end = time.monotonic() + self.lease.total_seconds()
         try:
             now = self.clock()
@@ -406,7 +406,7 @@ class Runner:
 
 
 def _may_share(job: Document) -> bool:
-    """Return True if a job may share a batch: it repeats at no due times, and no worker was lost with it."""
+    """Return True if a job may share a batch: it does not repeat, and no worker was lost with it."""
     return not ("repetition" in job or job.get("losses") or job.get("alone"))
 
 

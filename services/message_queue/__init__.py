@@ -123,7 +123,7 @@ def sweeper() -> Sweeper:
 
 
 def other_programs() -> OtherPrograms:
-    """Return the maintenance of messages that other programs add or take."""
+    """Return the maintenance of messages that other programs add or receive."""
     return OtherPrograms(_scripts(), _options())
 
 
@@ -166,13 +166,13 @@ def fold_counts() -> None:
 
 
 def source() -> Source:
-    """Return where it is counted what happens to messages."""
+    """Return where outcomes and durations of messages are counted."""
     queue, url = settings().queue_name, settings().qm_queue_redis_url
     return Source(totals=f"{queue}:totals", minutes=f"{queue}:minutes:", url=url)
 
 
 def adoption_notes() -> list[str]:
-    """Return what another program has left in the streams, a line each."""
+    """Return what another program left in the streams, a line each."""
     return adoption.adoption_notes(_scripts(), settings().max_priority_levels)
 
 

@@ -1,4 +1,4 @@
-"""What an older service, such as Relay, has left in the streams, and whether it still reads, for `queue-manager adopt`.
+"""What an older service, such as Relay, left in the streams, and whether it still reads, for `queue-manager adopt`.
 
 Guarantee: it only reads; of each stream the number of entries, and the newest 1,000 entries.
 """

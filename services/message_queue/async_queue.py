@@ -20,7 +20,7 @@ from services.message_queue.operations import EnqueueResult, Operation, Operatio
 from services.message_queue.scripts import ScriptCall, Scripts
 
 MAX_CALLS_PER_ROUND_TRIP = 100
-DELIVERIES = ("dequeue", "dequeue_typed")  # not sent for a caller that was cancelled: nobody would hold the message
+DELIVERIES = ("dequeue", "dequeue_typed")  # not sent for a caller that was cancelled, which could not ack the message
 
 
 class AsyncMessageQueue:

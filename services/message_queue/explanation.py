@@ -23,10 +23,10 @@ STATE_LABELS: dict[MessageState, tuple[str, Tone]] = {
     "archived": ("archived", "neutral"),
 }
 FAILURES = ("requeued", "dead-lettered")
-"""Events whose reason is an error; that of others is what a person wrote."""
+"""Events whose reason is an error; the reason of others was written by a person."""
 _NOT_ACKNOWLEDGED = "not acknowledged in time"
 REASON_NOTES = {"Max attempts exceeded (Stream)": _NOT_ACKNOWLEDGED, "Processing timeout": _NOT_ACKNOWLEDGED}
-"""What the reasons mean that the queue itself records, with texts that other programs know."""
+"""Explanations of the reasons that the queue itself records, in words that other programs know."""
 EVENT_LABELS = {
     "delivered": "Delivered",
     "touched": "Deadline extended",
@@ -133,7 +133,7 @@ class _MessageExplanation:
 
     def _last_failure(self) -> Iterator[str]:
         last = next((one for one in reversed(self._events) if one.reason and one.event in FAILURES), None)
-        if last is not None and self._message.attempt:  # a replay counts the attempts anew
+        if last is not None and self._message.attempt:  # a replay resets the attempts
             yield f"its {ordinal(self._message.attempt)} delivery failed. Reason: {reason_text(last.reason or '')}"
 
     # Times

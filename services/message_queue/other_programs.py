@@ -24,13 +24,13 @@ log = get_logger("QM/message-queue")
 
 
 class OtherPrograms:
-    """Messages that other programs added to, or took from, one queue. Every method raises QueueUnavailable."""
+    """Messages that other programs added to, or received from, one queue. Every method raises QueueUnavailable."""
 
     def __init__(self, scripts: Scripts, options: QueueOptions) -> None:
         self._scripts, self._options = scripts, options
 
     def heal(self, *, budget: timedelta = HEAL_BUDGET) -> int:
-        """Set a deadline for entries that were received without one, and move entries that wait where nobody looks.
+        """Set a deadline for entries that were received without one, and move entries from streams that no one reads.
 
         They wait in the stream of an older service, or of a priority that there was before `levels` was reduced. Also
         deletes records of entries that other programs deleted, and requeues messages that no consumer would receive,
@@ -77,7 +77,7 @@ class OtherPrograms:
             )
 
     def _obsolete_streams(self) -> list[str]:
-        """Return the streams of priorities that there are no more and that have messages."""
+        """Return the streams of priorities that no longer exist and that have messages."""
         obsolete = self._unless_all_are_missing(streams(self._scripts.queue, MAX_LEVELS)[self._options.levels :])
         with translate_errors():
             return [stream for stream in obsolete if self._scripts.client.xlen(stream)]

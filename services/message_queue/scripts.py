@@ -34,8 +34,8 @@ _PART = re.compile(r"\n(?=-- ---- )")
 def source(name: str) -> str:
     """Return the full source of a script: its first line, and each of its parts after the shared definitions it needs.
 
-    Redis executes the definitions of a script at every call, as far as it gets; all of them would cost as much as ten
-    commands. A line that begins with `-- ----` begins another part, which ordinary calls return before.
+    Redis executes the definitions of a script at every call, up to where it returns; all of them would cost as much as
+    ten commands. A line that begins with `-- ----` begins another part; ordinary calls return before it.
     """
     first, _, own = _text(name).partition("\n")
     lines = [first]

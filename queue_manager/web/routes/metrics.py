@@ -136,11 +136,11 @@ class SystemsCollector(Collector):
 
 
 def distinct(metrics: Iterable[Metric]) -> Iterator[Metric]:
-    """Yield the first metric of each name: a statistic of a user's system may have the name of one of ours."""
+    """Yield the first metric of each name: a statistic of a user's system may have the name of a built-in metric."""
     names: set[str] = set()
     for metric in metrics:
         if metric.name in names:
-            log.warning(f"Left out of the metrics: a second {metric.name}; rename the statistic")
+            log.warning(f"Left out of the metrics: a second {metric.name}; rename the statistic in `stats`")
         else:
             names.add(metric.name)
             yield metric
@@ -251,7 +251,7 @@ def _leader(client: Redis) -> Iterator[Metric]:
 
 
 def _from_mongodb(stats: Mapping[str, SystemStats | Problem]) -> Iterator[Metric]:
-    ping_mongodb()  # also when no system is on
+    ping_mongodb()  # even if no system is on
     if settings().runs_jobs:
         yield _jobs()
     yield from statistics(stats)
@@ -260,7 +260,7 @@ def _from_mongodb(stats: Mapping[str, SystemStats | Problem]) -> Iterator[Metric
 def statistics(stats: Mapping[str, SystemStats | Problem]) -> Iterable[Metric]:
     """Return one metric per statistic, with a value for each system whose statistics could be read.
 
-    For the others, `queue_manager_problem` has `unknown-state`: a line in the log for each scrape would tell no more.
+    The others have the problem `unknown-state`, so they are not logged at each scrape.
     """
     found: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
     for system, read in stats.items():

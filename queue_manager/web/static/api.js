@@ -9,7 +9,7 @@ const ANSWER_TIMEOUT = 5000; // ms
 const HIDDEN_CONNECTED = 10000; // ms, and then
 const HIDDEN_CLOSED = 50000; // ms
 
-// A failed request; `status` is 0 if there was no answer.
+// A failed request; `status` is 0 if there was no response.
 export class Problem extends Error {
   /** @param {number} status @param {Failure} failure */
   constructor(status, { message, field }) {
@@ -22,7 +22,7 @@ export class Problem extends Error {
 export const AWAY = { message: "Queue Manager does not answer; trying again" };
 
 /**
- * Send a request and return its answer. A `body` that is a string is JSON already.
+ * Send a request and return its response. A `body` that is a string is JSON already.
  * @template [T=any]
  * @param {string} method @param {string} path @param {unknown} [body] @param {Options} [options]
  * @returns {Promise<T>}
@@ -82,7 +82,7 @@ export async function* stream(path, { signal, parse = JSON.parse } = {}) {
 async function send(method, path, body, signal) {
   const options = body === undefined ? {} : { body: typeof body === "string" ? body : JSON.stringify(body), headers: { "content-type": "application/json" } };
   const response = await answered(() => fetch(`${PREFIX}/api${path}`, { method, signal, ...options }), signal);
-  // What somebody has typed is not lost.
+  // Stay on the page, so that the contents of a form are not lost.
   if (response.status === 401 && document.querySelector("dialog form")) throw new Problem(401, { message: "The session has ended. Log in again in another tab, then repeat this" });
   if (response.status === 401) location.assign(`${PREFIX}/login?next=${encodeURIComponent(location.pathname.slice(PREFIX.length) + location.search)}${location.hash}`);
   if (!response.ok) throw new Problem(response.status, problemOf(await answered(() => response.text(), signal), response));
@@ -105,7 +105,7 @@ function problemOf(text, response) {
     const failure = JSON.parse(text);
     if (failure?.message) return failure;
   } catch {
-    // Not an answer of this server.
+    // Not a response of this server.
   }
   return { message: `${response.status} ${response.statusText}` };
 }
@@ -135,8 +135,8 @@ export function query(values) {
   return given.length ? `?${new URLSearchParams(given.map(([name, value]) => [name, String(value)]))}` : "";
 }
 
-// Server-sent events that resume where they stopped, also after answers that make a browser give up. A hidden page is
-// connected for some seconds of each minute only, because a browser has six connections to a server for all its tabs.
+// Server-sent events that resume where they stopped, even after responses that make a browser give up. A hidden page is
+// connected for only some seconds of each minute, because a browser has six connections to a server for all its tabs.
 export class Events {
   /** @param {string} path @param {string} name @param {EventHandlers} on */
   constructor(path, name, on) {
@@ -162,7 +162,7 @@ export class Events {
     this.rest();
   }
 
-  // The pings of a connection are not shown to scripts, so one that ended without a word looks like one without events.
+  // Scripts do not see the pings of a connection, so a lost connection looks like an idle one.
   watch() {
     clearTimeout(this.silence);
     this.silence = setTimeout(async () => {

@@ -1,4 +1,4 @@
-// What somebody chose in this browser.
+// The display settings that this browser stores.
 
 /** By name, the values with their texts; the first is the default. @type {Record<Choice, Record<string, string>>} */
 export const CHOICES = {
@@ -21,7 +21,7 @@ export function kept(key) {
   }
 }
 
-/** Return false if this browser keeps nothing. @param {string} key @param {string} value */
+/** Return false if this browser stores no data. @param {string} key @param {string} value */
 export function keep(key, value) {
   try {
     localStorage.setItem(key, value);

@@ -34,7 +34,7 @@ export const at = (moment) => (typeof moment === "number" ? moment * 1000 : Date
 
 const numbers = new Intl.NumberFormat("en");
 
-/** A time as somebody chose to see times: with the day if it is not today's, or how long ago. @param {Moment | null | undefined} value */
+/** A time in the format of the display settings: with the day if it is not today's, or how long ago. @param {Moment | null | undefined} value */
 export function moment(value) {
   if (value == null) return element("time", {}, "—");
   const utc = new Date(at(value)).toISOString();
@@ -49,7 +49,7 @@ export function moment(value) {
   return element("time", about, dayShown + full.slice(11, 19));
 }
 
-/** The same with its zone, where that of the page is not in sight. @param {Moment | null | undefined} value @returns {Child} */
+/** The same with its time zone, for places where the zone of the page is not shown. @param {Moment | null | undefined} value @returns {Child} */
 export const zonedMoment = (value) => (value == null ? null : ARE_RELATIVE ? moment(value) : [moment(value), ` ${ZONE}`]);
 
 /** A short text for a duration. @param {number} ms */
@@ -68,7 +68,7 @@ export const number = (value) => (value == null ? "—" : numbers.format(value))
 /** A number of things: "1 job", "2 jobs". @param {number} count @param {string} noun */
 export const many = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-// The time that is left, counted down once a second. Visual only: nothing here acts.
+// The remaining time, counted down once a second. It is only shown and has no effect.
 
 /** @param {Countdown["deadline"]} deadline @param {Countdown["format"]} format @param {HTMLElement} place */
 export function countdown(deadline, format = seconds, place = element("span", { class: "countdown nowrap" })) {
@@ -80,7 +80,7 @@ export function countdown(deadline, format = seconds, place = element("span", { 
 /** @param {number} left */
 const seconds = (left) => (left > 0 ? `${Math.ceil(left / 1000)} s` : "Overdue");
 
-/** For what may be hours away and is not overdue at once. @param {number} left */
+/** For a time that may be hours away, and that is not overdue when it has passed. @param {number} left */
 export function until(left) {
   const whole = Math.ceil(left / 1000) * 1000;
   return whole > 0 ? `in ${span(whole)}` : whole > -2000 ? "now" : `${span(whole)} ago`;

@@ -36,7 +36,7 @@ export const numberFrom = (min, max, isWhole = true) => (/** @type {string} */ v
   return isValid ? "" : `Must be a ${isWhole ? "whole " : ""}number from ${min} to ${max}`;
 };
 
-/** What is wrong, as far as the page knows. @param {Field[]} fields @param {Values} given @returns {Failure[]} */
+/** The problems that the page itself can find. @param {Field[]} fields @param {Values} given @returns {Failure[]} */
 const problemsOf = (fields, given) => fields
   .map(({ name, isNeeded, check }) => ({ field: name, message: check?.(given[name]) || (isNeeded && !given[name].trim() ? "Must not be empty" : "") }))
   .filter(({ message }) => message);

@@ -1,4 +1,4 @@
-// How this browser shows times and colours, and the keys of a page. Loaded when somebody opens it.
+// The dialog of the display settings: times, colors, and the keys of a page. Loaded when it is opened.
 
 import { CHOICES, chosen, keep } from "./choices.js";
 import { show } from "./dialog.js";

@@ -1,8 +1,8 @@
-// Elements made here hold what others wrote as text, never as markup.
+// Elements made here contain foreign texts as text, never as markup.
 
 /** @template {keyof ElementsById} K @param {K} id */
 export const byId = (id) => /** @type {ElementsById[K]} */ (document.getElementById(id));
-/** What texts call the one with a stored name. @param {string} name */
+/** The name of a principal in a sentence. @param {string} name */
 export const person = (name) => (name === "loopback" ? "someone on this machine" : name);
 export const mayAct = document.body.hasAttribute("data-may-act");
 
@@ -31,8 +31,8 @@ export const nodes = (children) => /** @type {any[]} */ (children).flat(Infinity
 const controlsIn = (place) => [...place.querySelectorAll("a, button, input, select, summary, [tabindex]")].filter((one) => one instanceof HTMLElement);
 
 /**
- * Call `change`, which replaces what is in `before` and returns what is there now; the focus stays on the same control, and
- * never comes to a button of another name.
+ * Call `change`, which replaces `before` and returns its replacement. The focus stays on the same control, and never moves
+ * to a button with another name.
  * @param {Element} before @param {() => Element} change
  */
 export function keepingFocus(before, change) {
@@ -63,7 +63,7 @@ export function put(place, value, make) {
 }
 
 /**
- * JSON for people, with escapes for the characters that show what follows in another order.
+ * Readable JSON, in which characters that change the direction of text are escaped.
  * @param {unknown} value @param {number} [indent]
  */
 export const jsonText = (value, indent) => JSON.stringify(value, null, indent).replace(/[\u202a-\u202e\u2066-\u2069]/g, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
@@ -84,7 +84,7 @@ export const recordLink = (text, page, open, kind = "") => element("a", {
   },
 }, text);
 
-/** What stands between backticks is code. @param {string} text */
+/** Text between backticks becomes code. @param {string} text */
 export const withCode = (text) => text.split("`").map((part, index) => (index % 2 ? element("code", {}, part) : part));
 
 /** @param {string} text */
@@ -109,7 +109,7 @@ export function toast(text) {
   setTimeout(() => note.remove(), note.querySelector("button") ? UNDO_SHOWN : NOTE_SHOWN);
 }
 
-/** Copies a text; null where the browser does not allow it. @param {string} what @param {string} text */
+/** A button that copies a text; null if the browser does not allow it. @param {string} what @param {string} text */
 export const copier = (what, text) => navigator.clipboard && button(`Copy ${what}`, async () => {
   await navigator.clipboard.writeText(text);
   toast(`Copied the ${what}`);
@@ -128,7 +128,7 @@ export function countInTitle(count) {
   document.title = count ? `(${count}) ${TITLE}` : TITLE;
 }
 
-// Say what went wrong for the whole page; an empty text takes it back.
+// Show an error of the whole page; an empty text hides it.
 export function complain(text = "") {
   if (byId("problem").textContent !== text) byId("problem").textContent = text;
 }

@@ -1,4 +1,4 @@
-// The export of a list with its filter, to a file that the browser writes. Loaded when somebody asks for it.
+// The export of a list with its filter, to a file that the browser writes. Loaded when it is requested.
 
 import { number } from "./clock.js";
 import { askFor } from "./dialog.js";

@@ -1,4 +1,4 @@
-// The history of one system: how fast it was, what it did, and what happened meanwhile, in a range that people choose.
+// The history of one system in a range: latency, outcomes, and marks.
 
 import { attempt, get } from "./api.js";
 import { chart, markText } from "./chart.js";
@@ -59,14 +59,14 @@ function events(marks) {
     element("ul", { class: "events" }, [...marks].reverse().map((mark) => element("li", {}, element("i", { class: `mark ${mark.kind}` }), " ", moment(mark.at), mark.until && [" to ", moment(mark.until)], ` ${markText(mark)}`))), hint);
 }
 
-// What began within the last hour is shown by the minute, unless somebody chose a range.
+// A system that began within the last hour is shown by the minute, unless a range was chosen.
 /** @param {PastOfSystem} past */
 const isYoung = ({ outcomes: { done, failed, retried }, step_seconds: seconds }) => {
   const first = done.findIndex((value, index) => value || failed[index] || retried[index]);
   return first >= 0 && (done.length - first) * seconds <= 3600;
 };
 
-// Nobody reads values while they change.
+// Values are not replaced while a user reads them.
 const isRead = () => body.contains(document.activeElement) || body.querySelector("details[open]") !== null;
 
 async function read(isAsked = true) {

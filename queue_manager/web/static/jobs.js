@@ -1,4 +1,4 @@
-// The jobs of every name, and what people do with them.
+// The page of all jobs and their names, with the actions.
 
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { ARE_RELATIVE, at, countdown, many, moment, now, number, span, until, zonedMoment } from "./clock.js";
@@ -41,7 +41,7 @@ async function load(values, options) {
 /** @param {Values} values @param {Options} options */
 const search = (values, options) => stream(`/jobs/search${query({ ...values, limit: PAGE })}`, { ...options, parse: exact });
 
-// Whole numbers among arguments that JavaScript cannot hold keep their digits, where this browser can keep them.
+// Integers in arguments that JavaScript cannot represent keep their digits if this browser supports it.
 const { rawJSON } = JSON;
 /** @param {string} text */
 const exact = (text) => JSON.parse(text, rawJSON && ((_, value, { source }) => (Number.isInteger(value) && !Number.isSafeInteger(value) ? rawJSON(source) : value)));
@@ -124,7 +124,7 @@ async function count() {
   }
 }
 
-// Names to filter by; one that the URL has is among them.
+// Names to filter by, including that of the URL.
 /** @param {string | null | undefined} wanted */
 function choices(wanted) {
   const names = [...new Set([...queues.map((queue) => queue.name), ...(wanted ? [wanted] : [])])];
@@ -262,7 +262,7 @@ const WHEN = [
 /** @type {Field} */
 const PRIORITY = { name: "priority", label: "Priority", kind: "number", hint: "-100 to 100, the highest first", check: numberFrom(-100, 100) };
 
-// What is no number is sent as it is: the API says what is accepted.
+// A text that is not a number is sent unchanged, so that the API returns its error.
 /** @param {string} text */
 const numeric = (text) => (text === "" || Number.isNaN(Number(text)) ? text || null : Number(text));
 /** @param {Values} given */
@@ -324,7 +324,7 @@ function run() {
   });
 }
 
-// Put together as text, so that the arguments arrive as they were typed.
+// The body is composed as text, so that the arguments arrive as they were typed.
 /** @param {string} text @param {object} others */
 const bodyOf = (text, others) => `${JSON.stringify(others).slice(0, -1)},"arguments":${text}}`;
 
@@ -361,7 +361,7 @@ function confirm(states, name, found) {
   });
 }
 
-// Living
+// Live updates
 
 /** @param {JobEvent} event */
 function receive({ id, kind, job }) {

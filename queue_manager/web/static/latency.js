@@ -1,4 +1,4 @@
-// How fast items were, in words.
+// The latency of items, in words.
 
 import { number } from "./clock.js";
 import { element, facts } from "./dom.js";
@@ -22,11 +22,11 @@ export const percentile = (ms) => (ms == null ? "—" : ms < LONGEST ? duration(
 /** @param {number} share */
 export const percent = (share) => `${share === 1 ? 100 : Math.min(share * 100, 99.99).toFixed(share > 0.9 ? 2 : 1).replace(/\.0+$/, "")} %`;
 
-/** The durations of a system that lead: all of it, or what is known of it. @param {Latency} latency @returns {Measure} */
+/** The most important duration of a system: the total, or a part that was measured. @param {Latency} latency @returns {Measure} */
 export const leading = (latency) => (latency.due_to_done || !latency.run ? "due_to_done" : latency.wait ? "wait" : "run");
 
 /**
- * How fast items were: the share that was on time, and percentiles.
+ * The latency of items: the share on time, and percentiles.
  * @param {Latency | null} latency @param {Record<string, string>} names @param {string} when
  */
 export function speed(latency, names, when) {

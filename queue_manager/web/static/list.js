@@ -1,4 +1,4 @@
-// A list in the page: filters, order and place in the URL, pages by cursor, rows that stay where they are when they are
+// A list in the page: filter, order and position in the URL, pages by cursor, and rows that stay in place when they are
 // read again. The template `list.html` has its parts.
 
 import { AWAY, Problem, query } from "./api.js";
@@ -55,7 +55,7 @@ export class List {
     this.restore();
   }
 
-  // What is wanted, as the URL says it
+  // The filter, order and position of the URL
 
   /** @returns {Values} */
   get values() {
@@ -161,7 +161,7 @@ export class List {
     const began = performance.now();
     try {
       for await (const page of this.pages(reading.controller.signal)) {
-        // A list that is read again stays until it is known to its end.
+        // A list that is read again is replaced when it has been read to its end.
         const isShown = this.reading === reading && !(page.progress && this.complete === reading.wanted);
         if (isShown) this.pace.draw(() => this.show(page));
       }
@@ -183,7 +183,7 @@ export class List {
     return this.isFiltered && this.on.search !== undefined;
   }
 
-  /** The page; while it is searched for, as far as it is known. @param {AbortSignal} signal @returns {AsyncGenerator<Page<Row>>} */
+  /** The page; during a search, the part that was found so far. @param {AbortSignal} signal @returns {AsyncGenerator<Page<Row>>} */
   async *pages(signal) {
     const { values, on: { search } } = this;
     if (!this.isSearch || !search) return yield await this.on.load(values, { signal });
@@ -315,7 +315,7 @@ export class List {
     return Object.keys(values).some((name) => this.isFilter(name));
   }
 
-  // A button that is disabled loses the focus: it gets it back, or the one next to it has it.
+  // A disabled button loses the focus: it gets the focus back, or the next button does.
   /** @param {HTMLButtonElement} button @param {boolean} isEnabled */
   enable(button, isEnabled) {
     if (!isEnabled && document.activeElement === button) this.unfocused = button;
@@ -343,7 +343,7 @@ export class List {
       Object.assign(byId("searched"), { value: progress.searched, max: progress.total });
       byId("more").textContent = `${isStopped ? "Stopped after" : "Searched"} ${number(progress.searched)} of ${number(progress.total)}${isStopped ? ": “Older” continues" : " …"}`;
     }
-    // Of a search that begins at a later page, or has not ended, only a part is counted.
+    // If a search began at a later page or has not ended, only a part is counted.
     const isPart = isFiltered && (cursor || this.isPartial);
     const total = isPart ? undefined : this.total ?? (this.cursor || cursor ? undefined : this.rows.size);
     const found = total === undefined ? "shown" : `of ${number(total)}`;
@@ -358,7 +358,7 @@ export class List {
   }
 }
 
-// The selected rows of a list: one, a range by Shift, or the whole page; and the buttons of what is done with them.
+// The selected rows of a list (one, a range with Shift, or the whole page) and the buttons of their actions.
 
 /** @template Row */
 class Selection {
@@ -373,7 +373,7 @@ class Selection {
     byId("pick-all")?.addEventListener("change", ({ target }) => this.pick([...list.rows.keys()], /** @type {Control} */ (target).checked));
   }
 
-  /** Do something with what is selected, by a button. @param {string} id @param {(ids: string[]) => unknown} act */
+  /** Call `act` with the selected ids when a button is pressed. @param {string} id @param {(ids: string[]) => unknown} act */
   on(id, act) {
     document.getElementById(id)?.addEventListener("click", () => act([...this.ids]));
   }
@@ -410,7 +410,7 @@ class Selection {
     this.last = undefined;
   }
 
-  // Rows that are gone are not selected any more.
+  // Rows that are gone are no longer selected.
   show() {
     for (const id of this.ids) if (!this.list.rows.has(id)) this.ids.delete(id);
     const all = byId("pick-all");
@@ -443,10 +443,10 @@ export function fill(body, all, make) {
   while (body.children.length > all.length) body.lastElementChild?.remove();
 }
 
-/** The title of a system, as the filter of the page has it. @param {string} name */
+/** The title of a system in the filter of the page. @param {string} name */
 export const systemTitle = (name) => [...byId("filter-system").options].find(({ value }) => value === name)?.text ?? name;
 
-/** A cell; on a narrow screen its label stands before it. @param {string} label @param {Child} content */
+/** A cell; on a narrow screen its label precedes it. @param {string} label @param {Child} content */
 export const cell = (label, content, kind = "") => element("td", { "data-label": label, class: kind }, content);
 
 /** A table of `rows`, each with a value per title; the last may be long. @param {string[]} titles @param {Child[][]} rows */

@@ -1,4 +1,4 @@
-// The messages of one place, and what people do with them.
+// The page of the messages in one state, with the actions.
 
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { at, countdown, many, moment, number, zonedMoment } from "./clock.js";
@@ -42,7 +42,7 @@ async function load(values, options) {
 /** @param {Values} values @param {Options} options */
 const search = (values, options) => stream(`/queue/${place}/messages/search${asked(values)}`, { ...options, parse: exactly });
 
-// Payloads keep the digits that their producers wrote, where this browser can hold them.
+// Numbers in payloads keep the digits that their producers wrote, if this browser supports it.
 const { rawJSON } = JSON;
 /** @param {string} text */
 function exactly(text) {
@@ -53,14 +53,14 @@ function exactly(text) {
   return answer;
 }
 
-// The list also shows messages that events contain, before it is read again.
+// The list also shows messages from events, before it is read again.
 
 /** @extends {List<Message>} */
 class MessageList extends List {
   /** @type {number | undefined} */
   filling;
 
-  // Make every row anew: what they show besides themselves has changed.
+  // Draw every row again, because values that all of them show have changed.
   redraw() {
     for (const drawn of this.drawn.values()) drawn.json = "";
     this.draw();
@@ -80,7 +80,7 @@ class MessageList extends List {
     this.showWhere();
   }
 
-  // Read again before long, if rows that went away have left room for others.
+  // Read again soon, if removed rows have left room for others.
   fill() {
     if (this.rows.size >= Math.min(this.total ?? 0, PAGE)) return;
     this.filling ??= setTimeout(() => {
@@ -179,7 +179,7 @@ function showMessage(message) {
   opened = { id, body, offer };
 }
 
-// The open message has changed: show what it is now. This page acts only on messages of its place.
+// The open message has changed: show it again. This page acts only on messages in its state.
 const follow = () => attempt(async () => {
   if (!opened?.body.isConnected) return;
   const { id, body, offer } = opened;
@@ -224,7 +224,7 @@ function fieldsOf(message = {}) {
   ];
 }
 
-// The body is put together as text, so that the payload arrives as it was typed. A number that is empty is null.
+// The body is composed as text, so that the payload arrives as it was typed. An empty number becomes null.
 /** @param {Values} values */
 function bodyOf({ type, payload, ...numbers }) {
   const members = Object.entries(numbers).map(([name, value]) => [JSON.stringify(name), value === "" ? "null" : String(Number(value))]);
@@ -349,7 +349,7 @@ function done({ message, failed, undo }) {
   return withUndo(failed ? `${message}: ${failed === 1 ? "one is" : `${number(failed)} are`} not in ${PLACES[place]} any more` : message, undo);
 }
 
-// Living
+// Live updates
 
 /** @type {string[]} */
 const waiting = []; // events, as text, until the next frame
@@ -365,7 +365,8 @@ function receive(event) {
   }
 }
 
-// Once per frame at most, however many events there are: of too many only the latest count, and the list is read anew.
+// At most once per frame, for any number of events. If there are too many, only the latest are shown, and the list is read
+// again.
 function showReceived() {
   const events = waiting.splice(0);
   const isAll = !isCut && events.length <= MAX_EVENTS;
@@ -374,7 +375,7 @@ function showReceived() {
   if (!isAll) list.refresh();
 }
 
-// An event has the messages it is about, where they are few, and how many are where.
+// An event contains its messages, if they are few, and the counts by state.
 /** @param {string[]} texts */
 function happened(texts) {
   /** @type {QueueEvent[]} */
@@ -397,7 +398,7 @@ function happened(texts) {
   }
   if (latest.has(opened?.id ?? "")) follow();
   list.remove([...latest.keys()].filter((id) => latest.get(id) === null));
-  // Whether an update moves its message is only seen in the list.
+  // Only the list shows whether an update has moved its message.
   if (!list.isByArrival || events.some(({ type }) => type === "update")) return list.refresh();
   const here = [...latest].filter(([, index]) => index !== null).slice(-PAGE);
   list.put(here.map(([id, index]) => messageIn(texts[index ?? 0], id)));

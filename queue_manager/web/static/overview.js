@@ -42,7 +42,7 @@ function attention(list) {
   return [element("h2", {}, "Needs attention"), element("ul", {}, list.map(one))];
 }
 
-// Who is there
+// Leader and workers
 
 /** @param {string | null} reason */
 const server = (reason) => (reason ? pill("Down", "bad") : pill("Up", "good"));

@@ -1,4 +1,4 @@
-// Drawing what changes all the time, without keeping the browser busy.
+// Draws values that change all the time without keeping the browser busy.
 
 const MAX_SHARE = 0.04; // of a core
 const HIDDEN_INTERVAL = 250; // ms between two drawings of a hidden page, which has no frames
@@ -38,7 +38,7 @@ export class Pace {
     this.until = 0;
   }
 
-  /** Draw, and rest the longer the longer it took, layout included. @param {() => void} draw */
+  /** Draw, then pause in proportion to the time that drawing took, including the layout. @param {() => void} draw */
   draw(draw) {
     const began = performance.now();
     draw();

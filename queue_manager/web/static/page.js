@@ -1,4 +1,4 @@
-// What every page has: the field that finds any id, and the display of times and colours. With their keys.
+// The parts of every page, with their keys: the field that finds any id, and the display settings.
 
 import { ARE_RELATIVE, ZONE } from "./clock.js";
 import { byId } from "./dom.js";

@@ -1,4 +1,4 @@
-// The history is at the end of most pages: its scripts are loaded when somebody scrolls there.
+// The history is at the end of most pages: its scripts are loaded when it scrolls into view.
 
 import { byId } from "./dom.js";
 

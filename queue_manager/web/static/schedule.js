@@ -1,4 +1,4 @@
-// What runs when, how the last runs ended, who leads; and a run by hand.
+// The schedule: next runs, results of the last runs, the leader, and manual triggers.
 
 import { Events, attempt, get, post } from "./api.js";
 import { at, countdown, many, moment, now, number, span, until } from "./clock.js";
@@ -113,7 +113,7 @@ function trigger({ name, title, trigger: path }) {
   return made;
 }
 
-// A refusal says, among others, that it is running already.
+// For example, the scan is running already.
 /** @param {string} path */
 const start = (path) => attempt(async () => {
   const { task_id: id } = await post(path.replace("/api", ""));

@@ -1,4 +1,4 @@
-// What an id names; if that is one thing, its page.
+// The search for any id: lists what was found, or opens the page of a single result.
 
 import { answer, unreadable } from "./answer.js";
 import { attempt, get, query } from "./api.js";

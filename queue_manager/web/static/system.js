@@ -1,4 +1,4 @@
-// One system: how it is, its items by state, and what its scans did.
+// The page of one system: health, items by state, and scans.
 
 import { Events, attempt, get, post, query } from "./api.js";
 import { moment, number, span } from "./clock.js";
@@ -173,7 +173,7 @@ function sortScans() {
 /** @param {string | null} [cursor] */
 const readScans = (cursor) => attempt(() => scansFrom(cursor), () => {}); // the list shows errors
 
-// Living
+// Live updates
 
 /** @param {Overview} overview */
 function receive({ systems, servers }) {
@@ -218,7 +218,7 @@ async function learn() {
   hint.hidden = hooks;
 }
 
-// Read again what events do not contain. The list shows errors.
+// Read again the values that events do not contain. The list shows errors.
 function readAll() {
   list.refresh();
   attempt(learn, () => {});

@@ -1,9 +1,9 @@
-// What the overview and the page of a system share.
+// Elements that the overview and the page of a system share.
 
 import { at, countdown, many, moment, number, span, until } from "./clock.js";
 import { PREFIX, element, facts, person, pill, withCode } from "./dom.js";
 
-/** What needs attention, the worst first. @param {System} system @returns {Need[]} */
+/** The problems of a system, the worst first. @param {System} system @returns {Need[]} */
 export function needs({ is_on: isOn, problems, errors }) {
   if (!isOn) return [];
   /** @type {Need[]} */
@@ -23,7 +23,7 @@ export function notice({ kind, text, action, page }) {
     action && element("p", { class: "hint" }, withCode(action)));
 }
 
-/** Why a server does not answer that every system needs. @param {ServerProblems} servers */
+/** Why servers that every system needs do not answer. @param {ServerProblems} servers */
 export const awayServers = (servers) => Object.values(servers).filter(Boolean).join(" · ");
 
 /** @param {System} system @param {string} away why a server does not answer */
@@ -51,7 +51,7 @@ export function howToTurnOn({ flag }) {
   return flag ? ["Off. To turn it on, set ", element("code", {}, `${flag}=true`), " and restart the processes."] : ["Off in this environment."];
 }
 
-// What can be paused of a system that is not paused as a whole.
+// Systems of which parts are paused instead of the whole.
 /** @type {Record<string, string>} */
 const PAUSED_PARTS = { "job-queues": "Paused names", "overdue-messages": "Paused types" };
 

@@ -1,4 +1,4 @@
-// The saved views of a page and the columns of its list, which this browser keeps. A view is a link.
+// The saved views of a page and the columns of its list, which this browser stores. A view is a link.
 
 import { Problem, attempt } from "./api.js";
 import { keep, kept } from "./choices.js";
@@ -15,14 +15,14 @@ export class Views {
     this.key = `views ${here?.pathname ?? location.pathname}`; // the tabs of a page have the same views
     this.sheet = new CSSStyleSheet();
     document.adoptedStyleSheets.push(this.sheet);
-    /** Those that can be hidden, by their place. The first column names the row. */
+    /** The columns that can be hidden, by position. The first column names the row. */
     this.columns = [...byId("list").querySelectorAll("th")].map((head, index) => ({ title: (head.textContent ?? "").trim(), place: index + 1 })).slice(byId("pick-all") ? 2 : 1);
     byId("save-view").addEventListener("click", () => this.save("Save", "", this.all, this.address));
     byId("columns").addEventListener("click", () => this.choose());
     addEventListener("storage", () => this.show());
   }
 
-  /** By name, the address. @returns {Record<string, string>} */
+  /** The URLs by name. @returns {Record<string, string>} */
   get all() {
     try {
       return JSON.parse(kept(this.key) ?? "{}");
@@ -42,7 +42,7 @@ export class Views {
     return (new URLSearchParams(location.search).get("hide") ?? kept(HIDDEN) ?? "").split(",");
   }
 
-  // Of the list as it is shown, from its beginning.
+  // The URL of the list as it is shown, from its beginning.
   get address() {
     const values = new URLSearchParams(location.search);
     values.delete("cursor");

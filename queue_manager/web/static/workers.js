@@ -23,7 +23,7 @@ function show(workers, count, queues) {
   byId("unconsumed").replaceChildren(...(queues.length ? unconsumed(queues) : []));
   byId("empty").hidden = count > 0;
   byId("where").textContent = count > workers.length ? `${number(workers.length)} of ${number(count)} workers` : "";
-  // A card is drawn anew when its worker does something else, not at each heartbeat.
+  // A card is drawn again when its worker does something else, not at each heartbeat.
   fill(byId("workers"), workers.map(({ seen_at: _, ...worker }) => worker), card);
   const seen = byId("workers").querySelectorAll(".seen");
   workers.forEach((worker, index) => seen[index].replaceChildren(countdown(at(worker.seen_at), ago)));
