@@ -130,6 +130,11 @@ def is_outage(error: BaseException) -> bool:
     return unavailable_server(error) == "MongoDB"
 
 
+def is_forbidden(error: object) -> bool:
+    """Return True if MongoDB refused the credentials, or the command to this user."""
+    return isinstance(error, OperationFailure) and error.code in _AUTHENTICATION_FAILED
+
+
 def describe(error: PyMongoError) -> str:
     """Return a readable sentence about an error of the driver, without the driver's details."""
     url = redact_url(settings().mongo_db_url)
@@ -266,7 +271,7 @@ def require_replica_set() -> None:
     except DriverConfigurationError as error:  # the driver resolves mongodb+srv:// names when it creates the client
         raise ConfigurationError(f"MongoDB at {url} cannot be used: {error}") from error
     except OperationFailure as error:
-        if error.code not in _AUTHENTICATION_FAILED:
+        if not is_forbidden(error):
             raise
         raise ConfigurationError(f"MongoDB at {url} refuses our credentials ({reason(error)})") from error
     if "setName" not in hello and hello.get("msg") != "isdbgrid":

@@ -19,7 +19,7 @@ import redis
 
 from beat_schedule import systems
 from models import scan_run, schema
-from models.database import require_replica_set, server_now
+from models.database import is_forbidden, require_replica_set, server_now
 from queue_manager import pauses
 from queue_manager.beat.status import Leadership, leadership, next_runs, older_leader
 from queue_manager.broker import dead_letters, start_check
@@ -223,6 +223,8 @@ async def _bounded(
         rule = Rule.SERVER_UNSUITABLE if rule is Rule.SERVER_AWAY else rule
         text = str(error)
     except AppError as error:
+        if rule is Rule.SERVER_AWAY and is_forbidden(error.__cause__):
+            rule = Rule.SERVER_UNSUITABLE
         text = str(error)
     except redis.RedisError as error:
         text = f"{server}: {reason(error)}"

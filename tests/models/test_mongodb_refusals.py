@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,8 @@ from dev.servers import Mongo
 from models import database, failed_item, job_attempt, schema, subscription
 from models.database import Document, collection, is_outage, server_now
 from queue_manager.core.settings import settings
+from queue_manager.health import readings
+from queue_manager.health_rules import Problem, Rule
 from services.due_documents import Written
 from services.due_documents.work import DocumentWork
 from tests.e2e.commands import invoke
@@ -98,6 +101,15 @@ def test_an_outage_is_one_whichever_command_meets_it(how: Document, refusing: Mo
         errors = [error_of(act) for act in acts]
     assert [one for one in errors if not is_outage(one)] == []
     assert [item.args[0] for item in scan(work)] == [str(room)]
+
+
+def test_a_server_that_forbids_a_command_is_not_away(refusing: Mongo) -> None:
+    found = {}
+    for code in (13, 91):
+        with refused(refusing, "listIndexes", errorCode=code):
+            found[code] = asyncio.run(readings.read()).mongodb
+    rules = {code: one.rule for code, one in found.items() if isinstance(one, Problem)}
+    assert rules == {13: Rule.SERVER_UNSUITABLE, 91: Rule.SERVER_AWAY}
 
 
 @pytest.mark.parametrize("code", [13, 8000])

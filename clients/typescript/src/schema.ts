@@ -3989,8 +3989,8 @@ export interface components {
         ] | [
             "server-unsuitable",
             "`mongodb`, `redis`, `broker`",
-            "The server refuses the credentials, is too old, or could lose data.",
-            "Correct its configuration, or the setting that names it."
+            "The server refuses the credentials or a command, is too old, or could lose data.",
+            "Correct its configuration, the privileges of its user, or the setting that names it."
         ] | [
             "refused-writes",
             "`redis`, `broker`",
