@@ -90,7 +90,8 @@ class ContinueLater(AppError):
 MAX_ERROR_TEXT_LENGTH = 2_000  # characters; of a longer text, the time to remove the internals grows with its square
 _CONFIGURED_TIMEOUTS = re.compile(r" \(configured timeouts: [^)]*\)")
 _APPENDED = re.compile(r", (?:Timeout: .*, Topology Description: |full error: \{).*", re.DOTALL)
-_SESSION = re.compile(r"\s*\{[^{}]*(?:lsid|txnNumber|UUID|BinData|Timestamp)(?:[^{}]|\{[^{}]*\})*\}|\s*UUID\([^)]*\)")
+# As MongoDB writes them, `{ id: UUID("…") }`: the ids of users, `{'id': UUID('…')}` in Python, are kept.
+_SESSION = re.compile(r'\s*\{ [^{}]*(?:lsid|txnNumber|UUID|BinData|Timestamp)(?:[^{}]|\{[^{}]*\})*\}|\s*UUID\("[^)]*\)')
 _MISSING_INDEX = re.compile(r"ns=[^.\s]+\.(\S+?)(?:Tree:|\s).*hint provided does not correspond", re.DOTALL)
 _WRONG_TYPE = re.compile(r"(WRONGTYPE .* wrong kind of value)(?!;)(?: script: .*@user_script:\d+\.)?")
 _OUTAGES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from uuid import UUID
 
 import pytest
 import redis
@@ -31,6 +32,7 @@ from queue_manager.core.errors import (
 )
 
 REFUSED = "127.0.0.1:1: [Errno 111] Connection refused"
+ORDER = UUID(int=7)
 SESSION = '{ lsid: { id: UUID("0f"), uid: BinData(0, E3) }, txnNumber: 4 }'
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 NOT_CONFIRMED = {"code": 64, "codeName": "WriteConcernFailed", "errmsg": "waiting for replication timed out"}
@@ -70,6 +72,9 @@ def labelled(error: PyMongoError, label: str) -> PyMongoError:
         ),
         (ValueError("boom"), "boom"),
         (ValueError("no file a\udcff"), "no file a?"),
+        (KeyError(ORDER), f"{ORDER!r}"),
+        (ValueError(f"malformed: {{'order': {ORDER!r}}}"), f"malformed: {{'order': {ORDER!r}}}"),
+        (OperationFailure("x", 26, {"errmsg": 'no collection UUID("0f")'}), "no collection"),
         (ValueError(), "ValueError"),
     ],
     ids=lambda value: type(value).__name__,
