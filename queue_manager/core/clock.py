@@ -67,8 +67,8 @@ def to_iso(moment: datetime) -> str:
     return f"{utc.isoformat(timespec='milliseconds')[:-6]}Z"
 
 
-def parse_utc(text: str | None, *, field: str) -> datetime | None:
-    """Parse an ISO 8601 time with a time zone; return `None` for `None`.
+def parse_utc(text: str | datetime | None, *, field: str) -> datetime | None:
+    """Parse an ISO 8601 time with a time zone; return `None` for `None`. Messages of Celery may contain a datetime.
 
     Raises:
         PermanentError: the text is not valid; names `field` and the value.
@@ -76,7 +76,7 @@ def parse_utc(text: str | None, *, field: str) -> datetime | None:
     if text is None:
         return None
     try:
-        moment = datetime.fromisoformat(text)
+        moment = text if isinstance(text, datetime) else datetime.fromisoformat(text)
         if moment.tzinfo is not None:
             return truncate(moment if moment.tzinfo is UTC else moment.astimezone(UTC))
     except (TypeError, ValueError, OverflowError):

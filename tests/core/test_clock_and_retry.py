@@ -104,6 +104,12 @@ def test_moment_of_another_zone_is_turned_into_utc() -> None:
     assert to_iso(datetime(2026, 1, 31, 10, 30, tzinfo=timezone(timedelta(hours=1)))) == "2026-01-31T09:30:00.000Z"
 
 
+def test_datetime_is_truncated_like_a_text_and_needs_a_time_zone_too() -> None:
+    assert parse_utc(SERVER_TIME, field="at") == truncate(SERVER_TIME)
+    with pytest.raises(PermanentError, match=r"at: datetime.datetime\(.*\) must be an ISO 8601 time with a time zone"):
+        parse_utc(SERVER_TIME.replace(tzinfo=None), field="at")
+
+
 def test_no_moment_stays_none() -> None:
     assert parse_utc(None, field="at") is None
 
