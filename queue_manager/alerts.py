@@ -221,7 +221,7 @@ async def _go_on(watch: Watch) -> None:
         try:
             await _round(watch)
         except Exception as error:  # alerts must not end with one wrong round
-            log.error("Problems could not be looked for", error=f"{type(error).__name__}: {error}")
+            log.error("The health problems could not be read", error=f"{type(error).__name__}: {error}")
         await asyncio.sleep(ROUND_INTERVAL.total_seconds())
 
 

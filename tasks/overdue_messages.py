@@ -27,9 +27,7 @@ log = get_logger(MESSAGE_QUEUE_INITIATOR)
 _heals = Pace(HEAL_INTERVAL)
 
 
-@scan_task(
-    initiator=MESSAGE_QUEUE_INITIATOR, sent="Took overdue messages back.", failed="Overdue requeue worker failed"
-)
+@scan_task(initiator=MESSAGE_QUEUE_INITIATOR, sent="Requeued overdue messages.", failed="Overdue requeue worker failed")
 def requeue_overdue_messages() -> ScanReport:
     swept = sweep()
     if _heals.allows():

@@ -171,7 +171,7 @@ class Settings(BaseSettings):
     jobs_timeout_seconds: Annotated[float, Field(ge=0, le=31_536_000)] = 0
     """Seconds that an attempt of a job may take, unless its function declares a `timeout`; 0 means unlimited."""
     jobs_grace_seconds: Annotated[float, Field(ge=0, le=3_600)] = 10
-    """Seconds that a job has to stop, after its time limit or a cancellation, before its process is ended."""
+    """Seconds that a job has to stop, after its time limit or a cancellation, before its process is killed."""
     jobs_retention_days: Annotated[float, Field(ge=0, le=36_500)] = 0
     """Days after which successful and canceled jobs are deleted; 0 keeps them."""
     jobs_takeover_seconds: Annotated[int, Field(ge=6, le=600)] = 6

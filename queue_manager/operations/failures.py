@@ -35,14 +35,16 @@ log = get_logger("QM/failures")
 class FailureCounts(BaseModel):
     """Failures of one kind with the same reason, apart from numbers, ids, paths and so on."""
 
-    id: str = Field(description="The same for the same failures, in every process.")
+    id: str = Field(description="The id of the group, which is the same in every process.")
     kind: FailureKind
     system: str = Field(description="The system; `broker` for Celery messages that no worker could decode or execute.")
     name: str = Field(description="The message type, the system, the job name, or the Celery queue.")
-    reason: str = Field(description="With `<number>`, `<id>` and so on for what is different every time.")
-    sample: str = Field(description="The newest reason as it is.")
+    reason: str = Field(
+        description="The reason with placeholders such as `<number>` and `<id>` for the parts that differ each time."
+    )
+    sample: str = Field(description="The newest reason, unchanged.")
     count: int
-    first_at: Moment = Field(description="Of the failures that were read.")
+    first_at: Moment = Field(description="The time of the earliest failure that was read.")
     last_at: Moment
     by_hour: list[int] = Field(description="How many failed in each of the last 24 hours, oldest first.")
     page: str | None = Field(description="The path of the page that lists them; null if there is none.")

@@ -111,7 +111,7 @@ class JobsToDelete(Members):
     states: list[Literal["pending", "success", "failure", "canceled", "cancelled"]] = Field(
         min_length=1, max_length=MAX_NAMES
     )
-    name: JobName | None = Field(default=None, description="Jobs of all names without it.")
+    name: JobName | None = Field(default=None, description="Only jobs of this name; all without it.")
 
 
 class JobIds(Members):
@@ -136,7 +136,7 @@ class JobLease(Stored):
     claimed_until: Moment
     worker: str | None = optional("Host and process, as `host:pid`.")
     timeout_seconds: float | None = optional("The time limit of the attempt.")
-    ends_at: Moment | None = optional("When its process is ended unless it has stopped.")
+    ends_at: Moment | None = optional("When its process is killed unless the function has stopped.")
     canceled_at: Moment | None = optional("When it was asked to stop.")
 
 
@@ -182,17 +182,17 @@ class Job(Stored):
     arguments: list[Any] | None
     state: State | None
     due: Moment | None
-    waiting: Moment | None = optional("From when it may be started, while it is pending or failed.")
+    waiting: Moment | None = optional("The earliest time of its next start, while it is pending or failed.")
     priority: Whole | None
     created: Moment | None
     updated: Moment | None
-    attempts: Whole | None = Field(description="How many times it was started.")
-    claim: JobLease | None = optional("While it is executing.")
-    repetition: Repetition | None = optional("Of a repeating job.")
+    attempts: Whole | None = Field(description="The number of times that it was started.")
+    claim: JobLease | None = optional("The lease of its worker, while it is executing.")
+    repetition: Repetition | None = optional("The repetition, if it repeats.")
     last_error: str | None = optional("Why its last attempt failed.")
     losses: Whole | None = optional("How many workers in a row were lost while they executed it.")
     history: list[HistoryEntry] | None = Field(description="The last 50 entries, the oldest first.")
-    progress: Progress | None = optional("What it last reported.")
+    progress: Progress | None = optional("The last progress that it reported.")
 
 
 def job_as_json(document: Document) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class Jobs(BaseModel):
 
     jobs: list[Job]
     cursor: NextCursor
-    is_partial: bool = Field(description="Whether a search stopped before the page was full; it goes on at the cursor.")
+    is_partial: bool = Field(description="Whether a search stopped before the page was full; the cursor continues it.")
     server_time: ServerTime
 
 
@@ -240,14 +240,14 @@ class JobQueue(BaseModel):
     is_paused: bool
     pause: PauseState | None = Field(description="Null if it is not paused.")
     running: RunningJob | None
-    oldest_due: Moment | None = Field(description="Since when the first job that may be started is due.")
-    next_due: Moment | None = Field(description="When the first of the others falls due.")
+    oldest_due: Moment | None = Field(description="The due time of the oldest job that is due.")
+    next_due: Moment | None = Field(description="The due time of the next job that is not due yet.")
 
 
 class QueueState(JobQueue):
     """The jobs of one name."""
 
-    states: dict[JobState, int] = Field(description="How many jobs are in each state.")
+    states: dict[JobState, int] = Field(description="The number of jobs in each state.")
 
 
 class JobLeader(BaseModel):
@@ -263,7 +263,7 @@ class JobsStatus(BaseModel):
 
     queues: list[QueueState]
     leader: JobLeader | None
-    other_documents: int = Field(description="Documents of another form in the collection, which are left alone.")
+    other_documents: int = Field(description="Documents in the collection that are not jobs; they are ignored.")
     server_time: ServerTime
 
 
@@ -317,5 +317,5 @@ class ChangedJobs(BaseModel):
     changed: int
     of: int
     is_complete: bool = Field(description="False if the time was over before all jobs were tried.")
-    results: list[ChangedJob] = Field(description="Of those that were tried, in the order of the ids.")
+    results: list[ChangedJob] = Field(description="The results of the jobs that were tried, in the order of the ids.")
     undo: UndoId

@@ -54,9 +54,13 @@ class Activity(BaseModel):
     dest_queue: MessageState | None = None
     queue: str | None = Field(default=None, description="The queue that was cleared; `all` for all queues.")
     triggered_by: str | None = None
-    batch_size: int | None = Field(default=None, description="Messages of the operation.")
-    message_age_ms: int | None = Field(default=None, description="Of a delivery.")
-    processing_time_ms: int | None = Field(default=None, description="Of the delivery that this action ended.")
+    batch_size: int | None = Field(default=None, description="The number of messages of the operation.")
+    message_age_ms: int | None = Field(
+        default=None, description="The age of the message at a delivery, in milliseconds."
+    )
+    processing_time_ms: int | None = Field(
+        default=None, description="The duration of the delivery that this action ended, in milliseconds."
+    )
     payload_size_bytes: int | None = None
     anomaly: Anomaly | None = Field(default=None, description="The most severe anomaly.")
 
@@ -64,7 +68,7 @@ class Activity(BaseModel):
 class ActivityPagination(BaseModel):
     """The position of a page in the log."""
 
-    total: int = Field(description="Matching entries among those that are kept.")
+    total: int = Field(description="The number of matching entries that are kept.")
     limit: int
     offset: int
     has_more: bool

@@ -40,19 +40,19 @@ class DeliveredMessage(BaseModel):
     payload: Payload
     priority: int
     created_at: Number
-    attempt_count: int = Field(description="How many times it was delivered, this time included.")
+    attempt_count: int = Field(description="The number of deliveries, including this one.")
     lock_token: str | None = optional("Proves to `ack`, `nack` and `touch` that the consumer holds the message.")
-    consumer_id: str | None = optional("Who holds it, as the consumer named itself; null if it did not.")
+    consumer_id: str | None = optional("The name that the consumer gave; null if it gave none.")
     dequeued_at: Number | None = optional("When it was delivered.")
     processing_started_at: Number | None = optional("The same.")
     deadline_at: Number | None = optional("When it must be acknowledged.")
-    custom_ack_timeout: Number | None = optional("Seconds: its own timeout.")
-    custom_max_attempts: int | None = optional("Its own limit of deliveries.")
+    custom_ack_timeout: Number | None = optional("Its own ack timeout, in seconds.")
+    custom_max_attempts: int | None = optional("Its own maximum number of deliveries.")
     failed_at: Number | None = optional("When it was dead-lettered.")
     acknowledged_at: Number | None = optional("When it was acknowledged.")
     archived_at: Number | None = optional("When it was archived.")
     last_error: str | None = optional("Why its last delivery failed.")
-    history: list[EarlierLife] | None = optional("Earlier lives of a message that was replayed.")
+    history: list[EarlierLife] | None = optional("The failures before each replay of the message.")
     undecodable: bool | None = optional("The entry is not a message; `payload` is its text.")
     stream_id: str = Field(alias="_stream_id")
     stream_name: str = Field(alias="_stream_name")
@@ -83,7 +83,7 @@ class EditedMessage(_Done):
 
     id: str
     messageId: str = Field(description="The same, for clients of the older service.")
-    queueType: MessageState | None = Field(description="The queue that the request names.")
+    queueType: MessageState | None = Field(description="The queue in the request.")
 
 
 class DeletedMessage(EditedMessage):
@@ -102,13 +102,15 @@ class AddedBatch(BaseModel):
     """How many messages were accepted."""
 
     message: Sentence
-    ids: list[str] = Field(description="Of the messages, in their order. One that was there before is not added again.")
+    ids: list[str] = Field(
+        description="The ids of the messages, in their order. A message whose id exists is not added again."
+    )
 
 
 class Nacked(ChangedMessage):
     """The result of a nack."""
 
-    requeued: bool = Field(description="False if it is a dead letter.")
+    requeued: bool = Field(description="False if the message was dead-lettered.")
 
 
 class Touched(BaseModel):
@@ -128,7 +130,7 @@ class MessageResult(BaseModel):
 
 
 class _Changed(_Done):
-    failed: int = Field(description="How many messages were not found or could not be changed.")
+    failed: int = Field(description="The number of messages that were not found or could not be changed.")
 
 
 class DeletedMessages(_Changed):
@@ -154,8 +156,8 @@ class Moved(_Moved):
 class Replayed(_Moved):
     """The results of a replay."""
 
-    results: list[MessageResult] | None = optional("Left out if they are more than 1,000.")
-    is_complete: bool | None = optional("For a filter: false if the time was not enough for all. Repeat it then.")
+    results: list[MessageResult] | None = optional("Omitted if there are more than 1,000.")
+    is_complete: bool | None = optional("For a filter: false if the time limit was reached. Repeat the request then.")
 
 
 class DeletedRange(BaseModel):
@@ -164,7 +166,7 @@ class DeletedRange(BaseModel):
     message: Sentence
     deletedCount: int
     by_queue: dict[KeptState, int]
-    is_preview: bool = Field(description="Whether nothing was deleted.")
+    is_preview: bool = Field(description="Whether this was a preview, in which nothing was deleted.")
     is_complete: IsComplete
     undo: UndoId
 
@@ -174,8 +176,10 @@ class Imported(BaseModel):
 
     message: Sentence
     count: int
-    known: int = Field(description="Messages whose id exists, so that they were not added.")
-    undecodable: int = Field(description="Messages that were exported as undecodable, so that they were not added.")
+    known: int = Field(description="The number of messages that were not added, because their ids exist.")
+    undecodable: int = Field(
+        description="The number of messages that were not added, because they were exported as undecodable."
+    )
 
 
 class Cleared(_Done):
@@ -192,12 +196,12 @@ class Pagination(BaseModel):
 
     page: int
     limit: int
-    total: int = Field(description="Messages in the list; with a filter, those that were found so far.")
+    total: int = Field(description="The number of messages in the list; with a filter, of those found so far.")
     total_pages: int
     totalPages: int = Field(description="The same, for clients of the older service.")
     cursor: NextCursor
-    is_partial: bool = Field(description="Whether there is more than was searched.")
-    searched: int | None = optional("With a filter: how many messages were read for this page.")
+    is_partial: bool = Field(description="Whether a part of the list was not searched.")
+    searched: int | None = optional("With a filter: the number of messages that were read for this page.")
 
 
 class MessageList(BaseModel):
@@ -234,7 +238,7 @@ class QueueTotals(BaseModel):
     """Totals, as the older service names them."""
 
     totalProcessed: int = Field(description="The same as `totalAcknowledged`.")
-    totalFailed: int = Field(description="Dead letters of passed deadlines.")
+    totalFailed: int = Field(description="Messages that sweeps have dead-lettered.")
     totalAcknowledged: int
 
 

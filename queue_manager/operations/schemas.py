@@ -99,7 +99,7 @@ class Percentiles(BaseModel):
     Each bucket ends at about twice its beginning. More than four hours count as four hours.
     """
 
-    count: int = Field(description="How many durations there were.")
+    count: int = Field(description="The number of durations.")
     p50_ms: float
     p95_ms: float
     p99_ms: float
@@ -109,7 +109,7 @@ class OnTime(BaseModel):
     """How many items were on time."""
 
     of: Measure = Field(description="The duration that is compared.")
-    within_ms: int = Field(description="How long it may be, as the system's declaration says.")
+    within_ms: int = Field(description="The bound for an item to be on time, from the system's declaration.")
     share: float = Field(ge=0, le=1)
 
 

@@ -42,14 +42,14 @@ class Leader(BaseModel):
     holder: str = Field(description="Its host and process id, `host:pid`.")
     since: Moment
     lease_left_seconds: float = Field(description="Seconds until its lease ends unless it is renewed.")
-    epoch: int = Field(description="How many times the lead was taken, this time included.")
+    epoch: int = Field(description="The number of takeovers, including that of this leader.")
 
 
 class ScanRun(BaseModel):
     """One run of a scan."""
 
     at: Moment = Field(description="When it began.")
-    found: int = Field(description="Items that looked due.")
+    found: int = Field(description="Due items that were not in flight.")
     claimed: int = Field(description="Items that were leased.")
     enqueued: int = Field(description="Items that were dispatched.")
     errors: int = Field(description="Steps that failed.")
@@ -65,7 +65,7 @@ class SystemState(BaseModel):
     title: str
     page: str | None = Field(description="The path of its page.")
     pages: dict[str, str] = Field(
-        description="By number, such as `stuck`: the path of the page that lists what it counts."
+        description="By number, such as `stuck`: the path of the page that lists the items that it counts."
     )
     flag: SystemFlag
     is_on: bool
@@ -76,11 +76,11 @@ class SystemState(BaseModel):
     lag_seconds: Number | None = Field(description="Seconds since the oldest due item fell due.")
     done_per_minute: int | None = Field(description="Items done in the last minute.")
     failed_per_minute: int | None = Field(description="Attempts that failed in the last minute.")
-    latency: Latency | None = Field(description="Of the items that were done in the last hour.")
-    duration_names: dict[Measure, str] = Field(description="What people call the durations.")
+    latency: Latency | None = Field(description="The latency of the items that were done in the last hour.")
+    duration_names: dict[Measure, str] = Field(description="The names of the durations on the page.")
     errors: int | None = Field(description="Steps of its scans that failed in the last 24 hours.")
     last_scan: ScanRun | None
-    next_scan_at: Moment | None = Field(description="When it is scanned next; null while no beat is the leader.")
+    next_scan_at: Moment | None = Field(description="The time of the next scan; null while no beat is the leader.")
     is_running: bool = Field(description="Whether its scan is running.")
     is_starting: bool = Field(description="Whether it is too early to expect its first scan.")
     idle: Idle | None = Field(description="Why it dispatches nothing although it is on.")
@@ -96,8 +96,8 @@ class Overview(BaseModel):
     servers: Servers
     leader: Leader | None
     workers: Sequence[OnlineWorker] | None = Field(description="Null while Redis does not answer.")
-    problems: list[Problem] = Field(description="Problems of components; those of a system stand at the system.")
-    counted_to: int = Field(description="A count that has reached this number stands for that many or more.")
+    problems: list[Problem] = Field(description="The problems of components; those of a system are in the system.")
+    counted_to: int = Field(description="Counting stops at this number: it means that many or more.")
     systems: list[SystemState]
 
     def of_systems(self, names: Collection[str]) -> Overview:
@@ -150,25 +150,29 @@ class SystemHistory(BaseModel):
     begins_at: Moment = Field(description="The beginning of the first step.")
     step_seconds: int
     outcomes: dict[str, list[int | None]] = Field(
-        description="By outcome, one number per step; null for a time of which nothing is known."
+        description="By outcome, one number per step; null if nothing is known of the step."
     )
     percentiles: dict[Measure, PercentileSeries]
-    latency: Latency = Field(description="Of the whole range.")
-    duration_names: dict[Measure, str] = Field(description="What people call the durations.")
+    latency: Latency = Field(description="The latency in the whole range.")
+    duration_names: dict[Measure, str] = Field(description="The names of the durations on the page.")
     marks: Sequence[ChartMark] = Field(description=f"The last {MAX_MARKS:,} of the range, the oldest first.")
 
 
 class NewMark(Members):
     """A mark in the charts."""
 
-    text: str = Field(min_length=1, max_length=MAX_TEXT_LENGTH, description="Such as the version that was deployed.")
+    text: str = Field(
+        min_length=1,
+        max_length=MAX_TEXT_LENGTH,
+        description="The text of the mark, such as the version that was deployed.",
+    )
 
 
 class Scan(ScanRun):
     """One run of a scan in a list."""
 
     id: str
-    noted: dict[str, Any] = Field(description="Other numbers that the system reports of a scan.")
+    noted: dict[str, Any] = Field(description="Further numbers that the system reports about the scan.")
 
 
 class Scans(BaseModel):
@@ -190,7 +194,7 @@ class ScheduleEntry(BaseModel):
     is_on: bool
     trigger: Trigger
     period_seconds: Number
-    cron: str | None = Field(description="Its crontab; null if it runs once per period.")
+    cron: str | None = Field(description="Its cron expression; null if it runs once per period.")
     next_run_at: Moment | None = Field(description="Null while no beat is the leader or the system is off.")
     is_running: bool
     last_run: ScanRun | None
@@ -209,14 +213,16 @@ class Schedule(BaseModel):
 class ListedItem(BaseModel):
     """One item of a system; what is unknown is null."""
 
-    id: str = Field(description="Its id; of a type other than ObjectId in extended JSON.")
+    id: str = Field(description="Its id, in extended JSON unless it is an ObjectId.")
     title: str = Field(description="Its title, such as the account of a room.")
     state: State
     due_at: Moment | None
     since: Moment | None = Field(description="Since when it is in this state.")
     reason: str | None = Field(description="Why its last attempt failed.")
-    attempts: int = Field(description="Times in a row that all its attempts failed; of a site, its resets in a row.")
-    next_at: Moment | None = Field(description="When it is tried again, or when its worker's lease ends.")
+    attempts: int = Field(
+        description="How many times in a row all its attempts failed; for a site, its resets in a row."
+    )
+    next_at: Moment | None = Field(description="When it is retried, or when its worker's lease ends.")
 
 
 class Items(BaseModel):
@@ -228,10 +234,10 @@ class Items(BaseModel):
 
 
 class ItemCount(BaseModel):
-    """How many items match."""
+    """The number of items that match."""
 
     count: int
-    is_complete: bool = Field(description="False if counting stopped at its limit: there are that many or more.")
+    is_complete: bool = Field(description="False if counting stopped at its limit: the number is that or higher.")
 
 
 class ItemDocument(BaseModel):
@@ -244,7 +250,7 @@ class Sent(BaseModel):
     """How many items were sent."""
 
     sent: int
-    of: int = Field(description="How many items match.")
+    of: int = Field(description="The number of items that match.")
 
 
 class SentTask(BaseModel):

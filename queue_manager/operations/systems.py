@@ -149,7 +149,7 @@ def add_mark(text: str, actor: Actor) -> ChartMark:
     with recorded(actor, "mark", detail=text), mongodb():
         made = ChartMark(kind="deployment", at=server_now(), text=text, by=actor.who)
         mark.add(made)
-    log.info("A mark was made", text=text)
+    log.info("A mark was added", text=text)
     return made
 
 

@@ -31,12 +31,12 @@ class WorkerTask(BaseModel):
     """What a process executes: a task, a job, or a batch of items of one system."""
 
     task: str | None = Field(description="The name of the Celery task; null if the key is not for its system.")
-    task_id: str | None = Field(description="Its id; of a batch, the id of one of its tasks; null like `task`.")
-    tasks: int = Field(description="How many tasks are executed together.")
-    since: Moment = Field(description="When it began; of a job, when the attempt began.")
+    task_id: str | None = Field(description="Its id; for a batch, the id of one of its tasks; null like `task`.")
+    tasks: int = Field(description="The number of tasks that are executed together.")
+    since: Moment = Field(description="When it began; for a job, when the attempt began.")
     system: str | None = Field(description="The system that it belongs to; null for a task of another program.")
     item: str | None = Field(description="The id of the item or job; null for a batch, a scan, and other tasks.")
-    job_name: str | None = Field(description="The name of the job; null unless it is one.")
+    job_name: str | None = Field(description="The name of the job; null if it is not a job.")
     page: str | None = Field(description="The path of the page of the item or job, or else of the system.")
 
     def of_systems(self, names: Collection[str]) -> WorkerTask:
@@ -53,7 +53,7 @@ class WorkerProcess(BaseModel):
 
     pid: int
     memory_bytes: int | None = Field(description="Resident memory, shared pages included; null if unknown.")
-    running: list[WorkerTask] = Field(description="Empty while it waits.")
+    running: list[WorkerTask] = Field(description="The tasks that it executes; empty while it is idle.")
 
 
 class OneWorker(BaseModel):
@@ -67,8 +67,8 @@ class OneWorker(BaseModel):
     release: str | None = Field(description="Its release; null before 0.2.")
     paused: str | None = Field(description="Why it takes no items; null if it does.")
     pool: str | None = Field(description="The kind of its pool, such as `prefork`.")
-    size: int | None = Field(description="How many tasks, or batches, it executes at the same time at most.")
-    busy: int | None = Field(description="How many it executes.")
+    size: int | None = Field(description="The maximum number of tasks, or batches, that it executes at the same time.")
+    busy: int | None = Field(description="The number of tasks, or batches, that it executes now.")
     done_per_minute: int | None = Field(description="Tasks that ended in the last minute, failures included.")
     memory_bytes: int | None = Field(description="Resident memory of all its processes, shared pages in each.")
     processes: list[WorkerProcess] = Field(description="The first 64 processes of its pool.")
@@ -85,11 +85,11 @@ class Workers(BaseModel):
     """The workers that are online, by name."""
 
     workers: list[OneWorker] = Field(description="The first 200.")
-    count: int = Field(description="How many there are.")
+    count: int = Field(description="The number of workers.")
     queues_without_worker: list[QueueWithoutWorker] = Field(
         description="Queues of systems that are on; empty if a worker does not report its queues."
     )
-    server_time: Moment = Field(description="The time of Redis when the answer was made.")
+    server_time: Moment = Field(description="The time of Redis when the response was made.")
 
     def of_systems(self, names: Collection[str]) -> Workers:
         """Return the workers that may execute what belongs to these systems, without what others have."""

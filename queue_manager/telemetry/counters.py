@@ -210,9 +210,9 @@ class _Counters:
         with self._lock:
             has_changed, self._is_away = is_away != self._is_away, is_away
         if has_changed and error is not None:
-            log.warning(f"Nothing is counted: {describe_outage(self._url, error)}")
+            log.warning(f"Counts are not recorded: {describe_outage(self._url, error)}")
         elif has_changed:
-            log.info(f"Counting again: Redis at {redact_url(self._url)} is back")
+            log.info(f"Counts are recorded again: Redis at {redact_url(self._url)} is back")
 
 
 _counters = PerProcess(lambda: _Counters(settings().redis_url))

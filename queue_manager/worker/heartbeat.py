@@ -96,7 +96,7 @@ class Heartbeat:
         if pid == os.getpid() or token in self._ended:
             return
         self._ended.add(token)
-        log.error(f"{text}, and did not stop: its process is ended", pid=pid)
+        log.error(f"{text}, and did not stop: its process is killed", pid=pid)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 

@@ -153,10 +153,13 @@ def _ending_the_process() -> Iterator[None]:
 
 
 def _compare_clocks() -> None:
-    """Warn of a clock that differs from the database's, by which everything is judged."""
+    """Warn if this machine's clock differs from the database server's."""
     ahead = datetime.now(UTC) - database.server_now()
     if abs(ahead) > MAX_CLOCK_SKEW:
-        log.warning(f"This machine's clock is {ahead.total_seconds():+.1f} s off the database's: set both by NTP")
+        log.warning(
+            f"This machine's clock differs from the database server's by {ahead.total_seconds():+.1f} s: "
+            "synchronize both with NTP"
+        )
 
 
 def _log_warnings() -> None:

@@ -52,7 +52,7 @@ def test_job_that_hangs_is_ended_after_its_time_limit_and_others_go_on(how: str,
         others_mark.touch()
         eventually(lambda: lab.state(id) == lab.state(other) == "success", within=40)
         assert lab.jobs.get(other)["attempts"] == 1
-        assert process.log.count("exceeded its time limit of 1 s, and did not stop: its process is ended") == 1
+        assert process.log.count("exceeded its time limit of 1 s, and did not stop: its process is killed") == 1
 
 
 def test_stopped_process_keeps_its_lease_until_the_time_limit(tmp_path: Path) -> None:

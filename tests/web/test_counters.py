@@ -52,7 +52,7 @@ def test_an_outage_is_logged_once_and_counting_comes_back(
     counters.add("items", {"done": 1})
     assert totals(own_valkey.url, "items") == {"done": 2}
     said = [record.msg["event"].split(":")[0] for record in caplog.records if isinstance(record.msg, dict)]
-    assert said == ["Nothing is counted", "Counting again"]
+    assert said == ["Counts are not recorded", "Counts are recorded again"]
 
 
 def test_a_redis_that_hangs_is_waited_for_once(own_valkey: Valkey) -> None:

@@ -16,7 +16,7 @@ from tests.web.listener import Listener
 from tests.web.queue_client import environment
 from tests.web.web_process import Web, forked_web, token
 
-FORGED = "05:40:00.000000 [info     ] Asked to act initiator=QM/access method=POST path=/api/jobs/clear who=alice"
+FORGED = "05:40:00.000000 [info     ] Change requested initiator=QM/access method=POST path=/api/jobs/clear who=alice"
 QUERY = f"EIO=4&transport=polling&sid=x%0a{FORGED.replace(' ', '%20')}%0d%1b[31m%E2%80%A8"
 ENTRY = re.compile(r"\d\d:\d\d:\d\d\.\d{6} \[\w+ *\] ")
 

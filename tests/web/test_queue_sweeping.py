@@ -144,7 +144,7 @@ def test_a_server_that_is_killed_is_503_and_all_goes_on_when_it_is_back(tmp_path
             stream.close()
             for said in (
                 "Overdue requeue worker failed",
-                "Overdue messages are taken",
+                "Overdue messages are requeued again",
                 "No queue events",
                 "Queue events flow again",
             ):

@@ -262,7 +262,9 @@ def test_another_key_or_role_under_the_name_ends_the_session(filed: Web, file: P
 
 def test_a_file_with_a_mistake_changes_nothing_and_is_said(filed: Web, file: Path) -> None:
     file.write_text(f'[{{"key": "{VIEWER}"')
-    assert eventually(lambda: filed.get(STATUS, X_API_KEY=VIEWER).status == 200 and "stay as they were" in filed.log)
+    assert eventually(
+        lambda: filed.get(STATUS, X_API_KEY=VIEWER).status == 200 and "The API keys are unchanged" in filed.log
+    )
     file.unlink()
     assert eventually(lambda: filed.get(STATUS, X_API_KEY=VIEWER).status == 200 and "cannot be read" in filed.log)
     assert VIEWER not in filed.log
@@ -415,7 +417,7 @@ def test_tokens_of_accounts_stay_as_they_are_next_to_keys(
 
 
 def lines(process: Web) -> list[str]:
-    return [line for line in process.log.splitlines() if "Asked to act" in line]
+    return [line for line in process.log.splitlines() if "Change requested" in line]
 
 
 def test_every_action_is_audited_with_actor_action_and_result(servers: Servers, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_many_wrong_keys_are_answered_later_and_later_with_429(guarded: Web, add
         assert answer.took >= 0.1 * number
     logged = [line for line in guarded.log.splitlines() if f"address={address['X_Forwarded_For']} " in line]
     assert len(logged) == 1
-    assert "Wrong keys from one address" in logged[0]
+    assert "Many wrong keys from one address" in logged[0]
     assert "a-wrong-key" not in guarded.log
 
 

@@ -1604,17 +1604,17 @@ export interface components {
             triggered_by?: string | null;
             /**
              * Batch Size
-             * @description Messages of the operation.
+             * @description The number of messages of the operation.
              */
             batch_size?: number | null;
             /**
              * Message Age Ms
-             * @description Of a delivery.
+             * @description The age of the message at a delivery, in milliseconds.
              */
             message_age_ms?: number | null;
             /**
              * Processing Time Ms
-             * @description Of the delivery that this action ended.
+             * @description The duration of the delivery that this action ended, in milliseconds.
              */
             processing_time_ms?: number | null;
             /** Payload Size Bytes */
@@ -1638,7 +1638,7 @@ export interface components {
         ActivityPagination: {
             /**
              * Total
-             * @description Matching entries among those that are kept.
+             * @description The number of matching entries that are kept.
              */
             total: number;
             /** Limit */
@@ -1660,7 +1660,7 @@ export interface components {
             message: string;
             /**
              * Ids
-             * @description Of the messages, in their order. One that was there before is not added again.
+             * @description The ids of the messages, in their order. A message whose id exists is not added again.
              */
             ids: string[];
         };
@@ -1857,7 +1857,7 @@ export interface components {
             is_complete: boolean;
             /**
              * Results
-             * @description Of those that were tried, in the order of the ids.
+             * @description The results of the jobs that were tried, in the order of the ids.
              */
             results: components["schemas"]["ChangedJob"][];
             /**
@@ -2006,7 +2006,7 @@ export interface components {
             messageId: string;
             /**
              * Queuetype
-             * @description The queue that the request names.
+             * @description The queue in the request.
              */
             queueType: ("main" | "processing" | "dead" | "acknowledged" | "archived") | null;
             /**
@@ -2034,7 +2034,7 @@ export interface components {
             message: string;
             /**
              * Failed
-             * @description How many messages were not found or could not be changed.
+             * @description The number of messages that were not found or could not be changed.
              */
             failed: number;
             /** Deleted */
@@ -2070,7 +2070,7 @@ export interface components {
             };
             /**
              * Is Preview
-             * @description Whether nothing was deleted.
+             * @description Whether this was a preview, in which nothing was deleted.
              */
             is_preview: boolean;
             /**
@@ -2104,7 +2104,7 @@ export interface components {
             created_at: number;
             /**
              * Attempt Count
-             * @description How many times it was delivered, this time included.
+             * @description The number of deliveries, including this one.
              */
             attempt_count: number;
             /**
@@ -2114,7 +2114,7 @@ export interface components {
             lock_token?: string | null;
             /**
              * Consumer Id
-             * @description Who holds it, as the consumer named itself; null if it did not.
+             * @description The name that the consumer gave; null if it gave none.
              */
             consumer_id?: string | null;
             /**
@@ -2134,12 +2134,12 @@ export interface components {
             deadline_at?: number | null;
             /**
              * Custom Ack Timeout
-             * @description Seconds: its own timeout.
+             * @description Its own ack timeout, in seconds.
              */
             custom_ack_timeout?: number | null;
             /**
              * Custom Max Attempts
-             * @description Its own limit of deliveries.
+             * @description Its own maximum number of deliveries.
              */
             custom_max_attempts?: number | null;
             /**
@@ -2164,7 +2164,7 @@ export interface components {
             last_error?: string | null;
             /**
              * History
-             * @description Earlier lives of a message that was replayed.
+             * @description The failures before each replay of the message.
              */
             history?: components["schemas"]["EarlierLife"][] | null;
             /**
@@ -2312,7 +2312,7 @@ export interface components {
         FailureCounts: {
             /**
              * Id
-             * @description The same for the same failures, in every process.
+             * @description The id of the group, which is the same in every process.
              */
             id: string;
             /**
@@ -2332,12 +2332,12 @@ export interface components {
             name: string;
             /**
              * Reason
-             * @description With `<number>`, `<id>` and so on for what is different every time.
+             * @description The reason with placeholders such as `<number>` and `<id>` for the parts that differ each time.
              */
             reason: string;
             /**
              * Sample
-             * @description The newest reason as it is.
+             * @description The newest reason, unchanged.
              */
             sample: string;
             /** Count */
@@ -2345,7 +2345,7 @@ export interface components {
             /**
              * First At
              * Format: date-time
-             * @description Of the failures that were read.
+             * @description The time of the earliest failure that was read.
              */
             first_at: string;
             /**
@@ -2527,25 +2527,25 @@ export interface components {
             count: number;
             /**
              * Known
-             * @description Messages whose id exists, so that they were not added.
+             * @description The number of messages that were not added, because their ids exist.
              */
             known: number;
             /**
              * Undecodable
-             * @description Messages that were exported as undecodable, so that they were not added.
+             * @description The number of messages that were not added, because they were exported as undecodable.
              */
             undecodable: number;
         };
         /**
          * ItemCount
-         * @description How many items match.
+         * @description The number of items that match.
          */
         ItemCount: {
             /** Count */
             count: number;
             /**
              * Is Complete
-             * @description False if counting stopped at its limit: there are that many or more.
+             * @description False if counting stopped at its limit: the number is that or higher.
              */
             is_complete: boolean;
         };
@@ -2596,7 +2596,7 @@ export interface components {
             due: string | null;
             /**
              * Waiting
-             * @description From when it may be started, while it is pending or failed.
+             * @description The earliest time of its next start, while it is pending or failed.
              */
             waiting?: string | null;
             /** Priority */
@@ -2607,12 +2607,12 @@ export interface components {
             updated: string | null;
             /**
              * Attempts
-             * @description How many times it was started.
+             * @description The number of times that it was started.
              */
             attempts: number | null;
-            /** @description While it is executing. */
+            /** @description The lease of its worker, while it is executing. */
             claim?: components["schemas"]["JobLease"] | null;
-            /** @description Of a repeating job. */
+            /** @description The repetition, if it repeats. */
             repetition?: components["schemas"]["Repetition"] | null;
             /**
              * Last Error
@@ -2629,7 +2629,7 @@ export interface components {
              * @description The last 50 entries, the oldest first.
              */
             history: components["schemas"]["HistoryEntry"][] | null;
-            /** @description What it last reported. */
+            /** @description The last progress that it reported. */
             progress?: components["schemas"]["Progress"] | null;
         } & {
             [key: string]: unknown;
@@ -2699,7 +2699,7 @@ export interface components {
             timeout_seconds?: number | null;
             /**
              * Ends At
-             * @description When its process is ended unless it has stopped.
+             * @description When its process is killed unless the function has stopped.
              */
             ends_at?: string | null;
             /**
@@ -2722,12 +2722,12 @@ export interface components {
             running: components["schemas"]["RunningJob"] | null;
             /**
              * Oldest Due
-             * @description Since when the first job that may be started is due.
+             * @description The due time of the oldest job that is due.
              */
             oldest_due: string | null;
             /**
              * Next Due
-             * @description When the first of the others falls due.
+             * @description The due time of the next job that is not due yet.
              */
             next_due: string | null;
         };
@@ -2765,7 +2765,7 @@ export interface components {
             cursor: string | null;
             /**
              * Is Partial
-             * @description Whether a search stopped before the page was full; it goes on at the cursor.
+             * @description Whether a search stopped before the page was full; the cursor continues it.
              */
             is_partial: boolean;
             /**
@@ -2785,7 +2785,7 @@ export interface components {
             leader: components["schemas"]["JobLeader"] | null;
             /**
              * Other Documents
-             * @description Documents of another form in the collection, which are left alone.
+             * @description Documents in the collection that are not jobs; they are ignored.
              */
             other_documents: number;
             /**
@@ -2830,7 +2830,7 @@ export interface components {
             lease_left_seconds: number;
             /**
              * Epoch
-             * @description How many times the lead was taken, this time included.
+             * @description The number of takeovers, including that of this leader.
              */
             epoch: number;
         };
@@ -2841,7 +2841,7 @@ export interface components {
         ListedItem: {
             /**
              * Id
-             * @description Its id; of a type other than ObjectId in extended JSON.
+             * @description Its id, in extended JSON unless it is an ObjectId.
              */
             id: string;
             /**
@@ -2868,12 +2868,12 @@ export interface components {
             reason: string | null;
             /**
              * Attempts
-             * @description Times in a row that all its attempts failed; of a site, its resets in a row.
+             * @description How many times in a row all its attempts failed; for a site, its resets in a row.
              */
             attempts: number;
             /**
              * Next At
-             * @description When it is tried again, or when its worker's lease ends.
+             * @description When it is retried, or when its worker's lease ends.
              */
             next_at: string | null;
         };
@@ -3024,7 +3024,7 @@ export interface components {
             created_at: number;
             /**
              * Attempt Count
-             * @description How many times it was delivered, this time included.
+             * @description The number of deliveries, including this one.
              */
             attempt_count: number;
             /**
@@ -3034,7 +3034,7 @@ export interface components {
             lock_token?: string | null;
             /**
              * Consumer Id
-             * @description Who holds it, as the consumer named itself; null if it did not.
+             * @description The name that the consumer gave; null if it gave none.
              */
             consumer_id?: string | null;
             /**
@@ -3054,12 +3054,12 @@ export interface components {
             deadline_at?: number | null;
             /**
              * Custom Ack Timeout
-             * @description Seconds: its own timeout.
+             * @description Its own ack timeout, in seconds.
              */
             custom_ack_timeout?: number | null;
             /**
              * Custom Max Attempts
-             * @description Its own limit of deliveries.
+             * @description Its own maximum number of deliveries.
              */
             custom_max_attempts?: number | null;
             /**
@@ -3084,7 +3084,7 @@ export interface components {
             last_error?: string | null;
             /**
              * History
-             * @description Earlier lives of a message that was replayed.
+             * @description The failures before each replay of the message.
              */
             history?: components["schemas"]["EarlierLife"][] | null;
             /**
@@ -3133,7 +3133,7 @@ export interface components {
             message: string;
             /**
              * Failed
-             * @description How many messages were not found or could not be changed.
+             * @description The number of messages that were not found or could not be changed.
              */
             failed: number;
             /** Moved */
@@ -3160,7 +3160,7 @@ export interface components {
             id: string;
             /**
              * Requeued
-             * @description False if it is a dead letter.
+             * @description False if the message was dead-lettered.
              */
             requeued: boolean;
         };
@@ -3203,7 +3203,7 @@ export interface components {
             of: "due_to_done" | "wait" | "run";
             /**
              * Within Ms
-             * @description How long it may be, as the system's declaration says.
+             * @description The bound for an item to be on time, from the system's declaration.
              */
             within_ms: number;
             /** Share */
@@ -3225,7 +3225,7 @@ export interface components {
             page: string | null;
             /**
              * Pages
-             * @description By number, such as `stuck`: the path of the page that lists what it counts.
+             * @description By number, such as `stuck`: the path of the page that lists the items that it counts.
              */
             pages: {
                 [key: string]: string;
@@ -3272,11 +3272,11 @@ export interface components {
              * @description Attempts that failed in the last minute.
              */
             failed_per_minute: number | null;
-            /** @description Of the items that were done in the last hour. */
+            /** @description The latency of the items that were done in the last hour. */
             latency: components["schemas"]["Latency"] | null;
             /**
              * Duration Names
-             * @description What people call the durations.
+             * @description The names of the durations on the page.
              */
             duration_names: {
                 [key: string]: string;
@@ -3289,7 +3289,7 @@ export interface components {
             last_scan: components["schemas"]["ScanRun"] | null;
             /**
              * Next Scan At
-             * @description When it is scanned next; null while no beat is the leader.
+             * @description The time of the next scan; null while no beat is the leader.
              */
             next_scan_at: string | null;
             /**
@@ -3384,12 +3384,12 @@ export interface components {
             pool: string | null;
             /**
              * Size
-             * @description How many tasks, or batches, it executes at the same time at most.
+             * @description The maximum number of tasks, or batches, that it executes at the same time.
              */
             size: number | null;
             /**
              * Busy
-             * @description How many it executes.
+             * @description The number of tasks, or batches, that it executes now.
              */
             busy: number | null;
             /**
@@ -3462,12 +3462,12 @@ export interface components {
             workers: components["schemas"]["OnlineWorker"][] | null;
             /**
              * Problems
-             * @description Problems of components; those of a system stand at the system.
+             * @description The problems of components; those of a system are in the system.
              */
             problems: components["schemas"]["Problem"][];
             /**
              * Counted To
-             * @description A count that has reached this number stands for that many or more.
+             * @description Counting stops at this number: it means that many or more.
              */
             counted_to: number;
             /** Systems */
@@ -3484,7 +3484,7 @@ export interface components {
             limit: number;
             /**
              * Total
-             * @description Messages in the list; with a filter, those that were found so far.
+             * @description The number of messages in the list; with a filter, of those found so far.
              */
             total: number;
             /** Total Pages */
@@ -3501,12 +3501,12 @@ export interface components {
             cursor: string | null;
             /**
              * Is Partial
-             * @description Whether there is more than was searched.
+             * @description Whether a part of the list was not searched.
              */
             is_partial: boolean;
             /**
              * Searched
-             * @description With a filter: how many messages were read for this page.
+             * @description With a filter: the number of messages that were read for this page.
              */
             searched?: number | null;
         };
@@ -3566,7 +3566,7 @@ export interface components {
         Percentiles: {
             /**
              * Count
-             * @description How many durations there were.
+             * @description The number of durations.
              */
             count: number;
             /** P50 Ms */
@@ -3716,17 +3716,17 @@ export interface components {
             running: components["schemas"]["RunningJob"] | null;
             /**
              * Oldest Due
-             * @description Since when the first job that may be started is due.
+             * @description The due time of the oldest job that is due.
              */
             oldest_due: string | null;
             /**
              * Next Due
-             * @description When the first of the others falls due.
+             * @description The due time of the next job that is not due yet.
              */
             next_due: string | null;
             /**
              * States
-             * @description How many jobs are in each state.
+             * @description The number of jobs in each state.
              */
             states: {
                 [key: string]: number;
@@ -3744,7 +3744,7 @@ export interface components {
             totalProcessed: number;
             /**
              * Totalfailed
-             * @description Dead letters of passed deadlines.
+             * @description Messages that sweeps have dead-lettered.
              */
             totalFailed: number;
             /** Totalacknowledged */
@@ -3816,7 +3816,7 @@ export interface components {
             message: string;
             /**
              * Failed
-             * @description How many messages were not found or could not be changed.
+             * @description The number of messages that were not found or could not be changed.
              */
             failed: number;
             /** Moved */
@@ -3828,12 +3828,12 @@ export interface components {
             movedCount: number;
             /**
              * Results
-             * @description Left out if they are more than 1,000.
+             * @description Omitted if there are more than 1,000.
              */
             results?: components["schemas"]["MessageResult"][] | null;
             /**
              * Is Complete
-             * @description For a filter: false if the time was not enough for all. Repeat it then.
+             * @description For a filter: false if the time limit was reached. Repeat the request then.
              */
             is_complete?: boolean | null;
         };
@@ -4044,7 +4044,7 @@ export interface components {
             at: string;
             /**
              * Found
-             * @description Items that looked due.
+             * @description Due items that were not in flight.
              */
             found: number;
             /**
@@ -4081,7 +4081,7 @@ export interface components {
             id: string;
             /**
              * Noted
-             * @description Other numbers that the system reports of a scan.
+             * @description Further numbers that the system reports about the scan.
              */
             noted: {
                 [key: string]: unknown;
@@ -4100,7 +4100,7 @@ export interface components {
             at: string;
             /**
              * Found
-             * @description Items that looked due.
+             * @description Due items that were not in flight.
              */
             found: number;
             /**
@@ -4205,7 +4205,7 @@ export interface components {
             period_seconds: number;
             /**
              * Cron
-             * @description Its crontab; null if it runs once per period.
+             * @description Its cron expression; null if it runs once per period.
              */
             cron: string | null;
             /**
@@ -4231,7 +4231,7 @@ export interface components {
             sent: number;
             /**
              * Of
-             * @description How many items match.
+             * @description The number of items that match.
              */
             of: number;
         };
@@ -4274,7 +4274,7 @@ export interface components {
             step_seconds: number;
             /**
              * Outcomes
-             * @description By outcome, one number per step; null for a time of which nothing is known.
+             * @description By outcome, one number per step; null if nothing is known of the step.
              */
             outcomes: {
                 [key: string]: (number | null)[];
@@ -4283,11 +4283,11 @@ export interface components {
             percentiles: {
                 [key: string]: components["schemas"]["PercentileSeries"];
             };
-            /** @description Of the whole range. */
+            /** @description The latency in the whole range. */
             latency: components["schemas"]["Latency"];
             /**
              * Duration Names
-             * @description What people call the durations.
+             * @description The names of the durations on the page.
              */
             duration_names: {
                 [key: string]: string;
@@ -4314,7 +4314,7 @@ export interface components {
             page: string | null;
             /**
              * Pages
-             * @description By number, such as `stuck`: the path of the page that lists what it counts.
+             * @description By number, such as `stuck`: the path of the page that lists the items that it counts.
              */
             pages: {
                 [key: string]: string;
@@ -4361,11 +4361,11 @@ export interface components {
              * @description Attempts that failed in the last minute.
              */
             failed_per_minute: number | null;
-            /** @description Of the items that were done in the last hour. */
+            /** @description The latency of the items that were done in the last hour. */
             latency: components["schemas"]["Latency"] | null;
             /**
              * Duration Names
-             * @description What people call the durations.
+             * @description The names of the durations on the page.
              */
             duration_names: {
                 [key: string]: string;
@@ -4378,7 +4378,7 @@ export interface components {
             last_scan: components["schemas"]["ScanRun"] | null;
             /**
              * Next Scan At
-             * @description When it is scanned next; null while no beat is the leader.
+             * @description The time of the next scan; null while no beat is the leader.
              */
             next_scan_at: string | null;
             /**
@@ -4525,7 +4525,7 @@ export interface components {
             messageId: string;
             /**
              * Queuetype
-             * @description The queue that the request names.
+             * @description The queue in the request.
              */
             queueType: ("main" | "processing" | "dead" | "acknowledged" | "archived") | null;
             /** @description The message; null if it was deleted meanwhile. */
@@ -4545,7 +4545,7 @@ export interface components {
             memory_bytes: number | null;
             /**
              * Running
-             * @description Empty while it waits.
+             * @description The tasks that it executes; empty while it is idle.
              */
             running: components["schemas"]["WorkerTask"][];
         };
@@ -4561,18 +4561,18 @@ export interface components {
             task: string | null;
             /**
              * Task Id
-             * @description Its id; of a batch, the id of one of its tasks; null like `task`.
+             * @description Its id; for a batch, the id of one of its tasks; null like `task`.
              */
             task_id: string | null;
             /**
              * Tasks
-             * @description How many tasks are executed together.
+             * @description The number of tasks that are executed together.
              */
             tasks: number;
             /**
              * Since
              * Format: date-time
-             * @description When it began; of a job, when the attempt began.
+             * @description When it began; for a job, when the attempt began.
              */
             since: string;
             /**
@@ -4587,7 +4587,7 @@ export interface components {
             item: string | null;
             /**
              * Job Name
-             * @description The name of the job; null unless it is one.
+             * @description The name of the job; null if it is not a job.
              */
             job_name: string | null;
             /**
@@ -4608,7 +4608,7 @@ export interface components {
             workers: components["schemas"]["OneWorker"][];
             /**
              * Count
-             * @description How many there are.
+             * @description The number of workers.
              */
             count: number;
             /**
@@ -4619,7 +4619,7 @@ export interface components {
             /**
              * Server Time
              * Format: date-time
-             * @description The time of Redis when the answer was made.
+             * @description The time of Redis when the response was made.
              */
             server_time: string;
         };
@@ -6080,7 +6080,7 @@ export interface operations {
                 "application/json": {
                     /**
                      * Text
-                     * @description Such as the version that was deployed.
+                     * @description The text of the mark, such as the version that was deployed.
                      */
                     text: string;
                 };
@@ -10596,7 +10596,7 @@ export interface operations {
                     states: ("pending" | "success" | "failure" | "canceled" | "cancelled")[];
                     /**
                      * Name
-                     * @description Jobs of all names without it.
+                     * @description Only jobs of this name; all without it.
                      * @default null
                      */
                     name?: string | null;

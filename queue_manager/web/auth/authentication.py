@@ -140,7 +140,7 @@ class KeyRing:
         try:
             self._keys = _holders(read_keys(file))
         except ConfigurationError as error:
-            log.error(f"The keys stay as they were: {error}")
+            log.error(f"The API keys are unchanged: {error}")
         else:
             log.info("Keys read again", keys=len(self._keys))
 

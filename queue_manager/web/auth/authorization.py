@@ -230,4 +230,4 @@ class AccessLogMiddleware:
 
 def _log(action: tuple[str, str, str, int], **fields: int) -> None:
     who, method, path, status = action
-    log.info("Asked to act", who=who, method=method, path=path, status=status, **fields)
+    log.info("Change requested", who=who, method=method, path=path, status=status, **fields)

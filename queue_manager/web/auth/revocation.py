@@ -113,5 +113,5 @@ class Revocations:
 
     def _report(self, error: Exception) -> None:
         if not self._is_away:
-            log.warning("Log-outs of other processes are not known until Redis is back", error=reason(error))
+            log.warning("Logouts in other processes are unknown until Redis is back", error=reason(error))
         self._is_away = True

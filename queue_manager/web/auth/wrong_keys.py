@@ -55,10 +55,12 @@ class WrongKeys:
             return
         window.excess += 1
         if window.excess == 1:
-            log.warning("Wrong keys from one address: its answers to wrong keys are slowed down", address=network)
+            log.warning(
+                "Many wrong keys from one address: further ones are refused for a growing time", address=network
+            )
         await self._delay(min(window.excess * DELAY_STEP, MAX_DELAY))
         left = max(1, math.ceil(window.ends_at - time.monotonic()))
-        message = f"Too many wrong keys; try again in {left} s. A right key is accepted at once"
+        message = f"Too many wrong keys; try again in {left} s. A valid key is accepted at once"
         raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too many wrong keys", message, headers={"retry-after": str(left)})
 
     def _window(self, network: str) -> _Window:

@@ -313,7 +313,7 @@ async def _try_to_end(end: Awaitable[Any]) -> None:
     try:
         await end
     except Exception as error:
-        log.warning("A client whose access ended could not be disconnected; tried again", error=reason(error))
+        log.warning("A client whose access ended could not be disconnected; retrying", error=reason(error))
 
 
 def _errors_of(name: str) -> logging.Logger:

@@ -49,7 +49,7 @@ def trigger(path: str, actor: CurrentActor, principal: CurrentPrincipal) -> Trig
     system = next((system for system in systems() if path in spellings(system.trigger)), None)
     if system is None:
         known = ", ".join(system.trigger for system in systems())
-        raise ApiError(HTTPStatus.NOT_FOUND, "unknown job", f"There is no job {path!r}; the jobs are: {known}")
+        raise ApiError(HTTPStatus.NOT_FOUND, "unknown job", f"There is no trigger {path!r}; the triggers are: {known}")
     require_system(principal, system.name)
     token = str(uuid4())
     with recorded(actor, "scan", system=system.name, detail=f"task {token}"):

@@ -113,7 +113,7 @@ class OverdueSweeper:
             self._is_away = True
             return None
         if self._is_away:
-            log.info("Overdue messages are taken back again")
+            log.info("Overdue messages are requeued again")
         self._is_away = False
         return done
 
