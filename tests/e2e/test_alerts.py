@@ -166,7 +166,7 @@ def test_a_password_that_smtplib_cannot_send_keeps_the_notification_from_no_othe
     ("arguments", "code", "said"),
     [
         (("test",), 2, "no channel is configured: set QM_ALERT_WEBHOOK_URL or QM_ALERT_MAIL_TO"),
-        (("silence", "beat", "wrong"), 2, "There is no rule 'wrong'; the rules are: lag,"),
+        (("silence", "beat", "nothing-like-it"), 2, "There is no rule 'nothing-like-it'; the rules are: lag,"),
         (
             ("silence", "suport-snooze", "lag"),
             2,
