@@ -130,6 +130,23 @@ def test_a_queue_server_that_is_away_is_said_and_is_back_by_itself(
     expect(visit.row(second)).to_be_visible()
 
 
+@pytest.mark.parametrize(("path", "server"), [("/messages", "redis"), ("/jobs", "mongodb")])
+def test_an_open_list_is_not_called_live_while_its_server_is_away(
+    path: str, server: str, fragile: Fragile, visiting: Visiting
+) -> None:
+    visit = visiting(fragile.web)
+    visit.expect_status(503)
+    page = visit.open(path)
+    expect(page.locator("#state")).to_have_text("Live")
+    proxy: TcpProxy = getattr(fragile, server)
+    proxy.close()
+    expect(page.locator("#state")).to_have_text("Reconnecting …", timeout=60_000)
+    expect(page.locator("#problem")).to_contain_text(AWAY)
+    proxy.open()
+    expect(page.locator("#state")).to_have_text("Live")
+    expect(page.locator("#problem")).to_be_empty()
+
+
 @pytest.mark.parametrize("status", [429, 500, 502, 504])
 def test_a_list_that_was_not_answered_is_read_again(status: int, queue: Queue, visit: Visit) -> None:
     id = queue.add()

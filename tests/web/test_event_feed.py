@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
+import pytest
+
+from queue_manager.web.live import event_feed
 from queue_manager.web.live.event_feed import (
     MAX_BUFFER_SIZE,
     Event,
@@ -76,3 +79,23 @@ def test_a_listener_of_the_process_itself_costs_no_preparation() -> None:
                 return await asyncio.wait_for(listener.next(), 10)
 
     assert [one.position for one in asyncio.run(listen())] == [1]
+
+
+class Broken(OneEvent):
+    """A source that cannot be read."""
+
+    async def live(self, after: int | None) -> AsyncGenerator[ReadBatch[int], None]:
+        if after is None:
+            raise OSError("no server")
+        yield ReadBatch(after)
+
+
+def test_listeners_of_a_source_that_stays_away_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_feed, "MAX_OUTAGE", 0.1)
+
+    async def listen() -> list[Event[int]]:
+        async with Feed(Broken(), asyncio.Event()) as feed:
+            with feed.subscribe() as listener:
+                return await asyncio.wait_for(listener.next(), 10)
+
+    assert asyncio.run(listen()) == []

@@ -3,13 +3,15 @@
 Guarantee: a client gets every event after its start position, once and in order. A source is read only while there are
 listeners, and reading resumes after an outage. The buffer of a listener is bounded: a client that does not keep up is
 disconnected without delaying others, and resumes with `Last-Event-ID`. If the events after that id are lost, its first
-event is `reset`. Clients are disconnected within 2 s when their key or session ends, and at once when the process ends.
+event is `reset`. Clients are disconnected within 2 s when their key or session ends, at once when the process ends, and
+after 10 s in which the source cannot be read; until it can, new clients get 503.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
@@ -36,6 +38,7 @@ SEND_TIMEOUT = 20.0  # seconds for one write to a client that does not read
 STREAM_END_TIMEOUT = 1.0  # seconds in which streams end by themselves when the process ends
 READER_TIMEOUT = 2.0  # seconds that a client waits for the reader
 RECONNECT_DELAY = 0.5  # seconds before a source is read again after an error
+MAX_OUTAGE = 10.0  # seconds of errors that clients do not notice, as while a server restarts
 
 log = get_logger("QM/events")
 
@@ -182,7 +185,7 @@ class Feed(Generic[PositionT]):
         self._listeners: set[Listener[PositionT]] = set()
         self._has_listeners, self._has_moved = asyncio.Event(), asyncio.Event()
         self._position: PositionT | None = None
-        self._is_away = False
+        self._failing_since: float | None = None
         self._clients = 0
 
     async def __aenter__(self) -> Feed[PositionT]:
@@ -286,21 +289,22 @@ class Feed(Generic[PositionT]):
             try:
                 await self._read_until_idle()
             except EventsLost:
-                self._position = None  # clients that reconnect get a reset
-                self._end_listeners()
+                self._restart()  # clients that reconnect get a reset
             except Exception as error:  # all listeners depend on this task
-                if not self._is_away:
+                if self._failing_since is None:
                     source = self.source
                     log.warning(f"No {source.title}: {source.server} fails ({reason(error)}); retrying")
-                self._is_away = True
+                    self._failing_since = time.monotonic()
+                elif time.monotonic() - self._failing_since > MAX_OUTAGE:
+                    self._restart()  # clients that reconnect get an error, and then what they missed
                 await asyncio.sleep(RECONNECT_DELAY)
 
     async def _read_until_idle(self) -> None:
         async with aclosing(self.source.live(self._position)) as batches:
             async for batch in batches:
-                if self._is_away:
+                if self._failing_since is not None:
                     log.info(f"{self.source.title.capitalize()} flow again")
-                self._is_away = False
+                self._failing_since = None
                 events = await self.source.prepare(batch.events) if batch.events and self._clients else batch.events
                 self._publish(ReadBatch(batch.position, events))
                 if not self._listeners:
@@ -313,6 +317,11 @@ class Feed(Generic[PositionT]):
         self._position = batch.position
         self._has_moved.set()
         self._has_moved = asyncio.Event()
+
+    def _restart(self) -> None:
+        """Disconnect all clients, and read new events from now on: what happens meanwhile is in their history."""
+        self._position = None
+        self._end_listeners()
 
     def _end_listeners(self) -> None:
         for listener in self._listeners:
