@@ -6,7 +6,7 @@ from datetime import datetime
 
 from models.item_events import ItemEvent, ItemHistory
 from queue_manager.core.clock import milliseconds, seconds
-from queue_manager.core.wording import many, when
+from queue_manager.core.wording import error_summary, many, when
 from queue_manager.explanation import DispatchState, TimelineEvent, Tone
 from queue_manager.leases.state import LeaseDetail
 
@@ -59,7 +59,8 @@ def _next_attempt(at: datetime | None, history: ItemHistory, now: datetime) -> s
     last = next((one for one in history.events if one.event == "retried"), None)
     if last is None:
         return f"dispatched, to be executed{_when('at', at, now)}"
-    return f"attempt {last.attempt} failed, and the next one starts{_when('at', at, now)}. Last error: {last.error}"
+    error = error_summary(last.error or "unknown")
+    return f"attempt {last.attempt} failed, and the next one starts{_when('at', at, now)}. Last error: {error}"
 
 
 def describe_done(history: ItemHistory, due_at: datetime | None, now: datetime) -> str:

@@ -11,13 +11,22 @@ from typing import Any
 from queue_manager.core.clock import seconds
 
 MAX_IDS = 5
+MAX_ERROR_LENGTH = 300  # characters of an error within a sentence
+_TRACEBACK = "Traceback (most recent call last)"
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def sentence(*clauses: str) -> str:
     """Return clauses as a sentence; empty ones are left out."""
     said = "; ".join(filter(None, clauses))
-    return f"{said[:1].upper()}{said[1:]}{'' if said.endswith(('.', '!', '?')) else '.'}"
+    return f"{said[:1].upper()}{said[1:]}{'' if said.endswith(('.', '!', '?', ' …')) else '.'}"
+
+
+def error_summary(error: str) -> str:
+    """Return an error for a sentence, truncated: its first line, or of a Python traceback the last line."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()] or [""]
+    line = lines[-1 if lines[0].startswith(_TRACEBACK) else 0]
+    return line if len(line) <= MAX_ERROR_LENGTH else f"{line[:MAX_ERROR_LENGTH]} …"
 
 
 def when(moment: datetime, now: datetime) -> str:

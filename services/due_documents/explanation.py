@@ -7,7 +7,7 @@ from datetime import datetime
 from models import failed_item, item_events
 from models.database import Document
 from models.document_id import id_candidates, id_text
-from queue_manager.core.wording import sentence, when
+from queue_manager.core.wording import error_summary, sentence, when
 from queue_manager.explanation import DispatchState, Explanation, Tone, newest_first
 from queue_manager.leases.state import LeaseDetail, detail
 from services.due_documents.declaration import NO_DATE
@@ -73,8 +73,9 @@ class _DocumentExplanation:
             return self._system.later, "neutral", sentence(due, *self._before_it_is_due(lease, self._due_at))
         if lease.step == "cooling" and (failure := failed_item.get(self._system.name, self._id)) is not None:
             times = "" if failure.failures == 1 else f", {failure.failures} times in a row"
+            error = f"Last error: {error_summary(failure.error)}"
             cooling = f"it cools down until {when(lease.at or failure.retry_at, self._now)}"
-            return "failed", "bad", sentence(f"all attempts failed{times}", f"{cooling}. Last error: {failure.error}")
+            return "failed", "bad", sentence(f"all attempts failed{times}", f"{cooling}. {error}")
         state, tone, clause = describe_state(lease, self._dispatch, self._history, queue=self._system.queue)
         return state, tone, sentence(due, clause)
 

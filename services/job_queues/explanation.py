@@ -11,7 +11,7 @@ from models import executing_job, job, job_queue
 from models.database import Document
 from models.document_id import id_text
 from models.job import RESCHEDULABLE_STATES, JobState
-from queue_manager.core.wording import many, ordinal, sentence, when
+from queue_manager.core.wording import error_summary, many, ordinal, sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first, pause_text
 from queue_manager.system import System
 
@@ -131,7 +131,7 @@ class _JobExplanation:
             yield self._dispatch.scan()
 
     def _failed(self) -> Iterator[str]:
-        number, error = self._job["attempts"], self._job.get("last_error", "unknown")
+        number, error = self._job["attempts"], error_summary(self._job.get("last_error", "unknown"))
         if "waiting" not in self._job:
             yield f"its {ordinal(number)} attempt failed, and it is not retried by itself. Last error: {error}"
             return

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from urllib.parse import quote
 
 from queue_manager.core.clock import from_unix_ms, milliseconds, seconds
-from queue_manager.core.wording import distance, many, ordinal, sentence, when
+from queue_manager.core.wording import distance, error_summary, many, ordinal, sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
 from queue_manager.system import System
 from services.message_queue.admin import QueueAdmin
@@ -24,6 +25,7 @@ STATE_LABELS: dict[MessageState, tuple[str, Tone]] = {
 }
 FAILURES = ("requeued", "dead-lettered")
 """Events whose reason is an error; the reason of others was written by a person."""
+_CONTROL_CHARACTER = re.compile("[\x00-\x1f\x7f]")
 _NOT_ACKNOWLEDGED = "not acknowledged in time"
 REASON_NOTES = {"Max attempts exceeded (Stream)": _NOT_ACKNOWLEDGED, "Processing timeout": _NOT_ACKNOWLEDGED}
 """Explanations of the reasons that the queue itself records, in words that other programs know."""
@@ -83,7 +85,7 @@ class _MessageExplanation:
             document=f"/api/queue/message/{quote(id, safe='')}",
             retry="/api/queue/replay" if is_dead else None,
             retry_body={"messageIds": [id]} if is_dead else {},
-            timeline=newest_first([*self._created(), *_entries(self._events)]),
+            timeline=newest_first([*self._created(), *_entries(self._events, self._last_error)]),
         )
 
     def _clauses(self) -> Iterator[str]:
@@ -98,7 +100,7 @@ class _MessageExplanation:
                 yield from self._processing()
             case "dead":
                 yield f"failed at {self._field('failed_at')}, after {many(self._message.attempt, 'attempt')}"
-                reason = reason_text(str(self._message.fields.get("last_error")))
+                reason = error_summary(reason_text(self._last_error))
                 yield f"no consumer gets it until it is replayed. Reason: {reason}"
             case "acknowledged":
                 yield f"acknowledged at {self._field('acknowledged_at')}"
@@ -134,7 +136,12 @@ class _MessageExplanation:
     def _last_failure(self) -> Iterator[str]:
         last = next((one for one in reversed(self._events) if one.reason and one.event in FAILURES), None)
         if last is not None and self._message.attempt:  # a replay resets the attempts
-            yield f"its {ordinal(self._message.attempt)} delivery failed. Reason: {reason_text(last.reason or '')}"
+            reason = error_summary(reason_text(last.reason or ""))
+            yield f"its {ordinal(self._message.attempt)} delivery failed. Reason: {reason}"
+
+    @property
+    def _last_error(self) -> str:
+        return str(self._message.fields.get("last_error"))
 
     # Times
 
@@ -156,11 +163,15 @@ class _MessageExplanation:
         return when(_moment(at), self._now)
 
 
-def _entries(events: Sequence[HistoryEvent]) -> Iterator[TimelineEvent]:
+def _entries(events: Sequence[HistoryEvent], last_error: str) -> Iterator[TimelineEvent]:
+    """Yield the entries, oldest first. Events have only the first 200 bytes of a reason, in one line."""
+    last = next((one for one in reversed(events) if one.event in FAILURES), None)
     delivered_at: float | None = None
     for event in events:
         ends_delivery = event.event in ("requeued", "dead-lettered", "acknowledged")
         took = None if delivered_at is None or not ends_delivery else milliseconds(seconds(event.at - delivered_at))
+        is_whole = event is last and event.reason and _CONTROL_CHARACTER.sub(" ", last_error).startswith(event.reason)
+        reason = last_error if is_whole else event.reason
         details = (
             "" if event.consumer_id is None else f"to {event.consumer_id}",
             "" if event.attempt is None else f"attempt {event.attempt}",
@@ -172,7 +183,7 @@ def _entries(events: Sequence[HistoryEvent]) -> Iterator[TimelineEvent]:
             event=EVENT_LABELS[event.event],
             detail=", ".join(filter(None, details)),
             duration_ms=took,
-            error=reason_text(event.reason) if event.reason and event.event in FAILURES else None,
+            error=reason_text(reason) if reason and event.event in FAILURES else None,
         )
         delivered_at = event.at if event.event == "delivered" else None if ends_delivery else delivered_at
 

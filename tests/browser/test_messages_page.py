@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.visit import Visit
+from tests.browser.visit import NARROW, Visit
 from tests.web.queue_client import Queue
 
 pytestmark = pytest.mark.browser
@@ -79,6 +79,25 @@ def test_a_row_opens_to_everything_that_is_known(visit: Visit, queue: Queue) -> 
     visit.dialog.get_by_role("link", name="What happened to it").click()
     expect(visit.page.locator(".timeline")).to_contain_text("broken")
     assert visit.path == f"/messages/{id}"
+
+
+def test_a_long_reason_keeps_its_lines_and_leaves_the_buttons_in_sight(visit: Visit, queue: Queue) -> None:
+    reason = "\n".join(["Traceback (most recent call last):", *["  in handle"] * 100, "KeyError: 'to'"])
+    id = queue.dead()
+    queue.post("/queue/move", {"messages": [id], "fromQueue": "dead", "toQueue": "main"})
+    queue.post("/queue/move", {"messages": [id], "fromQueue": "main", "toQueue": "dead", "errorReason": reason})
+    visit.page.set_viewport_size(NARROW)
+    page = visit.open("/messages/failed")
+    visit.open_row(id)
+    shown = visit.dialog.get_by_role("region", name="Reason")
+    expect(shown).to_be_in_viewport()
+    assert shown.inner_text() == reason
+    expect(visit.dialog.get_by_role("button", name="Replay")).to_be_in_viewport(ratio=1)
+    visit.dialog.get_by_role("link", name="What happened to it").click()
+    answer = page.get_by_role("region", name=f"message {id}")
+    expect(answer).to_contain_text("Reason: KeyError: 'to'.")
+    expect(answer).not_to_contain_text("Traceback")
+    expect(page.locator(".timeline").get_by_role("region", name="Error")).to_have_text(reason)
 
 
 def test_the_id_of_a_row_is_a_link_to_the_page_of_the_message(visit: Visit, queue: Queue) -> None:

@@ -14,7 +14,7 @@ from models.database import collection, server_now
 from models.document_id import id_text
 from queue_manager import leases
 from queue_manager.core.clock import hours, minutes, seconds
-from queue_manager.core.wording import clock, ordinal, rounded, span, when
+from queue_manager.core.wording import clock, error_summary, ordinal, rounded, sentence, span, when
 from queue_manager.explanation import DispatchState, Explanation
 from queue_manager.items import DueItem
 from queue_manager.operations.diagnosis import diagnose
@@ -469,3 +469,17 @@ class TestWords:
             "21st",
             "112th",
         ]
+
+    @pytest.mark.parametrize(
+        ("error", "text"),
+        [
+            ("", "."),
+            ("Boom", "Boom."),
+            ("\nError: broken\n    at send (mail.js:1)\n", "Error: broken."),
+            ("Traceback (most recent call last):\n  File 'mail.py', line 1\nKeyError: 'to'\n", "KeyError: 'to'."),
+            ("X" * 301, f"{'X' * 300} …"),
+        ],
+        ids=["empty", "line", "lines", "traceback", "long"],
+    )
+    def test_errors_in_a_sentence(self, error: str, text: str) -> None:
+        assert sentence(error_summary(error)) == text

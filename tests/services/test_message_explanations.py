@@ -55,6 +55,17 @@ def test_one_in_processing(queue: MessageQueue) -> None:
     assert found.timeline[2].detail == "to c1, attempt 1"
 
 
+def test_the_timeline_has_the_whole_reason_of_the_last_failure(queue: MessageQueue) -> None:
+    queue.enqueue("mail", id="m")
+    for reason in ("first\n" + "x" * 300, "second\n" + "y" * 300):
+        taken = queue.dequeue()
+        assert taken is not None
+        queue.nack(taken.id, taken.lock_token, reason=reason)
+    errors = [one.error for one in why("m").timeline if one.error]
+    assert errors == ["second\n" + "y" * 300, "first " + "x" * 194]
+    assert why("m").answer.endswith("; its 2nd delivery failed. Reason: second " + "y" * 193 + ".")
+
+
 def test_one_of_a_paused_type(queue: MessageQueue) -> None:
     queue.enqueue("mail", id="m")
     queue_admin().pause(["mail"], by="ada", reason="spilling")

@@ -3,7 +3,7 @@
 import { answer, unreadable } from "./answer.js";
 import { Events, attempt, get, post, query } from "./api.js";
 import { moment, span } from "./clock.js";
-import { PREFIX, byId, button, complain, copier, element, jsonText, mayAct, put, toast } from "./dom.js";
+import { PREFIX, byId, button, complain, copier, element, errorText, jsonText, mayAct, put, toast } from "./dom.js";
 import { seldom } from "./pace.js";
 
 const { id = "", system = "", list = "", item = "", items = "", product = "" } = byId("found").dataset;
@@ -59,7 +59,7 @@ function entry({ at, event, detail, worker, duration_ms: took, error, task_id: t
   return element("li", { class: error ? "bad" : "" }, moment(at), element("div", {},
     element("b", {}, event), detail && ` ${detail}`,
     about.length > 0 && element("div", { class: "hint soft" }, about.flatMap((part, index) => (index ? [" · ", part] : [part]))),
-    error && element("div", { class: "bad" }, error)));
+    error && element("div", {}, errorText(error))));
 }
 
 /** @param {string} path @param {object} body @param {string} label */

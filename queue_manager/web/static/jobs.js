@@ -3,7 +3,7 @@
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { ARE_RELATIVE, at, countdown, many, moment, now, number, span, until, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, jsonProblem, numberFrom, show } from "./dialog.js";
-import { PREFIX, byId, button, copier, countInTitle, element, facts, jsonText, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
+import { PREFIX, byId, button, copier, countInTitle, element, errorText, facts, jsonText, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
 import { percentile } from "./latency.js";
 import { List, cell, fill, grid } from "./list.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
@@ -190,10 +190,10 @@ function describe(job) {
       ["Priority", job.priority], ["Attempts", job.attempts], ["Created", zonedMoment(job.created)], ["Updated", zonedMoment(job.updated)],
     ]),
     state === "executing" && progress && element("p", {}, element("progress", { "aria-label": "Progress", max: 100, value: progress.percent }), ` ${Math.round(progress.percent)} % ${progress.note ?? ""}`),
-    job.last_error && [element("h3", {}, "Last error"), element("pre", { class: "bad", tabindex: 0, "aria-label": "Last error" }, job.last_error)],
+    job.last_error && [element("h3", {}, "Last error"), errorText(job.last_error, "Last error")],
     element("h3", {}, "History"),
-    grid(["When", "State", "Attempt", "Worker", "Duration", "Error"], (job.history ?? []).toReversed().map(({ at: when, state: one, attempt = "—", worker = "—", took_ms: took, error = "—" }) => [
-      moment(when), pill(one, STATES[one]), attempt, worker, took == null ? "—" : span(took), element("code", { class: error === "—" ? "" : "bad" }, error),
+    grid(["When", "State", "Attempt", "Worker", "Duration", "Error"], (job.history ?? []).toReversed().map(({ at: when, state: one, attempt = "—", worker = "—", took_ms: took, error }) => [
+      moment(when), pill(one, STATES[one]), attempt, worker, took == null ? "—" : span(took), error && errorText(error),
     ])),
   ];
 }

@@ -3,7 +3,7 @@
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { at, countdown, many, moment, number, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, jsonProblem, numberFrom, show } from "./dialog.js";
-import { PREFIX, byId, button, copier, countInTitle, element, facts, jsonText, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
+import { PREFIX, byId, button, copier, countInTitle, element, errorText, facts, filled, jsonText, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
 import { List, cell } from "./list.js";
 import { nextFrame } from "./pace.js";
 import { reasonText } from "./reasons.js";
@@ -117,7 +117,7 @@ const CELLS = {
   acknowledged: (message) => cell("Acknowledged", moment(message.acknowledged_at), "nowrap"),
   attempts: (message) => cell("Attempts", `${message.attempt_count} / ${mostOf(message)}`, "number nowrap"),
   timeout: (message) => cell("Ack timeout", timeoutOf(message) === undefined ? "..." : `${timeoutOf(message)} s`, "number nowrap"),
-  consumer: (message) => cell("Consumer", message.consumer_id ?? "—"),
+  consumer: (message) => cell("Consumer", element("span", { class: "clip" }, message.consumer_id ?? "—")),
   left: (message) => cell("Time remaining", countdown(deadlineOf(message)), "number"),
   reason: (message) => element("td", { class: "text" }, element("span", { class: "clip bad" }, message.last_error ? reasonText(message.last_error) : "—")),
 };
@@ -151,9 +151,9 @@ function cells(message) {
 
 /** @param {Message} message @param {MessageState} state */
 const describe = (message, state) => [
-  element("pre", { tabindex: 0, "aria-label": "Payload" }, jsonText(message.payload, 2)),
   facts("pairs", [
     ["State", PLACES[state]],
+    ["Reason", message.last_error && errorText(reasonText(message.last_error), "Reason")],
     ["Type", message.type],
     ["Priority", message.priority],
     ["Attempts", `${message.attempt_count} of ${mostOf(message)}`],
@@ -165,8 +165,8 @@ const describe = (message, state) => [
     ["Token", state === "processing" ? element("code", {}, message.lock_token) : null],
     ["Acknowledged", zonedMoment(message.acknowledged_at)],
     ["Failed", zonedMoment(message.failed_at)],
-    ["Reason", message.last_error && element("span", { class: "bad" }, reasonText(message.last_error))],
   ]),
+  element("pre", { tabindex: 0, "aria-label": "Payload" }, jsonText(message.payload, 2)),
 ];
 
 /** @param {Message} message */
@@ -327,7 +327,7 @@ function clear() {
 /** @param {{ pauses: Record<string, Pause> }} status */
 function showPauses({ pauses }) {
   byId("pauses").replaceChildren(...Object.entries(pauses).map(([type, made]) =>
-    element("div", { class: "bar" }, type, pauseNote(made), mayAct && button(`Resume ${type}`, () => attempt(() => change("resume", type)), "quiet"))));
+    element("div", { class: "bar" }, element("b", {}, type), mayAct && filled(button("Resume", () => attempt(() => change("resume", type)), "quiet"), { "aria-label": `Resume ${type}` }), pauseNote(made))));
 }
 
 /** @param {string} action @param {string} type @param {string} [reason] */

@@ -3,7 +3,7 @@
 import { Events, attempt, get, post } from "./api.js";
 import { at, countdown, many, moment, now, number, span, until } from "./clock.js";
 import { show } from "./dialog.js";
-import { PREFIX, button, byId, complain, element, facts, mayAct, pill, toast } from "./dom.js";
+import { PREFIX, button, byId, complain, element, errorText, facts, mayAct, pill, toast } from "./dom.js";
 import { cell, fill, grid } from "./list.js";
 import { PAUSED, awayServers } from "./systems.js";
 
@@ -98,7 +98,7 @@ function marks({ title, last_runs: runs }) {
 
 /** @param {ScanResult[]} runs */
 const table = (runs) => grid(["When", "Found", "Claimed", "Sent", "Errors", "Duration", "Error"], runs.map((run) => [
-  moment(run.at), number(run.found), number(run.claimed), number(run.enqueued), number(run.errors), span(run.duration_ms), element("code", { class: "bad" }, run.error ?? ""),
+  moment(run.at), number(run.found), number(run.claimed), number(run.enqueued), number(run.errors), span(run.duration_ms), run.error && errorText(run.error),
 ]));
 
 // Acting
