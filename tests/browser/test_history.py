@@ -47,8 +47,10 @@ def test_a_card_leads_with_how_many_items_were_on_time(visit: Visit) -> None:
     page = visit.open("/")
     rooms = page.get_by_role("article", name="Rooms").locator(".speed")
     expect(rooms).to_contain_text("99 %")
-    expect(rooms).to_contain_text("Due to done, last hour, 100 measured · on time: due to done within 250 ms")
-    expect(page.get_by_role("article", name="Reviews").locator(".speed")).to_have_text("Nothing was done: last hour")
+    expect(rooms).to_contain_text("Due to done, the last hour, 100 measured · on time: due to done within 250 ms")
+    expect(page.get_by_role("article", name="Reviews").locator(".speed")).to_have_text(
+        "Nothing was done in the last hour"
+    )
 
 
 @pytest.mark.smoke

@@ -57,6 +57,21 @@ def test_adopted_job_is_opened_and_canceled_by_its_text_id(visit: Visit, queue: 
     expect(visit.row(id)).to_contain_text("canceled")
 
 
+def test_the_jobs_are_in_sight_below_many_names(visit: Visit, queue: Queue) -> None:
+    names = [*(f"name-{number:03}" for number in range(100)), "n" * 128]
+    stored.jobs().insert_many(
+        [{**foreign_job(name, "failure", server_now(), id=name), "attempts": 1} for name in names]
+    )
+    page = visit.open("/jobs")
+    expect(page.locator("#queues > tr")).to_have_count(len(names) + 4)
+    expect(page.locator("#filter")).to_be_in_viewport()
+    last = page.get_by_role("table", name="Jobs by name").get_by_role("link", name="test.send_invoice", exact=True)
+    last.focus()
+    expect(last).to_be_in_viewport()
+    visit.press("Run a job")
+    assert visit.dialog.evaluate("dialog => dialog.scrollWidth <= dialog.clientWidth")
+
+
 def test_job_of_another_program_with_odd_fields_is_shown(visit: Visit, queue: Queue) -> None:
     stored.jobs().insert_one({"_id": "odd", "attempts": 0, "created": "yesterday", "history": "none"})
     stored.jobs().insert_one({**foreign_job(INVOICE, "failure", server_now(), id="huge"), "attempts": 2**60})

@@ -144,6 +144,7 @@ export class Events {
     this.name = name;
     this.on = on;
     this.last = ""; // id of the last event
+    showState("Connecting …", "");
     this.open();
     addEventListener("pagehide", () => this.close());
     addEventListener("pageshow", (event) => event.persisted && this.open());

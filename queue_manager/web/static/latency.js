@@ -34,7 +34,7 @@ export function speed(latency, names, when) {
   const measure = leading(latency);
   const found = latency[measure];
   const { on_time: onTime } = latency;
-  const text = found ? `${names[measure]}, ${when}, ${number(found.count)} measured` : `Nothing was done: ${when}`;
+  const text = found ? `${names[measure]}, ${when}, ${number(found.count)} measured` : `Nothing was done in ${when}`;
   return element("div", { class: "speed" },
     found && facts("facts", [
       ["On time", onTime && element("span", { class: onTime.share < 0.99 ? "warn" : "good" }, percent(onTime.share))],

@@ -3,7 +3,7 @@
 import { Events, attempt, get } from "./api.js";
 import { chart } from "./chart.js";
 import { ZONE, at, countdown, moment, now, number, span } from "./clock.js";
-import { PREFIX, byId, complain, countInTitle, element, facts, pill, put } from "./dom.js";
+import { PREFIX, byId, complain, countInTitle, element, facts, pill, put, showState } from "./dom.js";
 import { speed } from "./latency.js";
 import { awayServers, bad, howToTurnOn, needs, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
 
@@ -88,7 +88,7 @@ function card({ name, title, page }) {
 function showSystem(system, away) {
   const { state, body, day } = cards.get(system.name) ?? card(system);
   put(state, [system, away], () => statusPill(system, away));
-  put(body, system, () => (system.is_on ? [pauseNote(system.pause), speed(system.latency, system.duration_names, "last hour"), statistics(system), scans(system)] : element("p", { class: "soft" }, ...howToTurnOn(system))));
+  put(body, system, () => (system.is_on ? [pauseNote(system.pause), speed(system.latency, system.duration_names, "the last hour"), statistics(system), scans(system)] : element("p", { class: "soft" }, ...howToTurnOn(system))));
   day.hidden = !system.is_on;
 }
 
@@ -139,6 +139,7 @@ function show(overview) {
 
 const read = () => attempt(async () => show(await get("/overview")), ({ message }) => complain(message));
 
+showState("Connecting …", "");
 await read();
 new Events("/overview/events", "overview", { event: show, reload: read });
 days();

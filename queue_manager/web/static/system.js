@@ -190,7 +190,7 @@ function showSystem(system) {
   put(byId("status"), [system, away], () => statusPill(system, away));
   put(byId("health"), [system, away], () => [
     away && notice({ kind: "bad", text: away }),
-    !system.is_on && element("p", { class: "soft" }, howToTurnOn(system)), pauseNote(system.pause), speed(system.latency, system.duration_names, "last hour"), statistics(system), scans(system),
+    !system.is_on && element("p", { class: "soft" }, howToTurnOn(system)), pauseNote(system.pause), speed(system.latency, system.duration_names, "the last hour"), statistics(system), scans(system),
     ...system.problems.map(bad).map(notice),
   ]);
   for (const tab of document.querySelectorAll("[data-state]")) {
