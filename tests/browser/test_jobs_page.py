@@ -23,6 +23,8 @@ from tests.job_lab import end_job
 from tests.web.queue_client import Queue
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("clean")]
+
+IS_SCROLLED = "sheet => sheet.scrollHeight > sheet.clientHeight"
 SCRIPT = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 
@@ -70,6 +72,12 @@ def test_the_jobs_are_in_sight_below_many_names(visit: Visit, queue: Queue) -> N
     expect(last).to_be_in_viewport()
     visit.press("Run a job")
     assert visit.dialog.evaluate("dialog => dialog.scrollWidth <= dialog.clientWidth")
+    visit.press("Cancel", visit.dialog)
+    sheet = page.locator("#names .sheet")
+    assert sheet.evaluate(IS_SCROLLED)
+    page.emulate_media(media="print")
+    assert not sheet.evaluate(IS_SCROLLED)
+    expect(page.get_by_role("navigation", name="Pages")).to_be_hidden()
 
 
 def test_job_of_another_program_with_odd_fields_is_shown(visit: Visit, queue: Queue) -> None:
