@@ -15,6 +15,7 @@ import typer
 import queue_manager
 from dev.api_description import api_description
 from queue_manager.cli.commands import cli
+from queue_manager.web.http.schema_fields import Field, parameter_fields
 
 _LITERAL = re.compile(r"`[^`]*`")
 
@@ -67,18 +68,18 @@ def _operations() -> str:
         "A web process serves the description of its own operations at `/openapi.json` and `/docs`.",
     ]
     schema = api_description()
+    models = schema["components"]["schemas"]
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
             sections += [f"## {method.upper()} {path}", _escaped(operation.get("description", ""))]
             sections.append(f"Role: {operation['x-role']}. Responses: {_responses(operation['responses'])}.")
-            rows = [_query_row(one) for one in operation.get("parameters", ())]
+            rows = [_field_row(one) for one in parameter_fields(operation.get("parameters", []), models)]
             if rows:
-                head = ["| parameter | in | type | meaning |", "|---|---|---|---|"]
+                head = ["| parameter | type | default | meaning |", "|---|---|---|---|"]
                 sections.append("\n".join([*head, *rows]))
             for kind, content in operation.get("requestBody", {}).get("content", {}).items():
                 body = json.dumps(content["schema"], indent=2)
                 sections.append(f"Body, `{kind}`:\n\n```json\n{body}\n```")
-    models = schema["components"]["schemas"]
     for name in sorted(models):
         sections.append(f"## {name}\n\n```json\n{json.dumps(models[name], indent=2)}\n```")
     return "\n\n".join(one for one in sections if one) + "\n"
@@ -88,18 +89,9 @@ def _responses(responses: dict[str, Any]) -> str:
     return ", ".join(f"{status} {_escaped(responses[status]['description'])}" for status in sorted(responses))
 
 
-def _query_row(parameter: dict[str, Any]) -> str:
-    kind = _cell(_type_of(parameter["schema"]))
-    return f"| `{parameter['name']}` | {parameter['in']} | {kind} | {_cell(parameter.get('description', ''))} |"
-
-
-def _type_of(schema: dict[str, Any]) -> str:
-    if "anyOf" in schema:
-        return " or ".join(_type_of(one) for one in schema["anyOf"])
-    if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"])
-    bounds = [f"{word} {schema[key]}" for key, word in (("minimum", "from"), ("maximum", "to")) if key in schema]
-    return " ".join([schema.get("type", "any"), *bounds])
+def _field_row(field: Field) -> str:
+    default = "required" if field.is_required else "" if field.default is None else f"`{json.dumps(field.default)}`"
+    return f"| `{field.name}` | {_cell(field.kind)} | {default} | {_cell(field.about)} |"
 
 
 def _python() -> str:

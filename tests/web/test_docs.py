@@ -201,6 +201,17 @@ def test_the_page_shows_every_operation_and_loads_nothing_from_elsewhere(guarded
     assert not re.search(r"<script(?!( type=\"module\")? src=\"/static/)|\son\w+=|style=|<style|https?://", page.text)
 
 
+def test_the_page_shows_the_type_of_each_parameter_and_member(guarded: Web) -> None:
+    page = guarded.get("/docs", X_API_KEY=VIEWER).text
+    assert "<summary>Body, application/json: name, at, delay_seconds, arguments, " in page
+    assert "<summary>Body, a list, application/json: type, payload, " in page
+    assert "<dt><code>name</code> string matching <code>^[A-Za-z0-9_.:-]{1,128}$</code>; required</dt>" in page
+    assert "<dt><code>priority</code> integer, -100 to 100; default <code>0</code></dt>" in page
+    assert "<dt><code>state</code> <code>due</code>, <code>in-progress</code>, <code>stuck</code>, " in page
+    assert "<dt><code>ids</code> list, 1 to 1,000 items; each: string; required</dt>" in page
+    assert "<dt><code>timeout</code> number, 0 to 60</dt>\n<dd>Seconds to wait for a message.</dd>" in page
+
+
 def test_both_are_for_viewers(guarded: Web) -> None:
     assert {guarded.get(path).status for path in ("/docs", "/openapi.json")} == {401}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
@@ -14,6 +13,7 @@ from queue_manager.web.auth.authorization import EACH, CurrentPrincipal, require
 from queue_manager.web.html_pages import render_page
 from queue_manager.web.http.errors import STATUS_DESCRIPTIONS
 from queue_manager.web.http.requests import SAFE_METHODS, Body
+from queue_manager.web.http.schema_fields import body_fields, parameter_fields
 
 SECURITY_SCHEMES = {
     "key": {"type": "apiKey", "in": "header", "name": "X-API-KEY"},
@@ -98,14 +98,19 @@ def _add_role(operation: OpenApi, method: str, role: str, *, needs_key: bool) ->
 
 def _shown(method: str, path: str, operation: OpenApi, schema: OpenApi) -> OpenApi:
     contents = operation.get("requestBody", {}).get("content", {})
+    models = schema["components"]["schemas"]
+    parameters = {"Parameters": parameter_fields(operation.get("parameters", []), models)}
+    bodies = {
+        f"Body, {'a list, ' if 'items' in content['schema'] else ''}{kind}": body_fields(content["schema"], models)
+        for kind, content in contents.items()
+    }
     return {
         "method": method.upper(),
         "path": path,
         "role": operation["x-role"],
-        "about": operation["description"].split("`"),  # every other part is code
+        "about": [" ".join(line.split("\n")) for line in operation["description"].split("\n\n")],
         "members": _members(operation, schema),
-        "parameters": ", ".join(f"{one['name']} ({one['in']})" for one in operation.get("parameters", ())),
-        "bodies": [(kind, json.dumps(content["schema"], indent=1)) for kind, content in contents.items()],
+        "inputs": {title: fields for title, fields in (parameters | bodies).items() if fields},
         "statuses": ", ".join(sorted(operation["responses"])),
     }
 
