@@ -31,7 +31,7 @@ from queue_manager.core.wording import many
 from queue_manager.explanation import DispatchState, Explanation
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem, Item, Listed, State
-from queue_manager.system import System, SystemStats
+from queue_manager.system import DURATION_NAMES, System, SystemStats
 from services.due_work import Due, DueBatch, DueWork, leases_of
 from services.item_work import ItemResult
 
@@ -310,6 +310,7 @@ system = System(
     trigger="projects/review-request-pulse",
     page="/reviews",
     items=eligible_agencies,
+    duration_names={**DURATION_NAMES, "wait": "Dispatched to started"},
     item_states=("due",),
     items_name="agencies",
     item_name="agency",

@@ -273,7 +273,9 @@ def stats() -> SystemStats:
         oldest += [(one.started_at, f"{name} {one.id}") for one in islice(sites.stale(before), MAX_LISTED)]
     numbers["due"] = sum(numbers[f"{state}_{name}"] for name in site.ALL for state in ("stuck", "finished"))
     numbers["lag_seconds"] = max([(before - began).total_seconds() for began, _ in oldest], default=0.0)
-    details = [f"{name}: {(now - began) / hours(1):.1f} h" for began, name in sorted(oldest)[:MAX_LISTED]]
+    details = [
+        f"{name}: the build began {(now - began) / hours(1):.1f} h ago" for began, name in sorted(oldest)[:MAX_LISTED]
+    ]
     late = [name for began, name in sorted(oldest) if before - began > system.late_after(settings())]
     stats = SystemStats(numbers=numbers, details=details, late=late)
     _add_problems(stats, before)

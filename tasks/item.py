@@ -169,7 +169,7 @@ class ItemTask(BatchedTask):
 
     def on_failure(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Record the final failure: no attempt is left, or a retry cannot help."""
-        log.error(f"Item failed permanently: {reason(exc)}", task=self.name, task_id=task_id)
+        log.error(f"The final attempt of an item failed: {reason(exc)}", task=self.name, task_id=task_id)
         if not isinstance(exc, REDIS_OUTAGES) and not is_outage(exc):  # health reports an outage once for all items
             error_reports.report(exc, where=self.name, task_id=task_id, attempts=self.request.retries + 1)
         counters.items(self.queue_name, {"failed": 1})

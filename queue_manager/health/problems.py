@@ -75,7 +75,7 @@ def _of_processes(redis: InRedis | None) -> Iterator[Problem]:
     if redis is None:
         return
     if redis.dead_letters:
-        text = f"{redis.dead_letters} broker messages could not be read or used"
+        text = f"{many(redis.dead_letters, 'broker message')} could not be read or used"
         yield Problem(system="broker", rule=Rule.DEAD_LETTERS, text=text)
     if redis.older_leader is not None:
         text = f"A beat of release 0.1 leads ({redis.older_leader}), and newer ones stand by"

@@ -149,7 +149,7 @@ def test_item_that_needs_too_much_memory_fails_by_itself(tmp_path: Path, client:
     with poisoned_worker(tmp_path, poison, "memory") as process:
         scan()
         eventually(lambda: all(is_open(room) for room in neighbours), within=40)
-        eventually(lambda: "Item failed" in process.log or "retry" in process.log.lower(), within=20)
+        eventually(lambda: "final attempt" in process.log or "retry" in process.log.lower(), within=20)
         assert process.is_alive()
     assert losses(client, poison) == 0
 

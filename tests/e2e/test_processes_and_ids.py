@@ -36,4 +36,4 @@ def test_rooms_wake_with_their_events_and_sites_are_reset(clean: Servers, tmp_pa
         eventually(lambda: all(map(is_open, rooms)), within=30)
         eventually(lambda: not sites.count_documents({"thumbnail_build_in_progress": True}), within=30)
         eventually(lambda: all(heard.of(shown_id(id)) for id in ids), within=10)
-        assert "failed permanently" not in process.log
+        assert "final attempt" not in process.log

@@ -159,7 +159,7 @@ def test_log_has_one_line_for_a_group_and_one_for_each_that_failed(watched: Watc
     eventually(lambda: "A batch of tasks ended" in watched.process.log)
     assert "tasks=3" in watched.process.log
     assert watched.process.log.count("succeeded in") == 1  # of the item that held the others up, alone
-    assert watched.process.log.count("Item failed permanently: this is none") == 1
+    assert watched.process.log.count("The final attempt of an item failed: this is none") == 1
 
 
 def test_what_follows_an_item_of_a_group_is_sent(watched: Watched) -> None:

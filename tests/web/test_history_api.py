@@ -34,12 +34,15 @@ def count(*durations_ms: int) -> None:
 
 def test_the_overview_has_the_latency_of_the_last_hour(clean: Servers, process: Web) -> None:
     count(*[100] * 99, 10_000)
-    (rooms, *_) = eventually(lambda: (found := get(process, "/overview")["systems"])[0]["latency"]["on_time"] and found)
+    (rooms, reviews, *_) = eventually(
+        lambda: (found := get(process, "/overview")["systems"])[0]["latency"]["on_time"] and found
+    )
     assert rooms["latency"]["on_time"] == {"of": "due_to_done", "within_ms": 250, "share": 0.99}
     assert rooms["latency"]["due_to_done"]["count"] == 100
     assert 60 < rooms["latency"]["due_to_done"]["p50_ms"] <= 125
     assert 30 < rooms["latency"]["run"]["p50_ms"] <= 60
     assert rooms["duration_names"]["due_to_done"] == "Due to done"
+    assert reviews["duration_names"]["wait"] == "Dispatched to started"
 
 
 def test_a_system_that_did_nothing_has_no_percentiles(clean: Servers, process: Web) -> None:

@@ -79,9 +79,10 @@ def test_the_last_part_alone_is_spelled_in_camel_case() -> None:
     assert spellings("some-group/one-more-job") == ("some-group/one-more-job", "some-group/oneMoreJob")
 
 
-def test_an_unknown_job_is_404_with_the_known_ones(hooked: Web) -> None:
+def test_an_unknown_trigger_is_404_with_the_known_ones(hooked: Web) -> None:
     answer = hooked.post("/api/trigger/conversations/nonsense")
     assert (answer.status, answer.body["error"]) == (404, "unknown job")
+    assert answer.body["message"].startswith("There is no trigger 'conversations/nonsense'; the triggers are: ")
     assert "conversations/support-snooze" in answer.body["message"]
 
 

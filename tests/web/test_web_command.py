@@ -118,6 +118,7 @@ def test_what_does_not_exist_is_404_in_the_one_form(path: str, process: Web) -> 
     answer = process.get(path)
     assert answer.status == 404
     assert answer.body.keys() == {"error", "message"}
+    assert "no such path; /docs lists the paths" in answer.body["message"]
 
 
 @pytest.mark.parametrize("path", ["/nonsense", "/schedule/nonsense", "/<b>nonsense"])

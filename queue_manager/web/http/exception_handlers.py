@@ -42,6 +42,7 @@ ERRORS: dict[type[Exception], tuple[HTTPStatus, str]] = {
 }
 """The errors of services as HTTP statuses, and in a word or two for programs."""
 RETRY_AFTER = 5  # seconds, for producers while the server of the queue is full
+NO_SUCH_PATH = "no such path; /docs lists the paths of the systems that are switched on"
 METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 PROGRAM_PATHS = ("/api/", "/static/", "/socket.io", "/metrics", "/healthz", "/readyz", "/openapi.json")
 
@@ -74,7 +75,8 @@ def install(api: FastAPI) -> None:
     @api.exception_handler(HTTPException)
     async def framework_error(request: Request, error: HTTPException) -> Response:
         status = HTTPStatus(error.status_code)
-        message = f"{request.method} {request.url.path}: {status.description or status.phrase}"
+        about = NO_SUCH_PATH if status is HTTPStatus.NOT_FOUND else status.description or status.phrase
+        message = f"{request.method} {request.url.path}: {about}"
         headers = {**(error.headers or {})}
         if status is HTTPStatus.METHOD_NOT_ALLOWED:
             headers["Allow"] = _allowed_methods(request)
