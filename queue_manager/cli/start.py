@@ -44,6 +44,7 @@ def start(
         list[str] | None, typer.Option(help="Leave out a process; may be repeated.", metavar="NAME")
     ] = None,
     host: Annotated[str, typer.Option(help="Address of the web process, as for `web`.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="QM_WEB_PORT", min=1, max=65_535, help="Port of the web process.")] = 6002,
 ) -> None:
     """Start all processes on this machine, until Ctrl-C.
 
@@ -61,7 +62,7 @@ def start(
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     _import_shared()
     if (name := ChildProcesses(names, fatal_code=2).run()) is not None:
-        _become(PROCESSES[name], *(["--host", host] if name == "web" else []))
+        _become(PROCESSES[name], *(["--host", host, "--port", str(port)] if name == "web" else []))
 
 
 def _import_shared() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,15 @@ def test_an_address_that_is_refused_ends_the_command(tmp_path: Path) -> None:
     result = queue_manager("start", "--host", "0.0.0.0", *others, cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.count("--host 0.0.0.0: without QM_API_KEYS anybody could use it") == 1
+
+
+def test_a_busy_port_ends_the_command(tmp_path: Path) -> None:
+    others = [word for name in PROCESSES if name != "web" for word in ("--without", name)]
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        port = str(other.getsockname()[1])
+        result = queue_manager("start", "--port", port, *others, cwd=tmp_path)
+    assert result.returncode == 2
+    assert f"--host 127.0.0.1 --port {port}: cannot be used" in result.stderr
 
 
 def opened(number: int) -> None:
