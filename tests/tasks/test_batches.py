@@ -411,7 +411,9 @@ class Pool:
         )
         hub = SimpleNamespace(call_soon=self.soon.append)
         consumer = SimpleNamespace(controller=controller, hub=hub, pool=self)
-        self.grouping = strategy._BatchingConsumer(SimpleNamespace(name=TASK, batch_timeout=None), consumer)
+        self.grouping = strategy._BatchingConsumer(
+            SimpleNamespace(name=TASK, batch_timeout=None, send_events=False), consumer
+        )
 
     def apply_async(self, target: Any, args: Any, **job: Any) -> None:
         self.started += [id for id, *_ in args[1]]
