@@ -3980,7 +3980,7 @@ export interface components {
             "queue-without-worker",
             "`workers`, every system with item tasks",
             "Workers are online, but none consumes the queue `scans`, or the queue of the system.",
-            "Start `celery -A tasks worker --queues QUEUE` with the name of the queue."
+            "If its system was switched on after the workers had started, restart them; otherwise start `celery -A tasks worker --queues QUEUE` with the name of the queue."
         ] | [
             "server-away",
             "`mongodb`, `redis`, `broker`",
