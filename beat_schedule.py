@@ -15,7 +15,7 @@ from functools import cache
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import did_you_mean
-from queue_manager.system import System, declared, require_distinct
+from queue_manager.system import System, declared, item_queues, require_distinct
 from services import job_queues, message_queue, review_requests, stale_thumbnails, support_snooze
 
 SYSTEMS = (
@@ -31,8 +31,8 @@ def systems() -> tuple[System, ...]:
     """Return these systems and those of the modules that `QM_SYSTEMS` names.
 
     Raises:
-        ConfigurationError: a module cannot be imported or declares no system, two systems collide, or `QM_DRY_RUN`
-            names a system that does not exist.
+        ConfigurationError: a module cannot be imported or declares no system, two systems collide, `QM_DRY_RUN` names
+            a system that does not exist, or `QUEUE_NAME` is the name of a Celery queue.
     """
     return _checked(tuple(settings().qm_systems), tuple(settings().qm_dry_run))
 
@@ -41,6 +41,7 @@ def systems() -> tuple[System, ...]:
 def _checked(modules: tuple[str, ...], dry_run: tuple[str, ...]) -> tuple[System, ...]:
     systems = (*SYSTEMS, *declared(modules))
     require_distinct(systems)
+    message_queue.require_own_key(item_queues(one for one in systems if one.is_switched_on(settings())))
     try:
         for name in dry_run:
             find_dispatching(name, systems)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery.schedules import maybe_schedule
 
+import beat_schedule
 from beat_schedule import SYSTEMS, warnings
+from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import Settings, settings
 from queue_manager.system import System, item_queues
 from tasks import app
@@ -70,6 +72,39 @@ def test_only_the_word_true_switches_it_on(
 def test_support_snooze_fires_every_ten_seconds() -> None:
     entries = beat_entries(SYSTEMS, Settings(_env_file=None, qm_conversations=True))  # type: ignore[call-arg]
     assert entries["support-snooze"]["schedule"] == timedelta(seconds=10)
+
+
+@pytest.fixture
+def message_queue_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    def change(**values: str) -> None:
+        for name, value in {"QM_MESSAGE_QUEUE": "true", **values}.items():
+            monkeypatch.setenv(name, value)
+        settings.cache_clear()
+        beat_schedule._checked.cache_clear()
+
+    yield change
+    monkeypatch.undo()
+    settings.cache_clear()
+    beat_schedule._checked.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["scans", "queue-manager", "support-snooze"])
+def test_messages_do_not_have_the_key_of_a_celery_queue(name: str, message_queue_on: Callable[..., None]) -> None:
+    message_queue_on(QUEUE_NAME=name)
+    with pytest.raises(ConfigurationError, match=f"QUEUE_NAME='{name}': must not be the name of a Celery queue"):
+        beat_schedule.systems()
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [{"QUEUE_NAME": "jobs"}, {"QUEUE_NAME": "scans", "QM_QUEUE_REDIS_URL": "redis://127.0.0.1:1/1"}],
+    ids=["of a system that is off", "on another server"],
+)
+def test_messages_may_have_the_name_of_a_celery_queue(
+    accepted: dict[str, str], message_queue_on: Callable[..., None]
+) -> None:
+    message_queue_on(**accepted)
+    assert beat_schedule.systems()
 
 
 def test_no_system_switched_on_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,17 +13,19 @@ then it is kept as a dead letter. Other programs may produce to and consume from
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 import redis
 
+from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.clock import seconds
+from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import Settings, settings
 from queue_manager.core.wording import MAX_IDS, first_ids, many
 from queue_manager.health_rules import Rule
-from queue_manager.system import System, SystemStats
+from queue_manager.system import SCANS_QUEUE, System, SystemStats
 from queue_manager.telemetry.counters import HISTORY_RETENTION_SECONDS, Source
 from services.message_queue import adoption
 from services.message_queue.admin import QueueAdmin
@@ -86,6 +88,17 @@ def server_url(chosen: Settings | None = None) -> str:
     """Return the URL of the queue's Redis server."""
     chosen = chosen or settings()
     return chosen.qm_queue_redis_url or chosen.redis_url
+
+
+def require_own_key(celery_queues: Iterable[str]) -> None:
+    """Raise ConfigurationError if a Celery queue on the same server has the key of the main stream."""
+    chosen = settings()
+    is_shared = chosen.qm_message_queue and server_url(chosen) == chosen.broker_redis_url
+    if is_shared and chosen.queue_name in {DEFAULT_QUEUE, SCANS_QUEUE, *celery_queues}:
+        raise ConfigurationError(
+            f"QUEUE_NAME={chosen.queue_name!r}: must not be the name of a Celery queue on the same Redis, because both "
+            "would use this key"
+        )
 
 
 def _blocking_client() -> redis.Redis:
