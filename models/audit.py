@@ -1,9 +1,9 @@
-"""The audit: collection `qm_audit`, one document for each action of an operator or a program.
+"""The audit log: collection `qm_audit`, one document for each action of an operator or a program.
 
     {_id, at, who, via: "page", "api" or "cli", address, action, system?, ids, total?, filter?, detail?, count?,
      before?, after?, outcome: "unknown", "done" or "failed", error?, undo_until?, expires_at}
 
-`services.audit` records the entries; nobody else writes them.
+Only `services.audit` writes the entries.
 """
 
 from __future__ import annotations

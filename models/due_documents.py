@@ -1,7 +1,7 @@
 """Documents of any collection that fall due at a date: found by one index, changed in one transaction.
 
 A document is due when the date at `due` has come and `where` holds. Guarantee: a change applies to documents that are
-due at the moment of the write and that nobody changed since they were read; of two writers at once one wins.
+due at the moment of the write and have not changed since they were read; of two concurrent writers, one wins.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 MAX_TRANSACTION = seconds(15)  # an election takes less; the driver would retry for two minutes
 COMMAND_TIMEOUT = seconds(4)  # of the commands that read, of those that write, and of a commit
-ABORT_TIMEOUT = seconds(0.5)  # MongoDB aborts a transaction that nobody continues
+ABORT_TIMEOUT = seconds(0.5)  # MongoDB aborts an abandoned transaction itself
 FIRST_RETRY_DELAY, MAX_RETRY_DELAY = 0.005, 0.3  # seconds
 CONFLICT_TIMEOUT = 0.25  # seconds of retries while another transaction has locked a document
 CONFLICT_WAIT = seconds(5)

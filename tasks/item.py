@@ -131,7 +131,7 @@ class ItemTask(BatchedTask):
             raise
         except Exception as error:
             next_attempt = self.request.retries + 2
-            if is_outage(error) and self._is_repeated():
+            if is_outage(error) and self._is_uncounted():
                 log.warning("MongoDB is unavailable; the attempt is repeated", task=self.name, error=reason(error))
                 wait = max(self.retry_policy.wait_before(next_attempt), MIN_OUTAGE_WAIT)
                 self._send_again(item, wait, repeats=self._repeats + 1)
@@ -148,8 +148,8 @@ class ItemTask(BatchedTask):
     def _repeats(self) -> int:
         return int(self.request.get(REPEATS_HEADER) or 0)
 
-    def _is_repeated(self) -> bool:
-        """Return True if an attempt that met an outage does not count."""
+    def _is_uncounted(self) -> bool:
+        """Return True if an attempt that met an outage is not counted, and is repeated."""
         return self._repeats < MAX_FREE_REPEATS or self.is_database_away()
 
     def _span(self, item: DueItem) -> AbstractContextManager[object]:

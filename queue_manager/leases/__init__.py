@@ -130,7 +130,7 @@ class Leases:
     # Dispatch
 
     def take(self, names: Sequence[str], *, is_forced: bool = False, flagged_for: timedelta = timedelta(0)) -> Taken:
-        """Take the leases that nobody holds; with `is_forced` also those that are cooling.
+        """Take the leases that are free; with `is_forced`, also those that are cooling.
 
         The flag of a document that was taken counts as ours for `flagged_for`, even if its due time changes.
         """

@@ -37,7 +37,7 @@ local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local function time_in(ms) return string.format('%.0f', now + ms) end
 """
 
-# Take leases that nobody holds.
+# Take the leases that are free.
 #
 # ARGV     how long in ms; "1" to take cooling ones too; how long in ms to remember that the caller flags the documents,
 #          0 if it flags none; names

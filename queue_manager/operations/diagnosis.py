@@ -96,7 +96,7 @@ def diagnose(id: str, *, system_names: Collection[str] | None = None) -> Diagnos
 
 
 def _deleted(id: str, without: list[System], actions: Sequence[AuditEntry], now: datetime) -> Iterator[Explanation]:
-    """Yield the explanation of what is gone, in systems without this id, because somebody deleted it."""
+    """Explain what had this id and was deleted, for the systems in which nothing has it now."""
     for system in without:
         last = next((act for act in actions if act.system == system.name and act.outcome == "done"), None)
         if last is not None and last.action in DELETING_ACTIONS:

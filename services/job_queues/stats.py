@@ -1,4 +1,4 @@
-"""Statistics of job queues and their jobs, and the problems that somebody should look at."""
+"""Statistics and problems of job queues and their jobs."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _add_unadopted(stats: SystemStats) -> None:
         at_least = "at least " if found.count == foreign_job.MAX_FOREIGN_COUNT else ""
         stats.problems[Rule.UNADOPTED_JOBS] = (
             f"{at_least}{many(found.count, 'unfinished document')} of another program in {job.JOBS_COLLECTION}, "
-            f"which nobody executes here ({first_ids(map(shown_id, found.ids), found.count)})"
+            f"which is not executed here ({first_ids(map(shown_id, found.ids), found.count)})"
         )
 
 

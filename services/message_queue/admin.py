@@ -40,7 +40,7 @@ from services.message_queue.scripts import Argument
 
 REPLAY_BUDGET = DELETE_BUDGET = seconds(10)
 MAX_PAUSED_TYPES = 100  # each dequeue reads them
-DEFAULT_MOVE_REASON = "Moved by hand"
+DEFAULT_MOVE_REASON = "Moved manually"
 
 MessageOutcome = Literal["MOVED", "DELETED", "NOT_FOUND", "CHANGED", "UNDECODABLE"]
 MessageCopies = Sequence[Mapping[str, Any]]

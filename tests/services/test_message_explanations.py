@@ -96,7 +96,12 @@ def test_one_that_failed_and_is_replayed(queue: MessageQueue) -> None:
     queue_admin().replay(["m"])
     replayed = why("m")
     newest = replayed.timeline[0]
-    assert (replayed.label, newest.event, newest.detail, newest.error) == ("waiting", "Replayed", "Moved by hand", None)
+    assert (replayed.label, newest.event, newest.detail, newest.error) == (
+        "waiting",
+        "Replayed",
+        "Moved manually",
+        None,
+    )
     assert "failed" not in replayed.answer
 
 

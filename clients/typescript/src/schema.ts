@@ -596,8 +596,8 @@ export interface paths {
          * Receive
          * @description Deliver the next message, or wait for one for `timeout` seconds. 404: there is none.
          *
-         *     It answers after 55 s at the latest, because proxies give up after 60 s: a message that arrives after that reaches
-         *     nobody before its deadline.
+         *     It responds after 55 s at the latest, because proxies give up after 60 s, and a message in a later response would
+         *     reach no consumer before its deadline.
          */
         get: operations["queue_receive"];
         put?: never;
@@ -643,7 +643,7 @@ export interface paths {
         put?: never;
         /**
          * Ack
-         * @description Acknowledge a message: it is done. 409: its deadline has passed, or somebody else holds it.
+         * @description Acknowledge a message: it is done. 409: its deadline has passed, or another consumer holds it.
          */
         post: operations["queue_ack"];
         delete?: never;

@@ -44,7 +44,7 @@ def test_whole_life_of_a_message_is_kept_in_order(lab: Lab) -> None:
         ("requeued", None, None, None, "Processing timeout"),
         ("delivered", 3, None, None, None),
         ("dead-lettered", None, None, None, "again"),
-        ("replayed", None, None, None, "Moved by hand"),
+        ("replayed", None, None, None, "Moved manually"),
         ("delivered", 1, None, None, None),
         ("acknowledged", None, None, None, None),
         ("archived", None, None, None, None),

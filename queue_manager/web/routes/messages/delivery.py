@@ -124,8 +124,8 @@ async def receive(
 ) -> Response:
     """Deliver the next message, or wait for one for `timeout` seconds. 404: there is none.
 
-    It answers after 55 s at the latest, because proxies give up after 60 s: a message that arrives after that reaches
-    nobody before its deadline.
+    It responds after 55 s at the latest, because proxies give up after 60 s, and a message in a later response would
+    reach no consumer before its deadline.
     """
     options = ReceiveOptions(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
     message = await receive_message(options, timeout=min(timeout or 0, MAX_POLL_DURATION), request=request)
@@ -136,7 +136,7 @@ async def receive(
 
 @router.post("/queue/ack", responses=errors(404, 409))
 async def ack(body: Annotated[bytes, Depends(MessageBody(AckBody))]) -> ChangedMessage:
-    """Acknowledge a message: it is done. 409: its deadline has passed, or somebody else holds it."""
+    """Acknowledge a message: it is done. 409: its deadline has passed, or another consumer holds it."""
     given = parse_object(body)
     id = decode_member(given, "id")
     if id in (None, ""):
