@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from beat_schedule import systems, warnings
 from queue_manager import leases
-from queue_manager.core.clock import MAX_CLOCK_SKEW, seconds, to_iso
+from queue_manager.core.clock import MAX_CLOCK_SKEW, seconds
 from queue_manager.core.settings import redact_url, settings
-from queue_manager.core.wording import MAX_IDS, first_ids, many, rounded
+from queue_manager.core.wording import MAX_IDS, clock, first_ids, many, rounded
 from queue_manager.health.readings import LEADER, WORKERS, InMongoDB, InRedis, Readings
 from queue_manager.health_rules import Problem, Rule
 from queue_manager.system import SCANS_QUEUE, System, item_queues
@@ -115,7 +115,7 @@ def _of_scan(system: System, readings: Readings) -> Iterator[tuple[Rule, str]]:
     run = mongo.last_runs[system.name]
     if run is None or mongo.now - run["at"] > system.late_after(settings()):
         if not readings.is_starting(system):
-            last = "never in the last 24 hours" if run is None else f"last at {to_iso(run['at'])}"
+            last = "never in the last 24 hours" if run is None else f"last at {clock(run['at'], mongo.now)}"
             yield Rule.LATE_SCAN, f"The scan is late ({last})"
     elif run["errors"]:
         yield Rule.SCAN_ERRORS, f"The last scan had {many(run['errors'], 'error')}: {run.get('error')}"

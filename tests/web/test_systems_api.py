@@ -22,6 +22,7 @@ from queue_manager.beat.status import SCHEDULE_KEY
 from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.redis_client import connect
+from queue_manager.core.wording import clock
 from queue_manager.health_rules import Rule
 from queue_manager.telemetry import counters, worker_heartbeats
 from tests.e2e.celery_processes import CeleryProcess
@@ -118,7 +119,11 @@ def test_a_system_that_never_ran_is_starting_until_it_is_late(clean: Servers, pr
     assert (body["systems"][0]["problems"], body["problems"]) == ([], [])
     lead(clean.valkey.url, since=server_now() - minutes(5))
     rooms = eventually(lambda: not (one := system(process))["is_starting"] and one)
-    assert rooms["problems"][0]["text"].startswith("The scan is late")
+    assert rooms["problems"][0]["text"] == "The scan is late (never in the last 24 hours)"
+    run_at = server_now() - minutes(30)
+    scan_run.record(SCAN, RUN, error=None, now=run_at)
+    late = {f"The scan is late (last at {clock(run_at, now)})" for now in (run_at, run_at + hours(24))}
+    eventually(lambda: system(process)["problems"][0]["text"] in late)
     with connect(clean.valkey.url) as client:
         client.delete(LEADER_LOCK)
     eventually(lambda: get(process, "/overview")["leader"] is None)  # the next test sees no answer from before
