@@ -53,14 +53,14 @@ local function items_of(source, entries)
   for i, entry in ipairs(entries) do
     local data, id = data_of(entry[2])
     items[i] = { sid = entry[1], stream = source.stream, rank = source.rank, data = data, id = identity(data, id) }
-    handled_bytes = handled_bytes + (data and #data or 0)
+    source.bytes = source.bytes + (data and #data or 0)
   end
-  read_entries = read_entries + #entries
+  source.entries, read_entries = source.entries + #entries, read_entries + #entries
   return items
 end
 
 local function stream_source(stream, rank, is_up, from, to)
-  local source = { stream = stream, rank = rank, items = {}, position = 1 }
+  local source = { stream = stream, rank = rank, items = {}, position = 1, bytes = 0, entries = 0 }
   function source.read(count)
     local answer = redis.pcall(is_up and 'XRANGE' or 'XREVRANGE', stream, from, to, 'COUNT', count)
     local entries = answer.err and {} or answer -- a key of another type has no messages
@@ -85,7 +85,7 @@ end
 -- Messages of a type that the group has passed over, as a part of the stream of their priority.
 local function parked_source(kind)
   return function(stream, rank, is_up, from, to)
-    local source = { stream = stream, rank = rank, items = {}, position = 1 }
+    local source = { stream = stream, rank = rank, items = {}, position = 1, bytes = 0, entries = 0 }
     local first, last = parked_bound(from, rank, is_up), parked_bound(to, rank, not is_up)
     function source.read(count)
       local command = { 'ZRANGE', PARKED .. kind, first, last, 'BYLEX', 'LIMIT', 0, count }
@@ -108,7 +108,7 @@ end
 
 -- Messages in processing, by deadline. Items with the same deadline are numbered in the cursor.
 local function processing_source(is_up, cursor)
-  local source = { rank = 0, items = {}, position = 1 }
+  local source = { rank = 0, items = {}, position = 1, bytes = 0, entries = 0 }
   local deadline, passed = string.match(cursor, '^(%d+)%-(%d+)/0$')
   passed = math.min(tonumber(passed) or 0, MAX_NUMBER)
   local range = is_up and { 'BYSCORE' } or { 'BYSCORE', 'REV' }
@@ -196,7 +196,7 @@ end
 -- Blocks: the next items in order, merged from the sources of a group
 
 local function refill(source, most)
-  local average = read_entries > 0 and math.max(handled_bytes / read_entries, 1) or 1
+  local average = math.max(source.bytes / math.max(source.entries, 1), 1)
   local fitting = math.floor((MAX_BYTES - handled_bytes) / average)
   local count = math.max(1, math.min(source.count or FIRST_READ_COUNT, most, fitting))
   source.items, source.position = source.read(count), 1
@@ -238,6 +238,14 @@ local function block_of(sources, comes_first)
   return block, horizon
 end
 
+-- Counts the bytes of the items that a slice handles. What it only reads to know the order, such as a large message of
+-- another priority, is not counted: the slice would end after two small messages, and so would each one after it.
+local function count_bytes(block)
+  for _, item in ipairs(block) do
+    handled_bytes = handled_bytes + (item.data and #item.data or 0)
+  end
+end
+
 local function cursor_at(item)
   return item.ended or item.sid .. '/' .. item.rank
 end
@@ -256,6 +264,7 @@ local function blocks(state, levels, order, cursor, filter)
       if #block > 0 then
         local next_group = groups[number]
         spent = spent + #block
+        count_bytes(block)
         return block, horizon and cursor_at(horizon) or next_group and '0-0/' .. sources[1].rank or ''
       end
     end

@@ -224,6 +224,22 @@ def test_page_of_large_messages_ends_early_and_goes_on(lab: Lab) -> None:
     assert [message.id for message in lab.everything("main")] == [f"{number:02}" for number in reversed(range(22))]
 
 
+def test_large_messages_of_another_priority_do_not_shorten_the_slices(lab: Lab) -> None:
+    small = [f"{number:03}" for number in range(300)]
+    lab.queue.enqueue_batch([NewMessage(type="small", id=id) for id in small])
+    large = Json('"' + "x" * 900_000 + '"')
+    for id in ("large-1", "large-2", "large-3"):  # read in every slice, to know the order
+        lab.queue.enqueue("large", large, id=id, priority=1)
+    lab.client.config_resetstat()
+
+    exported = [message.id for some in lab.contents.export("main") for message in some]
+    matching = [id for some in lab.contents.matching_ids("main", Filter(type="large")) for id in some]
+
+    assert exported == [*small, "large-1", "large-2", "large-3"]
+    assert matching == ["large-1", "large-2", "large-3"]
+    assert lab.client.info("commandstats")["cmdstat_evalsha"]["calls"] < 30  # with two small messages in each: 300
+
+
 # Sorting
 
 
