@@ -22,7 +22,7 @@ from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.redis_client import PerProcess, make_client
-from queue_manager.core.settings import Settings, settings
+from queue_manager.core.settings import settings
 from queue_manager.core.wording import MAX_IDS, first_ids, many
 from queue_manager.health_rules import Rule
 from queue_manager.system import SCANS_QUEUE, System, SystemStats
@@ -46,7 +46,7 @@ from services.message_queue.messages import Json, Message, NewMessage, QueueOpti
 from services.message_queue.other_programs import OtherPrograms
 from services.message_queue.queue import MessageQueue
 from services.message_queue.requeue import Sweeper, SweepResult
-from services.message_queue.scripts import Scripts, streams
+from services.message_queue.scripts import Scripts, server_name, server_url, streams
 
 __all__ = [
     "AsyncMessageQueue",
@@ -74,6 +74,7 @@ __all__ = [
     "message_queue",
     "other_programs",
     "queue_admin",
+    "server_name",
     "server_url",
     "stats",
     "sweeper",
@@ -84,16 +85,10 @@ __all__ = [
 FOLDED_ENTRIES, MAX_FOLDS = 1_000, 100  # in one call of the script, and calls in a row
 
 
-def server_url(chosen: Settings | None = None) -> str:
-    """Return the URL of the queue's Redis server."""
-    chosen = chosen or settings()
-    return chosen.qm_queue_redis_url or chosen.redis_url
-
-
 def require_own_key(celery_queues: Iterable[str]) -> None:
     """Raise ConfigurationError if a Celery queue on the same server has the key of the main stream."""
     chosen = settings()
-    is_shared = chosen.qm_message_queue and server_url(chosen) == chosen.broker_redis_url
+    is_shared = chosen.qm_message_queue and server_url() == chosen.broker_redis_url
     if is_shared and chosen.queue_name in {DEFAULT_QUEUE, SCANS_QUEUE, *celery_queues}:
         raise ConfigurationError(
             f"QUEUE_NAME={chosen.queue_name!r}: must not be the name of a Celery queue on the same Redis, because both "

@@ -16,6 +16,7 @@ import redis
 
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import outage
+from services.message_queue.scripts import server_name
 
 READ_BLOCK_TIMEOUT = 2.0  # seconds that one XREAD blocks; the socket timeout must be longer
 READ_RETRY_DELAY = 0.5  # seconds
@@ -68,7 +69,7 @@ class ArrivalNotifier:
                 with self._connect() as client:
                     self._read(client)
             except redis.RedisError as error:
-                log.warning(f"The queue's server {outage(error)}; waiting consumers try again")
+                log.warning(f"{server_name()} {outage(error)}; waiting consumers try again")
                 time.sleep(READ_RETRY_DELAY)
                 with self._changed:
                     self._is_reading = False

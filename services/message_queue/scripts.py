@@ -17,6 +17,7 @@ from redis.exceptions import MovedError, NoScriptError
 
 from queue_manager.core.errors import AppError, reason
 from queue_manager.core.redis_client import REDIS_OUTAGES, Script, is_refusal, outage
+from queue_manager.core.settings import Settings, redact_url, settings
 from services.message_queue.errors import QueueFull, QueueUnavailable
 
 Argument: TypeAlias = str | bytes | int | float
@@ -119,18 +120,29 @@ class Scripts:
         return self._loaded[name]
 
 
+def server_url(chosen: Settings | None = None) -> str:
+    """Return the URL of the queue's Redis server."""
+    chosen = chosen or settings()
+    return chosen.qm_queue_redis_url or chosen.redis_url
+
+
+def server_name() -> str:
+    """Return how errors name the queue's server: by its URL, without the password."""
+    return f"The queue's server at {redact_url(server_url())}"
+
+
 @contextmanager
 def translate_errors() -> Iterator[None]:
     """Raise QueueFull or QueueUnavailable instead of the errors of redis-py."""
     try:
         yield
     except redis.exceptions.OutOfMemoryError as error:
-        raise QueueFull("The queue's server has no memory left, so it accepts no new message") from error
+        raise QueueFull(f"{server_name()} has no memory left, so it accepts no new message") from error
     except (*REDIS_OUTAGES, redis.exceptions.BusyLoadingError) as error:
-        raise QueueUnavailable(f"The queue's server {outage(error)}") from error
+        raise QueueUnavailable(f"{server_name()} {outage(error)}") from error
     except redis.ResponseError as error:
         if is_refusal(error):
-            raise QueueUnavailable(f"The queue's server refused ({reason(error)})") from error
+            raise QueueUnavailable(f"{server_name()} refused ({reason(error)})") from error
         raise
 
 

@@ -20,7 +20,7 @@ from models.database import collection
 from models.support_room import ROOMS_COLLECTION
 from queue_manager.core.settings import settings
 from services import message_queue as service
-from services.message_queue import MessageQueue, NewMessage, QueueAdmin, message_queue, queue_admin, sweeper
+from services.message_queue import MessageQueue, NewMessage, QueueAdmin, message_queue, queue_admin, scripts, sweeper
 from tests.eventually import eventually
 from tests.real_servers import Servers
 
@@ -164,10 +164,11 @@ class TestSummary:
         assert messages.describe(before) == ""  # the queue's server lost its data
 
     def test_a_server_that_is_away_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        away = settings().model_copy(update={"qm_queue_redis_url": f"redis://127.0.0.1:{free_port()}/0"})
-        monkeypatch.setattr(service, "settings", lambda: away)
+        url = f"redis://127.0.0.1:{free_port()}/0"
+        away = settings().model_copy(update={"qm_queue_redis_url": url})
+        monkeypatch.setattr(scripts, "settings", lambda: away)
         service._scripts.take()
         try:
-            assert Messages().line().startswith("The queue's server does not answer")
+            assert Messages().line().startswith(f"The queue's server at {url} does not answer")
         finally:
             service._scripts.take()

@@ -269,9 +269,11 @@ class TestRequeue:
 @pytest.mark.parametrize("arguments", [["list"], ["show", "x"], ["replay", "x", "--yes"], ["requeue"]])
 @pytest.mark.usefixtures("clean")
 def test_a_server_that_is_away_is_one_clear_line(arguments: list[str]) -> None:
-    result = run(*arguments, REDIS_URL=f"redis://:s3cret@127.0.0.1:{free_port()}/0")
+    port = free_port()
+    result = run(*arguments, REDIS_URL=f"redis://:s3cret@127.0.0.1:{port}/0")
     assert result.returncode == 1
-    assert result.stderr.startswith("queue-manager: The queue's server does not answer (Error")
+    server = f"The queue's server at redis://***@127.0.0.1:{port}/0"
+    assert result.stderr.startswith(f"queue-manager: {server} does not answer (Error")
     assert result.stderr.count("\n") == 1
     assert "s3cret" not in result.stderr
 

@@ -109,6 +109,7 @@ def test_command_shows_what_the_documentation_shows(clean: Servers, server: Valk
 
 @pytest.mark.processes
 def test_command_names_the_server_that_is_away(clean: Servers, tmp_path: Path) -> None:
-    result = queue_manager("adopt", cwd=tmp_path, QM_MESSAGE_QUEUE="true", QM_QUEUE_REDIS_URL="redis://127.0.0.1:1/0")
+    url = "redis://127.0.0.1:1/0"
+    result = queue_manager("adopt", cwd=tmp_path, QM_MESSAGE_QUEUE="true", QM_QUEUE_REDIS_URL=url)
     assert result.returncode == 1
-    assert "The queue's server does not answer" in result.stderr
+    assert f"The queue's server at {url} does not answer" in result.stderr

@@ -22,7 +22,7 @@ from queue_manager.web.html_pages import render_page
 from queue_manager.web.http.errors import ApiError
 from queue_manager.web.http.requests import SAFE_METHODS, is_page_view
 from services.job_queues import DuplicateJob, UnknownJob, WrongState
-from services.message_queue import LockLost, MessageInProgress, MessageTooLarge, QueueFull, UnknownMessage
+from services.message_queue import LockLost, MessageInProgress, MessageTooLarge, QueueFull, UnknownMessage, server_name
 from services.undo import CannotUndo
 
 ERRORS: dict[type[Exception], tuple[HTTPStatus, str]] = {
@@ -101,7 +101,7 @@ def _handler(status: HTTPStatus, word: str) -> Callable[[Request, Exception], Aw
 async def queue_refused(request: Request, error: Exception) -> Response:
     """Report that the queue's server is reachable and refuses: read-only, busy, a wrong password."""
     log.error("The queue's server refused", path=request.url.path, error=reason(error))
-    message = f"The queue's server refused ({reason(error)})"
+    message = f"{server_name()} refused ({reason(error)})"
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", message).response()
 
 

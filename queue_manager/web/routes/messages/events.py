@@ -35,7 +35,15 @@ from queue_manager.web.live.event_feed import (
     ReaderPosition,
     StartPosition,
 )
-from services.message_queue import InvalidMessage, MessageState, QueueAdmin, QueueUnavailable, queue_admin, server_url
+from services.message_queue import (
+    InvalidMessage,
+    MessageState,
+    QueueAdmin,
+    QueueUnavailable,
+    queue_admin,
+    server_name,
+    server_url,
+)
 from services.message_queue.browser import MESSAGE_STATES
 from services.message_queue.messages import Message
 
@@ -95,7 +103,7 @@ class MessageEvents(EventSource[EntryId]):
         try:
             return _resumed(seen, await self._kept())
         except self.outages as error:
-            raise Unavailable(f"The queue's server {outage(error)}") from error
+            raise Unavailable(f"{server_name()} {outage(error)}") from error
 
     async def history(self, after: EntryId, until: EntryId) -> AsyncGenerator[Sequence[QueueEvent], None]:
         while True:
