@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,8 +19,10 @@ from dev.ports import free_port
 from models.database import server_now
 from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key
 from queue_manager.core.clock import seconds
+from queue_manager.core.errors import Unavailable
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import counters, worker_heartbeats
+from queue_manager.web.routes import metrics as route
 from services.job_queues import queue_run
 from tasks.job_queues import JOBS_QUEUE as JOBS
 from tasks.job_queues import dispatch_due_jobs
@@ -152,6 +154,21 @@ def test_metrics_leave_out_what_is_away(lonely: Lonely) -> None:
         "queue_manager_problem{server-away,redis}": 1,
     }
     assert eventually(lambda: scrape(lonely.process) == away, within=30)
+
+
+@pytest.mark.usefixtures("clean")
+def test_metrics_wait_for_a_server_that_does_not_answer_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def hang() -> NoReturn:
+        asked.append("redis")
+        raise Unavailable("Redis does not answer")
+
+    monkeypatch.setattr(route, "redis_server", hang)
+    monkeypatch.setattr(route, "broker", hang)  # each call would take 2 s, and Prometheus gives up after 10 s
+    (up,) = (metric for metric in route.SystemsCollector([], {}).collect() if metric.name == "queue_manager_up")
+    assert {sample.labels["server"]: sample.value for sample in up.samples} == {"redis": 0, "mongodb": 1}
+    assert asked == ["redis"]
 
 
 def test_metrics_leave_out_only_what_has_a_key_of_another_type(clean: Servers, process: Web) -> None:

@@ -121,6 +121,8 @@ class SystemsCollector(Collector):
         found: list[Metric] = []
         answers: dict[str, bool] = {}
         for server, read in parts:
+            if not answers.get(server, True):
+                continue  # each part would wait for it again, and Prometheus gives up after 10 s
             try:
                 found += list(read())
             except Unavailable as error:
@@ -128,7 +130,7 @@ class SystemsCollector(Collector):
                 is_answer = isinstance(error.__cause__, ResponseError)  # such as of a key of another type
             else:
                 is_answer = True
-            answers[server] = answers.get(server, True) and is_answer
+            answers[server] = is_answer
         for server, is_up in answers.items():
             up.add_metric([server], is_up)
         yield up
