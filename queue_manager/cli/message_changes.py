@@ -261,10 +261,10 @@ def _change(
     ) as done:
         for begin in range(0, len(ids), BULK_BATCH_SIZE):
             outcomes = change(ids[begin : begin + BULK_BATCH_SIZE], done)
+            changed += [id for id, outcome in outcomes.items() if outcome in ("MOVED", "DELETED")]
+            done.succeeded(changed)  # before the output, which may be a closed pipe
             for id, outcome in outcomes.items():
                 typer.echo(f"{printable(id)}  {_outcome_text(outcome, past, state)}")
-            changed += [id for id, outcome in outcomes.items() if outcome in ("MOVED", "DELETED")]
-            done.succeeded(changed)
     echo_undo(done.undo)
     typer.echo(f"{len(changed)} of {len(ids)} {past}")
     if len(changed) < len(ids):

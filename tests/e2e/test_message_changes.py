@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import subprocess
 from typing import Any
@@ -14,7 +15,8 @@ from models import audit
 from models.audit import AuditQuery
 from queue_manager.cli.changes import TYPED_FROM
 from services.message_queue import Json, MessageQueue, MessageState, NewMessage, queue_admin
-from tests.e2e.commands import invoke
+from services.message_queue.browser import BULK_BATCH_SIZE
+from tests.e2e.commands import COMMAND, environment, invoke
 
 NASTY = '{ "n":1.50, "big":12345678901234567890.10 }'
 
@@ -119,6 +121,17 @@ class TestMoveAndDelete:
         undo = deleted.stdout.partition("queue-manager audit undo ")[2].split()[0]
         assert invoke("audit", "undo", undo).returncode == 0
         assert [state_of(id) for id in mails] == ["main", "main"]
+
+    def test_audit_has_what_was_deleted_before_the_output_was_closed(self, queue: MessageQueue) -> None:
+        ids = add(queue, BULK_BATCH_SIZE + 1)
+        output, closed = os.pipe()
+        os.close(output)  # as by `| head -1`
+        command = [*COMMAND, "queue", "delete", *ids, "--yes"]
+        assert subprocess.run(command, env=environment(), stdout=closed, timeout=60).returncode == 1
+        os.close(closed)
+        entry = last_audited()
+        assert (entry.count, entry.total) == (BULK_BATCH_SIZE, BULK_BATCH_SIZE + 1)
+        assert queue_admin().counts().main == 1
 
     def test_times_select(self, queue: MessageQueue) -> None:
         (id,) = add(queue, 1)
