@@ -280,8 +280,9 @@ def test_item_whose_next_attempt_cannot_be_published_comes_back_as_the_same_atte
         watched.send(*names)
         eventually(lambda: watched.client.hlen("qm:unacked") == 1 + len(names))
         may_publish(False)
-    eventually(lambda: watched.process.log.count("reject requeue=True") >= len(names), within=20)
-    eventually(lambda: "Couldn't reject" in watched.process.log, within=20)  # one line for the whole outage
+    eventually(lambda: all("rejected" in watched.events[name] for name in names), within=20)
+    for line in ("The next attempt could not be published", "Couldn't reject"):  # once for the whole outage
+        eventually(lambda line=line: watched.process.log.count(line) == 1, within=20)
     watched.client.set("healthy", 1)
     may_publish(True)
 
