@@ -1,8 +1,8 @@
 """The latency of items, messages and jobs: three durations of each that was done, in histograms.
 
 `due_to_done` is the whole latency; `wait` is the part before the start of the work, and `run` is the rest. All are by
-the clock of the server that judges what is due. Redis, the scripts of the message queue, MongoDB and `/metrics` have the
-same buckets.
+the clock of the server that judges what is due. Redis, the scripts of the message queue, MongoDB and `/metrics` have
+the same buckets.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ of_each, of_messages, of_jobs, of_all = (APIRouter(include_in_schema=False) for 
 
 
 _NOT_SENT = re.compile(r"/\*.*?\*/|^ *//[^\n]*|^ +", re.DOTALL | re.MULTILINE)
-"""Comments and indentation. Scripts and styles have no such text in a string. Comments at the end of a line are left."""
+"""Comments and indentation. Scripts and styles have no such text in a string. Comments at line ends are left."""
 
 
 class Static(StaticFiles):
