@@ -122,6 +122,10 @@ _MONGODB_OUTAGE_CODES = {
 _MONGODB_OUTAGE_LABELS = ("RetryableWriteError", "TransientTransactionError")
 
 
+_PLAIN_ERRORS = {"queue_manager", "pymongo", "bson", "redis", "kombu"}
+"""Packages whose errors need no type: their texts are sentences."""
+
+
 class ErrorText(str):
     """The text of an error, with the server that is away or refuses writes, if any: see `log.OutageFilter`."""
 
@@ -161,9 +165,9 @@ def _is_mongodb_outage(error: Any) -> bool:
 
 
 def typed_reason(error: BaseException) -> ErrorText:
-    """Return the text of an error, prefixed by its type if that is a built-in one: `KeyError: 'code'`."""
+    """Return the text of an error, after its type unless that is ours or a driver's: `KeyError: 'code'`."""
     kind, text = type(error), reason(error)
-    is_prefixed = kind.__module__ == "builtins" and text != kind.__name__
+    is_prefixed = kind.__module__.partition(".")[0] not in _PLAIN_ERRORS and text != kind.__name__
     return ErrorText.of(f"{kind.__name__}: {text}" if is_prefixed else text, error)
 
 

@@ -83,15 +83,21 @@ def test_text_has_no_internals_of_the_driver(error: Exception, text: str) -> Non
     assert reason(error) == text
 
 
+class TariffMissing(Exception):
+    """An error of a user's function."""
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
         (KeyError("code"), "KeyError: 'code'"),
         (AssertionError(), "AssertionError"),
+        (TariffMissing(42), "TariffMissing: 42"),
         (Unavailable("no server"), "no server"),
+        (AutoReconnect("no server"), "no server"),
     ],
 )
-def test_built_in_errors_have_their_type_once(error: Exception, text: str) -> None:
+def test_errors_of_other_packages_have_their_type_once(error: Exception, text: str) -> None:
     assert typed_reason(error) == text
 
 
