@@ -131,7 +131,8 @@ class _JobExplanation:
             yield self._dispatch.scan()
 
     def _failed(self) -> Iterator[str]:
-        number, error = self._job["attempts"], error_summary(self._job.get("last_error", "unknown"))
+        number, stored = self._job["attempts"], self._job.get("last_error")  # of any type, by another program
+        error = "unknown" if stored is None else error_summary(str(stored))
         if "waiting" not in self._job:
             yield f"its {ordinal(number)} attempt failed, and it is not retried by itself. Last error: {error}"
             return
