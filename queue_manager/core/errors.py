@@ -122,7 +122,7 @@ _MONGODB_OUTAGE_CODES = {
 _MONGODB_OUTAGE_LABELS = ("RetryableWriteError", "TransientTransactionError")
 
 
-_PLAIN_ERRORS = {"queue_manager", "pymongo", "bson", "redis", "kombu"}
+_PLAIN_ERRORS = {"queue_manager", "pymongo", "bson", "redis", "kombu", "celery", "billiard"}
 """Packages whose errors need no type: their texts are sentences."""
 
 
