@@ -46,7 +46,7 @@ class UpdateGroup:
     """The documents before the update."""
     update: Update
     is_sure_to_end: bool
-    """Whether the update makes every document not due, whatever else it contains."""
+    """Whether the update alone ensures that no document stays due."""
 
 
 class StillDue(Exception):
@@ -168,7 +168,7 @@ class DueCollection:
         return list(found)
 
     def fits(self, id: Any) -> bool:
-        """Return True if a document meets the condition `where`, whatever its date is."""
+        """Return True if a document meets the condition `where`; its date is not checked."""
         return self.collection().find_one({**self.where, "_id": id}, {"_id": 1}, hint="_id_") is not None
 
     def due_at(self, document: Document) -> Any:

@@ -1,6 +1,6 @@
 """Alerts: problems of health that last, sent to a webhook and by mail.
 
-Web processes look for problems in rounds. Sent are those that last, again while they last, and once when they have
+Web processes look for problems in rounds. A problem that lasts is sent, again while it lasts, and once when it has
 ended.
 
 Guarantee: of all web processes one sends, as long as MongoDB answers. While it does not, each process sends for itself,

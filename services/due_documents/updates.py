@@ -118,7 +118,7 @@ class Updates:
         ]
 
     def _is_sure_to_end(self, update: Update, now: datetime) -> bool:
-        """Return True if the update makes every document not due, whatever else the document contains."""
+        """Return True if the update alone ensures that no document stays due."""
         due = self.system.due
         removed = _unset(update[-1] if isinstance(update, list) else update)
         if any(due == path or due.startswith(f"{path}.") for path in removed):

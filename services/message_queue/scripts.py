@@ -17,7 +17,7 @@ from redis.exceptions import MovedError, NoScriptError
 
 from queue_manager.core.errors import AppError, reason
 from queue_manager.core.redis_client import REDIS_OUTAGES, Script, is_refusal, outage
-from queue_manager.core.settings import Settings, redact_url, settings
+from queue_manager.core.settings import redact_url, settings
 from services.message_queue.errors import QueueFull, QueueUnavailable
 
 Argument: TypeAlias = str | bytes | int | float
@@ -120,9 +120,9 @@ class Scripts:
         return self._loaded[name]
 
 
-def server_url(chosen: Settings | None = None) -> str:
+def server_url() -> str:
     """Return the URL of the queue's Redis server."""
-    chosen = chosen or settings()
+    chosen = settings()
     return chosen.qm_queue_redis_url or chosen.redis_url
 
 

@@ -26,8 +26,8 @@ def parameter_fields(parameters: list[Schema], models: Schema) -> list[Field]:
 
 def body_fields(body: Schema, models: Schema) -> list[Field]:
     """Return the members of a body, or of the elements of a list, the required ones first."""
-    body = _resolved(body, models)
-    body = _resolved(body.get("items", body), models)
+    body = resolved(body, models)
+    body = resolved(body.get("items", body), models)
     required = body.get("required", ())
     members = sorted(body.get("properties", {}).items(), key=lambda member: member[0] not in required)
     return [_field(name, schema, models, is_required=name in required) for name, schema in members]
@@ -35,7 +35,7 @@ def body_fields(body: Schema, models: Schema) -> list[Field]:
 
 def type_in_words(schema: Schema, models: Schema) -> str:
     """Return the type and its bounds, without null: that is the default of what may be left out."""
-    schema = _resolved(schema, models)
+    schema = resolved(schema, models)
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "anyOf" in schema:
@@ -68,7 +68,8 @@ def _bounds(schema: Schema) -> Iterator[str]:
             yield f"at least {low:,.15g}{unit}"
 
 
-def _resolved(schema: Schema, models: Schema) -> Schema:
+def resolved(schema: Schema, models: Schema) -> Schema:
+    """Return a schema, or the model that it refers to."""
     while "$ref" in schema:
         schema = models[schema["$ref"].rpartition("/")[2]]
     return schema

@@ -13,7 +13,7 @@ from queue_manager.web.auth.authorization import EACH, CurrentPrincipal, require
 from queue_manager.web.html_pages import render_page
 from queue_manager.web.http.errors import STATUS_DESCRIPTIONS
 from queue_manager.web.http.requests import SAFE_METHODS, Body
-from queue_manager.web.http.schema_fields import body_fields, parameter_fields
+from queue_manager.web.http.schema_fields import body_fields, parameter_fields, resolved
 
 SECURITY_SCHEMES = {
     "key": {"type": "apiKey", "in": "header", "name": "X-API-KEY"},
@@ -108,19 +108,17 @@ def _shown(method: str, path: str, operation: OpenApi, schema: OpenApi) -> OpenA
         "method": method.upper(),
         "path": path,
         "role": operation["x-role"],
-        "about": [" ".join(line.split("\n")) for line in operation["description"].split("\n\n")],
-        "members": _members(operation, schema),
+        "about": [text.replace("\n", " ") for text in operation["description"].split("\n\n")],
+        "members": _members(operation, models),
         "inputs": {title: fields for title, fields in (parameters | bodies).items() if fields},
         "statuses": ", ".join(sorted(operation["responses"])),
     }
 
 
-def _members(operation: OpenApi, schema: OpenApi) -> list[str]:
+def _members(operation: OpenApi, models: OpenApi) -> list[str]:
     """Return the names of what a successful JSON response has."""
     for status, response in operation["responses"].items():
         if status[0] == "2":
             described = response.get("content", {}).get("application/json", {}).get("schema", {})
-            while "$ref" in described:
-                described = schema["components"]["schemas"][described["$ref"].rpartition("/")[2]]
-            return [*described.get("properties", ())]
+            return [*resolved(described, models).get("properties", ())]
     return []

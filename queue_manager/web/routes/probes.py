@@ -163,9 +163,9 @@ def needed_servers() -> list[Server]:
     """Return the servers that the settings require."""
     chosen = settings()
     servers = [_redis("Redis", chosen.redis_url, _main, key=READINESS_KEY)]
-    if chosen.qm_message_queue and server_url(chosen) != chosen.redis_url:
+    if chosen.qm_message_queue and server_url() != chosen.redis_url:
         key = f"{chosen.queue_name}{QUEUE_READINESS_KEY}"
-        servers.append(_redis("The message queue's Redis", server_url(chosen), _queue, key=key))
+        servers.append(_redis("The message queue's Redis", server_url(), _queue, key=key))
     if chosen.broker != chosen.redis_url:
         servers.append(_broker(chosen.broker))
     mongo = Server(
