@@ -55,7 +55,7 @@ def own_rooms(clean: Servers) -> Iterator[None]:
 @pytest.mark.smoke
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("own_rooms")
-def test_scan_reads_what_is_due_and_nothing_else(figure: Callable[[str], None]) -> None:
+def test_scan_reads_only_due_documents(figure: Callable[[str], None]) -> None:
     for snooze_time in LISTS:
         deleted = make_room(snooze_time=snooze_time)
         support_room.rooms().delete_one({"_id": deleted})

@@ -33,7 +33,7 @@ OTHERS: list[Any] = [
 
 
 @pytest.mark.parametrize("name", ["support_rooms", "job_queues"])
-def test_claims_of_exactly_our_form_go(name: str) -> None:
+def test_only_claims_of_our_exact_form_are_removed(name: str) -> None:
     ours = [CLAIM, {**CLAIM, "token": None, "held": False}, {**CLAIM, "losses": Int64(3)}]
     collection(name).insert_many({"_id": f"ours-{at}", "claim": claim, "kept": at} for at, claim in enumerate(ours))
     collection(name).insert_many({"_id": at, "claim": claim} for at, claim in enumerate(OTHERS))

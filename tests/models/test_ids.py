@@ -23,7 +23,7 @@ def test_id_is_read_as_it_was_written(id: Any) -> None:
     assert {id_key(id): "found"}[read] == "found"
 
 
-def test_object_id_is_its_digits_and_no_other_id_is() -> None:
+def test_only_an_object_id_is_written_as_its_digits() -> None:
     id = ObjectId()
     assert id_text(id) == str(id)
     assert read_id(id_text(str(id)), field="id") == str(id)
@@ -50,6 +50,6 @@ BAD: list[Any] = [
 
 
 @pytest.mark.parametrize("value", BAD, ids=lambda value: repr(value)[:20])
-def test_what_is_not_an_id_is_refused_by_the_name_of_its_field(value: Any) -> None:
+def test_invalid_id_is_refused_with_the_name_of_its_field(value: Any) -> None:
     with pytest.raises(PermanentError, match=r"^room_id: .{0,120} is not an id: must be"):
         read_id(value, field="room_id")

@@ -35,7 +35,7 @@ def filled(clean: Servers) -> Iterator[str]:
     seed.drop()
 
 
-def test_a_build_reports_its_index_and_how_far_it_is(filled: str) -> None:
+def test_a_build_reports_its_index_and_progress(filled: str) -> None:
     reports: list[IndexBuild] = []
 
     with index_builds.reported(reports.append, interval=0.001):

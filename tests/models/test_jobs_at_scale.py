@@ -187,7 +187,7 @@ def look_at_everything(servers: Servers, count: int, figure: Callable[[str], Non
         assert read <= EXECUTING
 
 
-def test_a_page_reads_only_itself_for_any_request(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_reads_only_its_own_jobs_for_any_query(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = fill(60_000)
     while some := list(islice(documents, 20_000)):
         job.jobs().insert_many(some, ordered=False)
@@ -206,7 +206,7 @@ def test_a_page_reads_only_itself_for_any_request(servers: Servers, monkeypatch:
                         assert keys <= PAGE + 30, asked
 
 
-def test_dispatch_and_runs_read_what_they_need_and_nothing_else(
+def test_dispatch_and_runs_read_only_what_they_need(
     servers: Servers, figure: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_at_everything(servers, 200_000, figure, monkeypatch)

@@ -83,7 +83,7 @@ def fill(name: str, documents: Iterator[dict[str, Any]]) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("clean")
-def test_looking_reads_what_it_shows_and_nothing_else(recorder: Recorder, figure: Callable[[str], None]) -> None:
+def test_queries_read_only_what_they_show(recorder: Recorder, figure: Callable[[str], None]) -> None:
     now = server_now()
     fill(support_room.ROOMS_COLLECTION, rooms(now))
     fill("agency_websites", sites(now))

@@ -110,14 +110,14 @@ def test_a_malformed_attempt_to_recount_is_replaced(name: str, value: Any) -> No
     ("name", "value"),
     [*(("at", one) for one in (*ODD.values(), MISSING)), *(("_id", one) for one in (*IDS, MISSING))],
 )
-def test_a_malformed_record_leaves_the_calls_of_other_batches_to_scans(name: str, value: Any) -> None:
+def test_a_malformed_outbox_record_does_not_stop_the_calls_of_other_batches(name: str, value: Any) -> None:
     records = collection(outbox.OUTBOX_COLLECTION)
     records.insert_one(with_odd({"_id": "odd", "system": "trial-end", "at": T0, "items": []}, name, value))
     records.insert_one({"_id": "good", "system": "trial-end", "at": T0, "items": []})
     assert "good" in [batch for batch, _ in outbox.pending("trial-end", now=server_now())]
 
 
-def test_a_malformed_failed_item_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_failed_item_is_skipped_and_named(caplog: pytest.LogCaptureFixture) -> None:
     known: Document = {"due_at": T0, "error": "e", "failures": 1, "failed_at": T0, "retry_at": T0}
     failed = collection(failed_item.FAILED_ITEMS_COLLECTION)
     for name in known:
@@ -134,14 +134,14 @@ def test_a_malformed_failed_item_is_left_out_and_named(caplog: pytest.LogCapture
 
 
 @odd
-def test_an_item_whose_record_is_malformed_fails_for_the_first_time(value: Any) -> None:
+def test_a_malformed_failure_record_counts_as_no_previous_failure(value: Any) -> None:
     failed = collection(failed_item.FAILED_ITEMS_COLLECTION)
     failed.insert_one(with_odd({"_id": {"system": "trial-end", "id": 1}, "due_at": T0}, "failures", value))
     failure = failed_item.record("trial-end", 1, T0, error="boom", now=T0)
     assert failure.failures == (8 if value == 7 else 1)
 
 
-def test_malformed_runs_are_left_out_and_a_run_of_the_future_hides_none() -> None:
+def test_malformed_scan_runs_are_skipped_and_a_run_of_the_future_hides_no_other() -> None:
     now, runs = server_now(), collection(scan_run.RUNS_COLLECTION)
     known: Document = {"scan": "s", "found": 1, "claimed": 1, "enqueued": 1, "errors": 1, "duration_ms": 3, "at": now}
     for name in fields(known)[1:]:
@@ -167,7 +167,7 @@ def test_a_malformed_mark_of_a_scan_is_replaced(value: Any) -> None:
     assert scan_run.running(now=now) == {"s"}
 
 
-def test_malformed_numbers_of_charts_are_left_out_and_the_others_are_stored() -> None:
+def test_malformed_chart_numbers_are_skipped_and_the_others_stored() -> None:
     at = T0.replace(minute=0)
     bucket = history.Bucket(system="a", at=at, length=TEN_MINUTES, counts={"done": 3})
     stored = collection(history.HISTORY_COLLECTION)
@@ -184,7 +184,7 @@ def test_malformed_numbers_of_charts_are_left_out_and_the_others_are_stored() ->
 
 
 @odd
-def test_malformed_marks_of_charts_are_left_out_and_outages_are_noticed(value: Any) -> None:
+def test_malformed_chart_marks_are_skipped_and_outages_still_detected(value: Any) -> None:
     marks, now = collection(mark.MARKS_COLLECTION), server_now()
     known: Document = {"kind": "deployment", "at": now, "until": now, "text": "t", "by": "me"}
     marks.insert_many([with_odd(known, name, value) for name in known])
@@ -199,7 +199,7 @@ def test_malformed_marks_of_charts_are_left_out_and_outages_are_noticed(value: A
     assert outage.at == now
 
 
-def test_malformed_entries_of_the_audit_log_are_left_out() -> None:
+def test_malformed_audit_entries_are_skipped() -> None:
     known: Document = {
         "at": T0,
         "who": "me",
@@ -227,7 +227,7 @@ def test_malformed_entries_of_the_audit_log_are_left_out() -> None:
 
 
 @odd
-def test_a_malformed_alert_or_silence_keeps_no_alert_from_being_sent(value: Any) -> None:
+def test_a_malformed_alert_or_silence_does_not_prevent_alerts(value: Any) -> None:
     key, now = alert.Key("support-snooze", "late-items"), server_now()
     sent, silences = collection(alert.ALERTS_COLLECTION), collection(alert.SILENCES_COLLECTION)
     sent.insert_one(with_odd({"_id": key._asdict(), "text": "t"}, "sent_at", value))
@@ -244,7 +244,7 @@ def test_a_malformed_alert_or_silence_keeps_no_alert_from_being_sent(value: Any)
 
 
 @odd
-def test_malformed_events_of_items_are_left_out(value: Any) -> None:
+def test_malformed_item_events_are_skipped(value: Any) -> None:
     events = collection(item_events.ITEM_EVENTS_COLLECTION)
     batch: Document = {"system": "trial-end", "event": "dispatched", "at": T0, "items": "1@5", "task": "t"}
     attempt: Document = {"system": "trial-end", "event": "failed", "at": T0, "id": "1", "error": "e", "worker": "w"}

@@ -88,7 +88,7 @@ def error_of(act: Callable[[], object]) -> PyMongoError:
 
 
 @pytest.mark.parametrize("how", OUTAGES.values(), ids=OUTAGES)
-def test_an_outage_is_one_whichever_command_meets_it(how: Document, refusing: Mongo, clock: AgingClock) -> None:
+def test_an_outage_is_recognized_for_every_command(how: Document, refusing: Mongo, clock: AgingClock) -> None:
     room = make_room()
     work = make_work(clock)
     acts: list[Callable[[], object]] = [
@@ -103,7 +103,7 @@ def test_an_outage_is_one_whichever_command_meets_it(how: Document, refusing: Mo
     assert [item.args[0] for item in scan(work)] == [str(room)]
 
 
-def test_a_server_that_forbids_a_command_is_not_away(refusing: Mongo) -> None:
+def test_a_forbidden_command_is_not_an_outage(refusing: Mongo) -> None:
     found = {}
     for code in (13, 91):
         with refused(refusing, "listIndexes", errorCode=code):
@@ -113,13 +113,13 @@ def test_a_server_that_forbids_a_command_is_not_away(refusing: Mongo) -> None:
 
 
 @pytest.mark.parametrize("code", [13, 8000])
-def test_a_refusal_without_a_sign_of_an_outage_is_none(code: int, refusing: Mongo) -> None:
+def test_a_refusal_without_an_outage_error_code_is_not_an_outage(code: int, refusing: Mongo) -> None:
     with refused(refusing, "insert", errorCode=code):
         assert not is_outage(error_of(lambda: collection("accounts").insert_one({})))
 
 
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "in a batch"])
-def test_a_failure_that_cannot_be_forgotten_changes_nothing_of_the_success(
+def test_a_success_stands_although_its_failure_record_cannot_be_deleted(
     is_alone: bool, refusing: Mongo, clock: AgingClock
 ) -> None:
     system, told = declare(), list[Written]()
@@ -135,7 +135,7 @@ def test_a_failure_that_cannot_be_forgotten_changes_nothing_of_the_success(
     assert [one.id for one in told] == [account]
 
 
-def test_a_long_aggregation_that_is_refused_is_not_repeated_until_its_limit(
+def test_a_refused_long_aggregation_is_not_repeated_until_its_time_limit(
     refusing: Mongo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscription, "AGGREGATION_TIMEOUT", 60.0)
@@ -165,7 +165,7 @@ def test_migrate_goes_on_after_the_primary_has_stepped_down(how: Document, refus
     )
 
 
-def test_a_job_whose_start_no_majority_confirmed_is_executed_after_a_write_that_one_has(
+def test_a_job_whose_start_lacked_a_majority_is_executed_after_a_majority_write(
     refusing: Mongo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = Lab(server_now)
@@ -192,7 +192,7 @@ TOO_LARGE = {"errorCode": 17419}
 """What MongoDB answers if a document would have more than 16 MB, as one of another program may."""
 
 
-def test_a_job_that_has_16_mb_with_its_history_goes_on_without_it(refusing: Mongo) -> None:
+def test_a_job_that_reaches_16_mb_is_stored_without_its_history(refusing: Mongo) -> None:
     lab = Lab(server_now)
     refused_writes = ExitStack()
 
@@ -207,7 +207,7 @@ def test_a_job_that_has_16_mb_with_its_history_goes_on_without_it(refusing: Mong
     assert [entry["state"] for entry in lab.jobs.get(id)["history"]] == ["success"]
 
 
-def test_a_lost_job_that_cannot_be_changed_stops_no_other(refusing: Mongo) -> None:
+def test_a_lost_job_that_cannot_be_changed_does_not_stop_others(refusing: Mongo) -> None:
     lab = Lab(server_now)
     lost_job = lab.run("mail", 1)
     lab.executing(lost_job)

@@ -21,7 +21,7 @@ from tests.eventually import eventually
 from tests.pace import paced
 
 
-def test_a_member_that_does_not_answer_is_asked_again_on_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_member_is_checked_again_on_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     database.close()
     with socket.create_server((LOOPBACK, 0)) as silent, paced() as pace, ThreadPoolExecutor(1) as thread:
         silent.settimeout(20)
@@ -43,7 +43,7 @@ def test_a_member_that_does_not_answer_is_asked_again_on_a_new_connection(monkey
 
 
 @pytest.mark.crash
-def test_operations_leave_a_primary_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_abandon_an_unresponsive_primary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with own_replica_set(tmp_path, monkeypatch) as members:
         numbers = database.collection("numbers")
         numbers.insert_one({"_id": 1})

@@ -128,7 +128,7 @@ def test_jobs_are_stored_and_executed_once(how: Document, refusing: Mongo) -> No
     ],
     ids=["cancel", "retry", "reschedule", "remove", "clear"],
 )
-def test_an_operation_happens_or_not(
+def test_an_interrupted_operation_happens_completely_or_not_at_all(
     operation: Callable[[Jobs, str], object], state: str, changed: dict[str, int], how: Document, refusing: Mongo
 ) -> None:
     lab = Lab(server_now)
@@ -148,7 +148,9 @@ def test_an_operation_happens_or_not(
 
 
 @how_refused
-def test_documents_are_written_once_and_each_is_told(how: Document, refusing: Mongo, clock: AgingClock) -> None:
+def test_documents_are_written_once_and_each_has_its_call_of_after(
+    how: Document, refusing: Mongo, clock: AgingClock
+) -> None:
     system, told = declare(lambda _: {"$set": {"status": "expired"}, "$inc": {"times": 1}}), set[Any]()
     system.after(lambda written: told.update(one.id for one in written))
     work = work_on(system, clock)
@@ -170,7 +172,7 @@ def test_documents_are_written_once_and_each_is_told(how: Document, refusing: Mo
 
 
 @how_refused
-def test_a_failure_is_recorded_or_the_item_comes_back(how: Document, refusing: Mongo, clock: AgingClock) -> None:
+def test_a_failure_is_recorded_or_the_item_is_redelivered(how: Document, refusing: Mongo, clock: AgingClock) -> None:
     work = work_on(declare(), clock)
     account = make_account()
     item = item_of(work, account)

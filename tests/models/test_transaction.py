@@ -66,20 +66,20 @@ def written_by(account: str) -> object:
     return document.get("by")
 
 
-def test_transaction_of_a_killed_process_is_ended(lock: Lock) -> None:
+def test_abandoned_transaction_of_a_killed_process_is_aborted(lock: Lock) -> None:
     lock("a").kill()
     eventually(can_write_all, within=10)  # MongoDB would keep the lock for 15 s here, and for 60 s by default
     assert written_by("a") is None
 
 
-def test_transaction_of_a_living_process_is_waited_for(lock: Lock) -> None:
+def test_transaction_of_a_running_process_is_not_aborted(lock: Lock) -> None:
     lock("a")
     with pytest.raises(Contended):
         write("a")
     assert end_abandoned() == 0
 
 
-def test_only_the_abandoned_one_of_two_is_ended(lock: Lock) -> None:
+def test_only_the_abandoned_one_of_two_transactions_is_aborted(lock: Lock) -> None:
     lock("a").kill()
     lock("b")
     eventually(lambda: end_abandoned() == 1, within=10)
@@ -89,7 +89,7 @@ def test_only_the_abandoned_one_of_two_is_ended(lock: Lock) -> None:
     assert (written_by("a"), written_by("b")) == ("us", None)
 
 
-def test_transaction_ends_with_the_time_of_its_caller() -> None:
+def test_transaction_ends_at_the_deadline_of_its_caller() -> None:
     calls = []
 
     def act(session: ClientSession) -> None:

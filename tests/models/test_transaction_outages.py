@@ -32,9 +32,7 @@ def freeze(member: Member) -> None:
     os.kill(member.pid, signal.SIGSTOP)
 
 
-def test_transaction_leaves_a_primary_that_does_not_answer(
-    members: ReplicaSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transaction_abandons_an_unresponsive_primary(members: ReplicaSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction, "MAX_TRANSACTION", seconds(60))  # an election takes longer on a busy machine
     before = eventually(members.primary)
     calls: list[float] = []
@@ -77,7 +75,7 @@ def test_a_commit_that_a_frozen_primary_does_not_answer_happens_once(
     assert collection("accounts").find_one({"_id": "a"}) == {"_id": "a", "amount": 1}
 
 
-def test_a_process_that_is_told_to_end_does_not_wait_for_a_primary(members: ReplicaSet) -> None:
+def test_a_terminated_process_does_not_wait_for_a_primary(members: ReplicaSet) -> None:
     def end(session: ClientSession) -> None:
         collection("accounts").update_one({"_id": "a"}, {"$inc": {"amount": 1}}, session=session)
         for member in members.members:

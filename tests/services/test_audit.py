@@ -34,7 +34,7 @@ def run(*arguments: str, code: int = 0) -> str:
     return result.stdout + result.stderr
 
 
-def test_an_entry_is_there_before_its_action_and_completed_after_it(clean: Servers) -> None:
+def test_an_entry_is_written_before_its_action_and_completed_after_it(clean: Servers) -> None:
     with recorded(ADA, "clear", system="overdue-messages", filter={"state": "main", "type": None}) as action:
         (begun,) = entries()
         action.count = 3
@@ -53,7 +53,7 @@ def test_an_entry_is_there_before_its_action_and_completed_after_it(clean: Serve
     ],
     ids=["refused", "a server away", "a server away during a request", "interrupted"],
 )
-def test_the_outcome_of_an_action_that_raises(clean: Servers, fail: Callable[[], None], outcome: str) -> None:
+def test_outcome_of_an_action_that_raises_is_its_error(clean: Servers, fail: Callable[[], None], outcome: str) -> None:
     with pytest.raises((AppError, AutoReconnect, Unavailable, KeyboardInterrupt)), recorded(ADA, "clear"):
         fail()
     (entry,) = entries()
@@ -82,7 +82,7 @@ def test_texts_and_ids_are_bounded_and_can_be_stored(clean: Servers) -> None:
     assert (len(entry.before["payload"]), entry.after) == (1_000, {"payload": "?$\x00"})
 
 
-def test_while_mongodb_is_away_only_what_is_in_redis_goes_on(
+def test_without_mongodb_only_actions_on_redis_are_allowed(
     clean: Servers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(audit, "begin", lambda *_, **__: _raise(AutoReconnect("away")))

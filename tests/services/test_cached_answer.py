@@ -10,7 +10,7 @@ import pytest
 from queue_manager.health.readings import CachedAnswer
 
 
-def test_while_one_thread_computes_it_the_others_get_the_previous_one() -> None:
+def test_while_one_thread_computes_an_answer_others_get_the_previous_one() -> None:
     began, may_end, calls = Event(), Event(), list[int]()
 
     def compute() -> int:
@@ -32,7 +32,7 @@ def test_while_one_thread_computes_it_the_others_get_the_previous_one() -> None:
     assert calls == [0, 1]
 
 
-def test_an_error_is_raised_once_and_forgets_the_previous_answer() -> None:
+def test_an_error_is_raised_once_and_drops_the_previous_answer() -> None:
     def compute() -> int:
         if answers:
             return answers.pop()

@@ -65,7 +65,7 @@ def five_leased(clock: AgingClock) -> tuple[DocumentWork, dict[State, list[str]]
 
 
 @pytest.mark.parametrize("state", LEASED)
-def test_documents_read_are_those_in_the_state_however_many_others_are_due(clock: AgingClock, state: State) -> None:
+def test_a_list_reads_only_documents_in_its_state(clock: AgingClock, state: State) -> None:
     collection("accounts").insert_many(accounts(600, every=seconds(1)))
     work, leased = five_leased(clock)
     listed, ids = DocumentList(work=work), leased[state]
@@ -81,7 +81,7 @@ def test_documents_read_are_those_in_the_state_however_many_others_are_due(clock
     assert [examined(one) for one in (page, count, retry)] == [len(ids)] * 3
 
 
-def test_list_of_due_documents_does_not_read_those_that_come(clock: AgingClock) -> None:
+def test_list_of_due_documents_does_not_read_upcoming_ones(clock: AgingClock) -> None:
     work = work_on(declare(every=minutes(1)), clock)
     assert work.ahead > seconds(10)
     for number in range(20):
@@ -147,7 +147,7 @@ def test_order_and_pages_are_those_of_the_index(
 
 
 @pytest.mark.parametrize("after", [(T0,), (T0, 1, 2), ("a", 1)])
-def test_position_of_another_list_is_refused(clock: AgingClock, after: tuple[Any, ...]) -> None:
+def test_cursor_of_another_list_is_refused(clock: AgingClock, after: tuple[Any, ...]) -> None:
     with pytest.raises(NoPosition):
         list(DocumentList(work=work_on(declare(), clock)).items("stuck", after=after))
 
@@ -168,7 +168,7 @@ def scanned() -> int:
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("own_accounts")
 @pytest.mark.parametrize(("every", "spread"), [(seconds(0.01), "of different times"), (seconds(0), "of one time")])
-def test_lists_read_what_they_show_at_scale(
+def test_lists_read_only_what_they_show_at_scale(
     clock: AgingClock, every: timedelta, spread: str, figure: Callable[[str], None]
 ) -> None:
     documents = accounts(DUE, every=every)

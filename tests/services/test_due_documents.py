@@ -102,7 +102,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("options", [{"viewOn": "accounts"}, {"timeseries": {"timeField": "trial_ends_at"}}], ids=str)
-def test_collection_that_cannot_have_the_index_is_named_and_the_other_systems_are_migrated(options: Document) -> None:
+def test_migrate_names_a_collection_that_cannot_be_indexed_and_migrates_the_other_systems(options: Document) -> None:
     odd, other = declare(collection="odd_accounts"), declare(name="other-end", collection="other_accounts")
     database.database().create_collection("odd_accounts", **options)
     try:
@@ -115,7 +115,7 @@ def test_collection_that_cannot_have_the_index_is_named_and_the_other_systems_ar
 
 
 class TestFinding:
-    def test_due_documents_that_match_are_dispatched_and_get_no_field(self, clock: AgingClock) -> None:
+    def test_matching_due_documents_are_dispatched_and_not_changed(self, clock: AgingClock) -> None:
         work = work_on(declare(), clock)
         due = make_account()
         before = get_account(due)
@@ -141,7 +141,7 @@ class TestFinding:
             ({"$or": [{"plan": "a"}, {"seats": {"$gt": 3}}]}, {"seats": 4}, [{"seats": 3}, {"plan": "b"}]),
         ],
     )
-    def test_where_may_be_what_a_partial_index_may_have(
+    def test_where_accepts_what_a_partial_index_accepts(
         self, clock: AgingClock, where: Document, fitting: Document, others: list[Document]
     ) -> None:
         work = work_on(declare(where=where), clock)
@@ -150,7 +150,7 @@ class TestFinding:
             make_account(**fields)
         assert [item.args[0] for item in scan(work)] == [str(fit)]
 
-    def test_date_may_be_inside_documents_and_nothing_else(self, clock: AgingClock) -> None:
+    def test_due_field_may_be_nested_in_documents_but_not_in_lists(self, clock: AgingClock) -> None:
         work = work_on(declare(lambda _: {"$unset": {"trial": ""}}, due="trial.ends.at", where={}), clock)
         good = make_account(trial={"ends": {"at": OVER}})
         for odd in ({"ends": [{"at": OVER}]}, {"ends": [None, {"at": OVER}]}, [None, {"ends": {"at": OVER}}], 5):
@@ -166,7 +166,7 @@ class TestFinding:
         ids = [make_account(trial={"ends_at": T0 + seconds(at)}) for at in (-1, -3, 3, -2, 2, 11)]
         assert [item.args[0] for item in scan(work)] == [str(ids[at]) for at in (1, 3, 0, 4, 2)]
 
-    def test_missing_index_is_said(self, clock: AgingClock) -> None:
+    def test_missing_index_is_reported(self, clock: AgingClock) -> None:
         work = work_on(declare(), clock)
         collection("accounts").drop_indexes()
         with pytest.raises(OperationFailure) as raised:
@@ -182,7 +182,7 @@ class TestFinding:
         with pytest.raises(OperationFailure, match="hint provided does not correspond"):
             scan(free)
 
-    def test_document_that_another_process_has_locked_is_not_waited_for(self, clock: AgingClock) -> None:
+    def test_scan_does_not_wait_for_a_locked_document(self, clock: AgingClock) -> None:
         work = work_on(declare(), clock)
         account = make_account()
         (item,) = scan(work)
@@ -195,7 +195,7 @@ class TestFinding:
             other.abort_transaction()
         assert execute(work, item)["success"] is True
 
-    def test_dispatched_ahead_with_its_time(self, clock: AgingClock) -> None:
+    def test_document_due_soon_is_dispatched_ahead_with_its_eta(self, clock: AgingClock) -> None:
         work = work_on(declare(), clock, ahead=10)
         make_account(T0 + seconds(3))
         (item,) = scan(work)
@@ -205,7 +205,7 @@ class TestFinding:
 
 
 class TestFunction:
-    def test_it_sees_the_whole_document_and_the_run(self, clock: AgingClock) -> None:
+    def test_function_receives_the_whole_document_and_the_run(self, clock: AgingClock) -> None:
         seen: list[Any] = []
 
         def end(account: Document, run: Run) -> Document:
@@ -222,7 +222,7 @@ class TestFunction:
         ("fields", "seen"),
         [(["plan.name"], {"plan": {"name": "a"}}), ([], {}), (["trial_ends_at", "seats"], {"seats": 3})],
     )
-    def test_fields_limit_what_it_sees_besides_id_and_date(
+    def test_fields_limit_what_the_function_receives_besides_id_and_date(
         self, clock: AgingClock, fields: list[str], seen: Document
     ) -> None:
         calls: list[Document] = []
@@ -236,13 +236,13 @@ class TestFunction:
         execute(work, item_of(work, id))
         assert calls == [{"_id": id, "trial_ends_at": OVER, **seen}]
 
-    def test_it_stays_a_function_for_unit_tests(self) -> None:
+    def test_decorated_function_can_be_called_directly(self) -> None:
         system = declare(lambda account: {"$set": {"status": account["next"]}})
         function = system.functions.item
         assert function is not None
         assert function({"next": "expired"}) == EXPIRE
 
-    def test_it_is_not_sent_as_a_task_of_a_script(self) -> None:
+    def test_item_task_of_a_script_is_refused(self) -> None:
         system = replace(declare(), functions=type(declare().functions)())
 
         def end_trial(account: Document) -> Document:
@@ -287,13 +287,13 @@ class TestUpdate:
         assert "trial_ends_at" not in stored
         assert stored.items() >= left.items()
 
-    def test_empty_update_says_what_it_needs(self, clock: AgingClock) -> None:
+    def test_empty_update_is_an_error_that_says_what_is_needed(self, clock: AgingClock) -> None:
         work = work_on(declare(lambda _: {}), clock)
         with pytest.raises(PermanentError, match=r'end_trial returned {}, which needs `done="unset"`'):
             execute(work, item_of(work, make_account()))
 
     @pytest.mark.parametrize("later", [OVER.replace(tzinfo=None), "2026-01-01", [T0], 5])
-    def test_what_is_no_date_is_refused_as_the_next_one(self, clock: AgingClock, later: Any) -> None:
+    def test_next_due_time_must_be_a_date(self, clock: AgingClock, later: Any) -> None:
         work = work_on(declare(lambda _: {"$set": {"trial_ends_at": later}}), clock)
         id = make_account()
         before = get_account(id)
@@ -301,7 +301,7 @@ class TestUpdate:
             execute(work, item_of(work, id))
         assert get_account(id) == before
 
-    def test_value_that_is_equal_in_mongodb_alone_ends_nothing(self, clock: AgingClock) -> None:
+    def test_value_that_only_mongodb_considers_equal_does_not_end_the_item(self, clock: AgingClock) -> None:
         update = {"$set": {"amount": Decimal128("1.0")}, "$inc": {"told": 1}}
         work = work_on(declare(lambda _: update, where={"amount": 1}), clock)
         id = make_account(amount=1)
@@ -310,7 +310,7 @@ class TestUpdate:
         assert "told" not in get_account(id)
 
     @pytest.mark.parametrize("returned", [None, [], {"status": "expired"}, "x", 5, [1], True])
-    def test_what_is_no_update_is_an_error_that_says_what_it_must_be(self, clock: AgingClock, returned: Any) -> None:
+    def test_invalid_update_is_an_error_that_says_what_it_must_be(self, clock: AgingClock, returned: Any) -> None:
         work = work_on(declare(lambda _: returned), clock)
         id = make_account()
         before = get_account(id)
@@ -341,7 +341,7 @@ class TestUpdate:
         assert any(said in str(error.value) for said in ("postpone or remove trial_ends_at", "a later trial_ends_at"))
         assert get_account(id) == before
 
-    def test_list_that_has_the_wanted_value_does_not_leave_where(self, clock: AgingClock) -> None:
+    def test_list_that_contains_the_value_still_matches_where(self, clock: AgingClock) -> None:
         work = work_on(declare(lambda _: {"$set": {"status": ["trial", "x"]}}), clock)
         id = make_account()
         with pytest.raises(PermanentError, match="due: its update must"):
@@ -360,7 +360,7 @@ class TestUpdate:
             {"$set": {"status": ["expired"]}},
         ],
     )
-    def test_update_may_end_what_is_due_in_any_way(self, clock: AgingClock, update: Any) -> None:
+    def test_update_may_make_the_document_not_due_in_any_way(self, clock: AgingClock, update: Any) -> None:
         work = work_on(declare(lambda _: update), clock)
         id = make_account()
         assert execute(work, item_of(work, id))["success"] is True
@@ -374,7 +374,7 @@ class TestUpdate:
 
 
 class TestConflict:
-    def test_document_that_changes_before_the_write_is_decided_again(self, clock: AgingClock) -> None:
+    def test_function_is_called_again_if_the_document_changes_before_the_write(self, clock: AgingClock) -> None:
         seen: list[int] = []
 
         def end(account: Document) -> Document:
@@ -390,7 +390,7 @@ class TestConflict:
         assert get_account(id)["paid_for"] == 2
 
     @pytest.mark.parametrize("change", [{"$set": {"status": "paid"}}, {"$set": {"trial_ends_at": T0 - minutes(1)}}])
-    def test_document_that_is_not_due_as_it_was_is_left_alone(self, clock: AgingClock, change: Document) -> None:
+    def test_document_whose_due_time_changed_is_skipped(self, clock: AgingClock, change: Document) -> None:
         def end(account: Document) -> Document:
             collection("accounts").update_one({"_id": account["_id"]}, change)
             return EXPIRE
@@ -400,14 +400,14 @@ class TestConflict:
         assert execute(work, item_of(work, id)) == {"skipped": True, "reason": "Changed"}
         assert get_account(id)["status"] != "expired"
 
-    def test_message_for_another_time_does_nothing(self, clock: AgingClock) -> None:
+    def test_message_for_another_due_time_is_skipped(self, clock: AgingClock) -> None:
         work = work_on(declare(), clock)
         id = make_account()
         assert execute(work, item_of(work, id, OVER - minutes(1))) == {"skipped": True, "reason": "Changed"}
         assert execute(work, item_of(work, ObjectId())) == {"skipped": True, "reason": "Not found"}
         assert get_account(id)["status"] == "trial"
 
-    def test_message_without_a_time_acts_on_what_is_due_now(self, clock: AgingClock) -> None:
+    def test_message_without_a_due_time_acts_on_the_current_one(self, clock: AgingClock) -> None:
         work = work_on(declare(), clock)
         due, later = make_account(), make_account(T0 + seconds(1))
         assert execute(work, item_of(work, due, None))["success"] is True
@@ -419,7 +419,7 @@ class TestRepeating:
     def next_day(account: Document) -> Document:
         return {"$set": {"trial_ends_at": account["trial_ends_at"] + timedelta(days=1)}, "$inc": {"runs": 1}}
 
-    def test_after_an_outage_it_runs_once(self, clock: AgingClock) -> None:
+    def test_missed_dates_are_run_once_by_default(self, clock: AgingClock) -> None:
         work = work_on(declare(self.next_day), clock)
         id = make_account(T0 - timedelta(days=30))
         (item,) = scan(work)
@@ -428,7 +428,7 @@ class TestRepeating:
         assert (stored["trial_ends_at"], stored["runs"]) == (T0 + timedelta(days=1), 1)
         assert scan(work) == []
 
-    def test_date_within_a_document_goes_on_to_the_next_one_too(self, clock: AgingClock) -> None:
+    def test_nested_due_field_is_advanced_to_the_next_date(self, clock: AgingClock) -> None:
         def next_day(account: Document) -> Document:
             return {"$set": {"trial": {"at": account["trial"]["at"] + timedelta(days=1)}}}
 
@@ -438,7 +438,7 @@ class TestRepeating:
         execute(work, item)
         assert get_account(id)["trial"]["at"] == T0 + timedelta(days=1)
 
-    def test_dates_for_which_a_call_has_no_time_are_left_to_the_next_scan(
+    def test_dates_beyond_the_time_of_one_call_are_left_to_the_next_scan(
         self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         work = work_on(declare(self.next_day), clock)
@@ -449,7 +449,7 @@ class TestRepeating:
             assert execute(work, item)["success"] is True
             assert get_account(id)["trial_ends_at"] == expected
 
-    def test_or_once_for_each_date_that_it_missed(self, clock: AgingClock) -> None:
+    def test_catch_up_all_runs_once_for_each_missed_date(self, clock: AgingClock) -> None:
         work = work_on(declare(self.next_day, catch_up="all"), clock)
         id = make_account(T0 - timedelta(days=3))
         for _ in range(4):
@@ -460,7 +460,7 @@ class TestRepeating:
         assert scan(work) == []
 
     @pytest.mark.parametrize("catch_up", ["once", "all"])
-    def test_pipeline_goes_on_date_by_date(self, clock: AgingClock, catch_up: Any) -> None:
+    def test_pipeline_update_is_applied_date_by_date(self, clock: AgingClock, catch_up: Any) -> None:
         later = {"$dateAdd": {"startDate": "$trial_ends_at", "unit": "day", "amount": 1}}
         work = work_on(declare(lambda _: [{"$set": {"trial_ends_at": later}}], catch_up=catch_up), clock)
         id = make_account(T0 - timedelta(days=1))
@@ -480,7 +480,7 @@ class TestRepeating:
 
 
 class TestBatch:
-    def test_equal_updates_are_one_write_however_many(self, clock: AgingClock) -> None:
+    def test_equal_updates_are_one_write(self, clock: AgingClock) -> None:
         work = work_on(declare(), clock)
         sent: list[list[str]] = []
         for count in (1, 100):
@@ -494,7 +494,7 @@ class TestBatch:
         assert sent[0] == sent[1]
         assert [one for one in sent[0] if one.startswith("update")] == ["update accounts"]
 
-    def test_item_whose_function_fails_is_left_to_its_own_task(self, clock: AgingClock) -> None:
+    def test_item_whose_function_fails_is_executed_by_its_own_task(self, clock: AgingClock) -> None:
         def end(account: Document) -> Any:
             if account["seats"] == 1:
                 raise ValueError("boom")
@@ -515,7 +515,7 @@ class TestBatch:
         with pytest.raises(FunctionExited, match="SystemExit: 3"):
             execute(work, items[4])
 
-    def test_update_that_leaves_one_due_leaves_it_alone_to_its_own_task(self, clock: AgingClock) -> None:
+    def test_item_whose_update_leaves_it_due_is_executed_by_its_own_task(self, clock: AgingClock) -> None:
         work = work_on(declare(lambda account: account["update"]), clock)
         ids = [make_account(update=EXPIRE), make_account(update={"$set": {"told": 1}}), make_account(update=EXPIRE)]
         items = [item_of(work, id) for id in ids]
@@ -526,7 +526,7 @@ class TestBatch:
             execute(work, items[1])
         assert "told" not in get_account(ids[1])
 
-    def test_functions_of_a_transaction_have_a_quarter_of_a_second_and_the_rest_of_the_batch_follows(
+    def test_a_transaction_calls_functions_for_a_quarter_of_a_second_and_the_next_one_continues(
         self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         elapsed = set_clock(monkeypatch)
@@ -542,7 +542,7 @@ class TestBatch:
         assert [result and result["success"] for result in results] == [True] * 6
         assert seen.count("update accounts") == 2
 
-    def test_after_a_second_the_rest_of_a_batch_of_slow_functions_is_left_to_another_one(
+    def test_a_batch_of_slow_functions_ends_after_a_second_and_another_batch_continues(
         self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         elapsed = set_clock(monkeypatch)
@@ -598,7 +598,7 @@ class TestBatch:
         assert work_on(declare(), clock).batch_function is not None
         assert work_on(declare(batch=False), clock).batch_function is None
 
-    def test_items_that_fall_due_in_a_moment_are_waited_for(self, clock: AgingClock) -> None:
+    def test_batch_waits_for_items_due_within_a_moment(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
         items = [item_of(ours, make_account(at), at) for at in (OVER, T0 + seconds(0.05), T0 + seconds(0.02))]
         with pytest.raises(NotYetDue) as early:
@@ -608,7 +608,9 @@ class TestBatch:
         assert None not in ours.execute_batch(items)
 
     @pytest.mark.parametrize("order", [1, -1])
-    def test_of_two_messages_for_a_document_the_one_for_its_time_is_done(self, clock: AgingClock, order: int) -> None:
+    def test_of_two_messages_for_a_document_the_one_for_its_due_time_is_executed(
+        self, clock: AgingClock, order: int
+    ) -> None:
         ours = work_on(declare(), clock)
         id = make_account()
         items = [item_of(ours, id), item_of(ours, id, OVER - minutes(1))][::order]
@@ -629,7 +631,7 @@ class TestBatch:
 
 class TestIds:
     @pytest.mark.parametrize("together", [True, False])
-    def test_of_any_type(self, clock: AgingClock, together: bool) -> None:
+    def test_ids_may_have_any_type(self, clock: AgingClock, together: bool) -> None:
         calls: list[Written] = []
         system = declare()
         system.after(calls.extend)
@@ -642,7 +644,7 @@ class TestIds:
         assert [get_account(id)["status"] for id in ids] == ["expired"] * len(ids)
         assert sorted(id_text(one.id) for one in calls) == sorted(map(id_text, ids))
 
-    def test_that_python_takes_for_equal_are_two_documents(self, clock: AgingClock) -> None:
+    def test_ids_that_are_equal_in_python_alone_are_two_documents(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
         ids = [make_account(_id=id) for id in (1, True, 0, False)]
         items = scan(ours)
@@ -651,14 +653,14 @@ class TestIds:
             assert (result or execute(ours, item))["success"] is True
         assert [get_account(id)["status"] for id in ids] == ["expired"] * 4
 
-    def test_whose_number_has_another_type_is_not_meant(self, clock: AgingClock) -> None:
+    def test_id_of_another_number_type_does_not_match(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
         id, other = make_account(_id={"account": Int64(5)}), make_account()
         results = execute_batch(ours, [item_of(ours, {"account": 5}), item_of(ours, other)])
         assert [result and result["success"] for result in results] == [None, True] or "skipped" in (results[0] or {})
         assert [get_account(one)["status"] for one in (id, other)] == ["trial", "expired"]
 
-    def test_that_cannot_be_read_back_hides_no_statistics(self, clock: AgingClock) -> None:
+    def test_unreadable_id_does_not_hide_statistics(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
         nested: Any = 1
         for _ in range(MAX_ID_DEPTH + 1):
@@ -667,7 +669,7 @@ class TestIds:
         make_account()
         assert stats(ours).numbers["pending"] == 2
 
-    def test_failures_are_recorded_listed_and_retried_by_hand(self, clock: AgingClock) -> None:
+    def test_failures_of_ids_of_any_type_are_recorded_listed_and_retried(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
         ids = [make_account(_id=id) for id in [ObjectId(), None, *ODD_IDS]]
         for item in scan(ours):
@@ -691,7 +693,7 @@ class TestAfter:
         system.after(calls.extend)
         return system
 
-    def test_call_that_returns_a_coroutine_is_repeated(
+    def test_hook_that_returns_a_coroutine_is_called_again(
         self, clock: AgingClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         system = declare()
@@ -713,7 +715,7 @@ class TestAfter:
         with pytest.raises(ConfigurationError, match=f"it has a function `{name}` already"):
             getattr(system, name)(repr)
 
-    def test_it_is_called_with_what_was_written(
+    def test_hook_is_called_with_the_written_documents(
         self, clock: AgingClock, system: DueDocuments, calls: list[Written]
     ) -> None:
         ours = work_on(system, clock)
@@ -742,7 +744,7 @@ class TestAfter:
         ],
         ids=str,
     )
-    def test_it_sees_a_document_as_the_write_left_it(
+    def test_hook_receives_the_document_as_written(
         self, clock: AgingClock, calls: list[Written], fields: list[str] | None, update: Any
     ) -> None:
         system = declare(lambda account: update, fields=fields)
@@ -754,7 +756,7 @@ class TestAfter:
         assert result["success"]
         assert [one.document for one in calls] == ours.documents.get_many([id], system.seen)
 
-    def test_documents_whose_update_does_not_tell_are_read_together(
+    def test_documents_not_determined_by_their_update_are_read_in_one_query(
         self, clock: AgingClock, calls: list[Written]
     ) -> None:
         system = declare(lambda account: {"$set": {"status": "expired", "seats.used": account["number"]}})
@@ -766,7 +768,9 @@ class TestAfter:
         assert sent.count("find accounts") == 2
         assert sorted(one.document["seats"]["used"] for one in calls) == [0, 1, 2]
 
-    def test_what_a_function_does_to_its_argument_is_not_seen(self, clock: AgingClock, calls: list[Written]) -> None:
+    def test_changes_of_a_function_to_its_argument_have_no_effect(
+        self, clock: AgingClock, calls: list[Written]
+    ) -> None:
         def end_trial(account: Document) -> Document:
             account["trial"]["plan"] = account["extra"] = "scratch"
             del account["trial"]["ends_at"]
@@ -780,7 +784,7 @@ class TestAfter:
         assert result == {"success": True, "id": str(id), "due_at": to_iso(OVER)}
         assert [(one.due_at, one.document) for one in calls] == [(OVER, get_account(id))]
 
-    def test_what_it_does_to_a_document_is_seen_by_nobody(self, clock: AgingClock) -> None:
+    def test_changes_of_the_hook_to_a_document_have_no_effect(self, clock: AgingClock) -> None:
         seen: list[Document] = []
 
         def after(written: Sequence[Written]) -> None:
@@ -800,23 +804,25 @@ class TestAfter:
         assert results == [{"success": True, "id": str(id), "due_at": to_iso(OVER)} for id in ids]
         assert [one["tags"] for one in seen] == [["a"], ["a"]]
 
-    def test_it_costs_no_command_where_the_update_tells_what_the_write_left(
-        self, clock: AgingClock, system: DueDocuments
-    ) -> None:
+    def test_documents_determined_by_their_update_are_not_read(self, clock: AgingClock, system: DueDocuments) -> None:
         ours = work_on(system, clock)
         item = item_of(ours, make_account())
         with commands() as sent:
             ours.execute_batch([item])
         assert [one for one in sent if "accounts" in one] == ["find accounts", "update accounts"]
 
-    def test_nothing_written_is_not_called(self, clock: AgingClock, system: DueDocuments, calls: list[Written]) -> None:
+    def test_hook_is_not_called_if_nothing_was_written(
+        self, clock: AgingClock, system: DueDocuments, calls: list[Written]
+    ) -> None:
         ours = work_on(system, clock)
         execute(ours, item_of(ours, make_account(status="paid")))
         assert calls == []
         assert collection(outbox.OUTBOX_COLLECTION).count_documents({}) == 0
 
     @pytest.mark.parametrize("error", [ValueError, SystemExit], ids=["raised", "process died"])
-    def test_it_is_called_again_after_an_error_and_a_death(self, clock: AgingClock, error: type[BaseException]) -> None:
+    def test_hook_is_called_again_after_an_error_or_a_crash(
+        self, clock: AgingClock, error: type[BaseException]
+    ) -> None:
         calls: list[Sequence[Written]] = []
 
         def after(written: Sequence[Written]) -> None:
@@ -851,7 +857,7 @@ class TestAfter:
         ours.run_after(call.args[0])
         assert len(calls) == 2
 
-    def test_document_that_mongodb_refuses_is_not_written_and_its_neighbours_are_told_once(
+    def test_document_refused_by_mongodb_is_not_written_and_the_hook_gets_the_others_once(
         self, clock: AgingClock, system: DueDocuments, calls: list[Written]
     ) -> None:
         ours = work_on(system, clock)
@@ -867,7 +873,7 @@ class TestAfter:
         assert [one.id for one in calls] == [good]
         assert get_account(refused)["status"] == "trial"
 
-    def test_few_refused_documents_cost_their_batch_few_transactions(
+    def test_few_refused_documents_need_few_extra_transactions(
         self, clock: AgingClock, system: DueDocuments, calls: list[Written], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         set_clock(monkeypatch)
@@ -881,7 +887,7 @@ class TestAfter:
         assert {get_account(id)["status"] for id in good} == {"expired"}
         assert sum(one.startswith("find accounts") for one in sent) <= 40
 
-    def test_an_update_that_is_too_large_to_be_sent_costs_its_batch_nothing(
+    def test_an_update_too_large_to_send_does_not_affect_its_batch(
         self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         set_clock(monkeypatch)
@@ -891,7 +897,7 @@ class TestAfter:
         results = ours.execute_batch([item_of(ours, id) for id in accounts])
         assert [result is not None for result in results] == [True, False, True]
 
-    def test_batch_of_refused_documents_is_soon_left_to_their_tasks(
+    def test_batch_of_refused_documents_is_soon_executed_by_single_tasks(
         self, clock: AgingClock, system: DueDocuments, calls: list[Written], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         set_clock(monkeypatch)
@@ -902,7 +908,7 @@ class TestAfter:
         assert calls == []
         assert sum(one.startswith("find accounts") for one in sent) <= 2 * work.MAX_REFUSALS
 
-    def test_document_that_was_deleted_meanwhile_has_its_id(
+    def test_hook_receives_the_id_of_a_document_that_was_deleted_meanwhile(
         self, clock: AgingClock, system: DueDocuments, calls: list[Written]
     ) -> None:
         ours = work_on(system, clock)
@@ -915,7 +921,7 @@ class TestAfter:
         ours.run_after(call.args[0])
         assert [one.document for one in calls] == [{"_id": id}]
 
-    def test_call_that_used_its_attempts_comes_again_after_a_pause(
+    def test_hook_call_that_used_its_attempts_is_repeated_after_a_cool_down(
         self, clock: AgingClock, system: DueDocuments
     ) -> None:
         calls = work_on(system, clock).outbox_work()
@@ -926,7 +932,7 @@ class TestAfter:
         clock.advance(minutes(1))
         assert [again.args for again in scan(calls)] == [call.args]
 
-    def test_system_without_it_keeps_no_record(self, clock: AgingClock) -> None:
+    def test_system_without_the_hook_stores_no_record(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
         items = [item_of(ours, make_account())]
         with commands() as seen:
@@ -946,7 +952,7 @@ class TestFailure:
             clock.advance(pauses[-1])
         return pauses
 
-    def test_it_is_recorded_outside_the_document_with_a_growing_pause(self, clock: AgingClock) -> None:
+    def test_failure_is_recorded_outside_the_document_with_a_growing_cool_down(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
         id = make_account()
         before = get_account(id)
@@ -959,7 +965,7 @@ class TestFailure:
         assert (record["due_at"], record["error"], record["failures"]) == (OVER, "boom", 8)
         assert get_account(id) == before
 
-    def test_success_deletes_it(self, clock: AgingClock) -> None:
+    def test_success_deletes_the_failure_record(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
         make_account()
         self.fail(ours, 2, clock)
@@ -967,14 +973,14 @@ class TestFailure:
         execute(ours, item)
         assert collection(failed_item.FAILED_ITEMS_COLLECTION).count_documents({}) == 0
 
-    def test_new_due_time_starts_from_none(self, clock: AgingClock) -> None:
+    def test_new_due_time_resets_the_failures(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
         id = make_account()
         self.fail(ours, 3, clock)
         collection("accounts").update_one({"_id": id}, {"$set": {"trial_ends_at": clock.now}})
         assert self.fail(ours, 1, clock) == [minutes(1)]
 
-    def test_it_is_of_one_system(self, clock: AgingClock) -> None:
+    def test_failure_record_belongs_to_one_system(self, clock: AgingClock) -> None:
         ours, others = work_on(declare(), clock), work_on(declare(name="trial-warning", due="warn_at"), clock)
         id = make_account(warn_at=OVER)
         for one in (ours, others):
@@ -1017,7 +1023,7 @@ class TestFailure:
             *(lambda _: {"$set": {"_id": 5}}, lambda _: sys.exit(1)),
         ],
     )
-    def test_hook_that_fails_does_not_make_a_hot_loop(
+    def test_failed_item_whose_hook_fails_still_cools_down(
         self, clock: AgingClock, hook: Callable[[Failure], Any], caplog: pytest.LogCaptureFixture
     ) -> None:
         system = declare()
@@ -1031,7 +1037,7 @@ class TestFailure:
         assert lease_state(ours, item) == "cooling"
         assert collection(failed_item.FAILED_ITEMS_COLLECTION).count_documents({}) == 1
 
-    def test_document_that_is_not_due_any_more_has_none(self, clock: AgingClock) -> None:
+    def test_document_that_is_no_longer_due_has_no_failure_record(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
         id = make_account()
         (item,) = scan(ours)
@@ -1103,7 +1109,7 @@ class TestDeclaration:
             ({"flag": "QM_NONSENSE"}, "flag='QM_NONSENSE' must be a setting's name"),
         ],
     )
-    def test_wrong_field_is_one_sentence(self, fields: dict[str, Any], sentence: str) -> None:
+    def test_wrong_field_is_refused_in_one_sentence(self, fields: dict[str, Any], sentence: str) -> None:
         with pytest.raises(ConfigurationError) as error:
             declare(**fields)
         assert sentence in str(error.value)
@@ -1123,7 +1129,7 @@ class TestDeclaration:
             ({}, never_awaited, f"{__name__}.never_awaited must be a plain function of the document, neither `async`"),
         ],
     )
-    def test_wrong_function_or_option_is_one_sentence(
+    def test_wrong_function_or_option_is_refused_in_one_sentence(
         self, arguments: dict[str, Any], function: Any, sentence: str
     ) -> None:
         system = replace(declare(), functions=type(declare().functions)())
@@ -1131,22 +1137,22 @@ class TestDeclaration:
             system.item(**arguments)(function)
         assert sentence in str(error.value)
 
-    def test_period_that_is_none_is_one_sentence(self) -> None:
+    def test_invalid_period_is_refused_in_one_sentence(self) -> None:
         with pytest.raises(ConfigurationError, match="`every` returned 5, not a timedelta"):
             declare(every=lambda chosen: 5).period(settings())
 
-    def test_it_has_one_function(self) -> None:
+    def test_declaration_has_one_function(self) -> None:
         system = declare()
         system.check()
         with pytest.raises(ConfigurationError, match="'trial-end': it has an item function already"):
             system.item()(lambda account: EXPIRE)
 
-    def test_without_a_function_it_is_incomplete(self) -> None:
+    def test_declaration_without_a_function_is_incomplete(self) -> None:
         system = replace(declare(), functions=type(declare().functions)())
         with pytest.raises(ConfigurationError, match=r"'trial-end' has no item function: decorate one with"):
             system.check()
 
-    def test_names_follow_from_its_name(self) -> None:
+    def test_names_are_derived_from_the_name_of_the_system(self) -> None:
         system = declare()
         assert (system.queue, system.page, system.trigger) == (
             "trial-end",

@@ -30,7 +30,7 @@ class Reminders(DueWork):
         ({"due_at": None}, "due_at=None must be a datetime with a time zone"),
     ],
 )
-def test_what_is_wrong_with_an_item_is_named(fields: dict[str, Any], said: str) -> None:
+def test_invalid_item_is_named_with_the_reason(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=f"Due: {said}"):
         Due(**{"id": "a", "due_at": T0, **fields})
 

@@ -145,7 +145,7 @@ class TestDone:
         return found
 
     @pytest.mark.parametrize("count", [1, 3])
-    def test_when_and_by_which_task(self, count: int) -> None:
+    def test_done_item_has_its_time_and_its_task(self, count: int) -> None:
         work, items = self.executed(declare(), count)
         for item in items:
             found = self.why(work, item)
@@ -161,13 +161,13 @@ class TestDone:
         assert (found.label, found.tone) == ("done", "good")
         assert found.answer.endswith(f", by the task {item.token}. It has no date at trial_ends_at, so it is not due.")
 
-    def test_one_that_had_nothing_to_do_after_it(self) -> None:
+    def test_item_with_nothing_to_do_is_done(self) -> None:
         work, (item,) = self.executed(declare())
         work.record_executed([item], [{"skipped": True, "reason": "Changed"}], took=seconds(1))
         eventually(lambda: collection("qm_item_events").count_documents({}) == 3)
         assert self.why(work, item).label == "done"
 
-    def test_one_that_was_dispatched_again_or_was_for_an_earlier_date_is_not_done(self) -> None:
+    def test_item_dispatched_again_or_for_an_earlier_date_is_not_done(self) -> None:
         work, (first,) = self.executed(declare())
         collection("accounts").update_one({}, {"$set": {"trial_ends_at": server_now() + minutes(1)}})
         later = server_now() + minutes(2)
@@ -292,7 +292,7 @@ class TestTimeline:
         assert (sent.event, sent.task_id) == ("Dispatched", item.token)
         assert (snoozed.event, snoozed.detail) == ("Snoozed", f"by {get_room(room)['snooze_time']['set_by']}")
 
-    def test_what_an_operator_sent_is_said(self, work: DocumentWork) -> None:
+    def test_timeline_shows_what_an_operator_dispatched(self, work: DocumentWork) -> None:
         room = make_room(server_now() - minutes(5))
         work.mark_dispatched_manually(work.take_manually([work.due_of(get_room(room))]))
         eventually(lambda: collection("qm_item_events").count_documents({}) == 1)
@@ -305,7 +305,7 @@ class TestTimeline:
         for id in ("a", "ba", "a@b"):
             assert len(item_events.of_item("s", id).events) == 1
 
-    def test_a_text_that_mongodb_cannot_store_is_no_error(self) -> None:
+    def test_an_error_text_that_mongodb_cannot_store_is_not_recorded(self) -> None:
         item_events.record_attempt("s", "a@1", "failed", task="t", error="\ud800")
         assert item_events.of_item("s", "a").events == []
 
@@ -398,7 +398,7 @@ class TestAgencies:
         (found,) = review_requests.system.explain(str(parent), dispatch(server_now(), name="review-requests"))
         return found
 
-    def test_one_that_is_due_and_then_asked(self) -> None:
+    def test_due_agency_that_then_gets_a_request(self) -> None:
         parent = self.subscribe(server_now() - timedelta(days=40))
         assert self.why(parent).label == "due"
         requests = review_requests.review_requests()
@@ -411,12 +411,12 @@ class TestAgencies:
         assert found.answer.startswith("A review request has been open since ")
         assert self.why(item.args[0]).id == str(parent)
 
-    def test_one_that_is_no_customer_for_long_enough(self) -> None:
+    def test_agency_that_is_not_yet_a_customer_for_long_enough(self) -> None:
         found = self.why(self.subscribe(server_now() - timedelta(days=4)))
         assert found.label == "not due"
         assert "it is asked 30 days later, at " in found.answer
 
-    def test_one_whose_subscription_names_no_account(self) -> None:
+    def test_agency_whose_subscription_has_no_account(self) -> None:
         found = self.why(self.subscribe(server_now() - timedelta(days=40), metadata={}))
         assert (found.label, found.tone) == ("not asked", "bad")
 

@@ -58,7 +58,7 @@ def sums(length: timedelta) -> dict[str, int]:
     return total
 
 
-def test_what_was_counted_is_copied_by_ten_minutes_and_by_the_hour(clean: Servers, minute: int) -> None:
+def test_counters_are_copied_by_ten_minutes_and_by_the_hour(clean: Servers, minute: int) -> None:
     for ago in (0, 1, 15, 90, 600):
         count(clean, minute - ago, done=1, wait__250=2)
     copy(clean)
@@ -78,7 +78,7 @@ def test_copying_again_changes_nothing_and_adds_what_is_new(clean: Servers, minu
     assert sums(TEN_MINUTES) == sums(HOUR) == {"done": 4}
 
 
-def test_one_process_copies_in_an_interval(clean: Servers, minute: int) -> None:
+def test_one_process_copies_per_interval(clean: Servers, minute: int) -> None:
     copy(clean)
     count(clean, minute, done=1)
     history.copy(SYSTEMS, now=server_now())
@@ -95,7 +95,7 @@ def test_the_history_survives_the_loss_of_redis(clean: Servers, minute: int) -> 
     assert sums(TEN_MINUTES) == sums(HOUR) == {"done": 5}
 
 
-def test_an_hour_that_no_copy_was_made_in_is_caught_up(clean: Servers, minute: int) -> None:
+def test_a_missed_hour_is_copied_later(clean: Servers, minute: int) -> None:
     count(clean, minute - 200, done=1)
     copy(clean)
     collection(stored.HISTORY_COLLECTION).delete_many({"at": {"$gt": server_now() - minutes(180)}})
@@ -106,7 +106,7 @@ def test_an_hour_that_no_copy_was_made_in_is_caught_up(clean: Servers, minute: i
 
 
 @pytest.mark.parametrize("chosen", ["24h", "7d", "30d", "90d"])
-def test_a_range_has_its_steps_and_null_for_what_is_unknown(clean: Servers, chosen: history.Range) -> None:
+def test_a_range_has_its_steps_and_null_for_unknown_values(clean: Servers, chosen: history.Range) -> None:
     now = server_now()
     at = datetime.fromtimestamp(now.timestamp() // 600 * 600, UTC)
     stored.store([Bucket(system=NAME, at=at, length=TEN_MINUTES, counts={"done": 3, "wait.250": 2})])
@@ -126,7 +126,7 @@ def test_the_last_hour_is_read_by_the_minute(clean: Servers, minute: int) -> Non
 
 
 @pytest.mark.parametrize("chosen", ["24h", "7d", "30d", "90d"])
-def test_what_was_not_copied_yet_is_shown(clean: Servers, minute: int, chosen: history.Range) -> None:
+def test_counters_that_are_not_copied_yet_are_shown(clean: Servers, minute: int, chosen: history.Range) -> None:
     def shown() -> list[int]:
         return [one for one in history.read(system, chosen, systems=SYSTEMS, now=server_now()).numbers("done") if one]
 
@@ -146,7 +146,7 @@ def test_the_history_is_shown_while_redis_is_away(clean: Servers, minute: int, m
     assert sum(one or 0 for one in found.numbers("done")) == 3
 
 
-def test_a_redis_that_hangs_takes_no_time_from_mongodb(
+def test_a_hanging_redis_does_not_shorten_the_time_for_mongodb(
     clean: Servers, minute: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hang(*_: Any) -> NoReturn:
@@ -161,7 +161,7 @@ def test_a_redis_that_hangs_takes_no_time_from_mongodb(
     assert sum(one or 0 for one in found.numbers("done")) == 3
 
 
-def test_documents_expire_by_their_length(clean: Servers) -> None:
+def test_documents_expire_according_to_the_length_of_their_step(clean: Servers) -> None:
     stored.store([Bucket(system=NAME, at=NOON, length=TEN_MINUTES, counts={"done": 1})])
     found = {one["seconds"]: one["expires_at"] - one["at"] for one in collection(stored.HISTORY_COLLECTION).find()}
     assert found == {600: minutes(10) + hours(72), 3600: hours(1 + 92 * 24)}
@@ -180,7 +180,7 @@ def test_a_leader_is_marked_once(clean: Servers) -> None:
     assert [(one.kind, one.text) for one in mark.read(server_now() - hours(1))] == [("leader", "h:1 leads, epoch 7")]
 
 
-def test_a_time_without_scans_is_an_outage_once_it_is_over(clean: Servers) -> None:
+def test_a_time_without_scans_becomes_an_outage_when_scans_resume(clean: Servers) -> None:
     now = truncate(server_now())
     for at in (now - hours(2), now - hours(2) + seconds(30), now, now):
         copy(clean, now=at)
@@ -188,7 +188,7 @@ def test_a_time_without_scans_is_an_outage_once_it_is_over(clean: Servers) -> No
     assert (outage.kind, outage.at, outage.until) == ("outage", now - hours(2) + seconds(30), now)
 
 
-def test_an_outage_that_lasts_is_shown(clean: Servers) -> None:
+def test_an_ongoing_outage_is_shown(clean: Servers) -> None:
     now = truncate(server_now())
     copy(clean, now=now - hours(2))
     assert mark.read(now - hours(3)) == []
@@ -196,13 +196,13 @@ def test_an_outage_that_lasts_is_shown(clean: Servers) -> None:
     assert (outage.at, outage.until) == (now - hours(2), now)
 
 
-def test_marks_of_one_moment_are_all_kept(clean: Servers) -> None:
+def test_all_marks_of_the_same_time_are_kept(clean: Servers) -> None:
     for text in ("v1", "v2"):
         mark.add(ChartMark(kind="deployment", at=NOON, text=text, by="ada"))
     assert [(one.text, one.by) for one in mark.read(NOON)] == [("v1", "ada"), ("v2", "ada")]
 
 
-def test_the_last_marks_of_many_are_read(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_latest_marks_are_read(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mark, "MAX_MARKS", 3)
     for number in range(5):
         mark.add(ChartMark(kind="deployment", at=NOON + minutes(number), text=f"v{number}", by="ada"))

@@ -109,7 +109,7 @@ class TestRate:
         assert len(items_of(scan(work))) == 20
         assert items_of(scan(work)) == []
 
-    def test_a_scan_that_could_not_send_leaves_its_times_unused(self, work: DocumentWork, clock: HandClock) -> None:
+    def test_a_scan_that_could_not_send_does_not_use_up_the_rate(self, work: DocumentWork, clock: HandClock) -> None:
         add(50)
         for batch in work.take_due(Backlog):
             work.release(batch.items)
@@ -118,14 +118,12 @@ class TestRate:
         clock.advance(PERIOD)
         assert times(items_of(scan(work)), clock.now)[0] == 2.0
 
-    def test_what_falls_due_soon_comes_at_its_time_and_in_the_same_rate(
-        self, work: DocumentWork, clock: HandClock
-    ) -> None:
+    def test_items_dispatched_ahead_keep_their_time_and_the_rate(self, work: DocumentWork, clock: HandClock) -> None:
         add(2)
         add(3, T0 + seconds(1))
         assert times(items_of(scan(work)), clock.now) == [0, 0.1, 1, 1.1, 1.2]
 
-    def test_less_than_one_item_a_period_still_comes(self, work: DocumentWork, clock: HandClock) -> None:
+    def test_a_rate_below_one_item_per_period_still_dispatches(self, work: DocumentWork, clock: HandClock) -> None:
         add(3)
         slow = replace(work, max_rate=0.25)
         came: list[float] = []
@@ -134,7 +132,7 @@ class TestRate:
             clock.advance(PERIOD)
         assert came == [0, 4, 8]
 
-    def test_retries_by_hand_come_at_once(self, work: DocumentWork, clock: HandClock) -> None:
+    def test_manual_retries_ignore_the_rate(self, work: DocumentWork, clock: HandClock) -> None:
         add(30)
         due = list(work.find_due(clock.now))
         assert [item.eta for item in work.take_manually(due)] == [None] * 30
@@ -149,26 +147,26 @@ class TestPause:
         pauses.resume("calls")
         assert len(items_of(scan(work))) == 1
 
-    def test_another_system_goes_on(self, work: DocumentWork) -> None:
+    def test_pausing_a_system_does_not_pause_another(self, work: DocumentWork) -> None:
         add(1)
         pauses.pause("support-snooze", by="a test")
         assert len(items_of(scan(work))) == 1
 
-    def test_calls_of_after_that_are_owed_pause_too(self, work: DocumentWork) -> None:
+    def test_pausing_also_holds_back_outstanding_calls_of_after(self, work: DocumentWork) -> None:
         pauses.pause("calls", by="a test")
         assert [batch.other_counts for batch in work.outbox_work().take_due(Backlog)] == [{"paused": 1}]
 
 
 class TestDryRun:
     @pytest.mark.usefixtures("dry_run")
-    def test_what_is_due_is_counted_and_nothing_is_dispatched(self, work: DocumentWork) -> None:
+    def test_dry_run_counts_due_items_and_dispatches_none(self, work: DocumentWork) -> None:
         add(3)
         add(1, T0 + seconds(1))
         for _ in range(2):
             assert scan(work) == [DueBatch(found=3, items=[], other_counts={"dry_run": 3})]
 
     @pytest.mark.usefixtures("dry_run")
-    def test_an_unknown_name_is_refused_at_the_start(self) -> None:
+    def test_an_unknown_name_in_qm_dry_run_is_refused_at_start(self) -> None:
         with pytest.raises(
             ConfigurationError, match=r"^QM_DRY_RUN: there is no system 'calls'; the systems are: support-snooze, "
         ):
@@ -179,13 +177,13 @@ class TestDryRun:
             beat_schedule.find_dispatching("overdue-messages", beat_schedule.SYSTEMS)
 
 
-def test_an_item_that_is_found_twice_is_dispatched_once(work: DocumentWork) -> None:
+def test_an_item_found_twice_is_dispatched_once(work: DocumentWork) -> None:
     add(1)
     [found] = work.find_due(work.clock())
     assert [len(work._take([found, found, found]).items), work._take([found]).items] == [1, []]
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("inf")])
-def test_a_rate_is_above_zero(rate: float) -> None:
+def test_a_rate_must_be_above_zero(rate: float) -> None:
     with pytest.raises(ConfigurationError, match=r"max_rate=.* must be a number of items per second, above zero"):
         replace(calls, max_rate=rate)

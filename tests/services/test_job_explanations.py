@@ -28,7 +28,7 @@ def why(id: str, **fields: Any) -> Explanation:
     return found
 
 
-def test_one_that_is_not_due(lab: Lab) -> None:
+def test_job_that_is_not_due(lab: Lab) -> None:
     id = lab.run("mail", delay=hours(1))
     found = why(id)
     assert (found.label, found.title, found.kind) == ("pending", "mail", "job")
@@ -37,7 +37,7 @@ def test_one_that_is_not_due(lab: Lab) -> None:
     assert [one.event for one in found.timeline] == ["Stored"]
 
 
-def test_one_that_is_due_and_why_it_does_not_run(lab: Lab) -> None:
+def test_due_job_and_why_it_does_not_run(lab: Lab) -> None:
     id = lab.run("mail")
     assert "; waiting; the next scan runs at " in why(id).answer
     assert why(id, workers=[]).answer.endswith("; waiting; no worker consumes the queue jobs.")
@@ -53,7 +53,7 @@ def test_one_that_is_due_and_why_it_does_not_run(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("attempts", [[1], Decimal128("1E+400"), float("inf")], ids=str)
-def test_one_that_is_not_started_because_its_attempts_are_malformed(attempts: Any, lab: Lab) -> None:
+def test_job_not_started_because_its_attempts_are_malformed(attempts: Any, lab: Lab) -> None:
     id = lab.run("mail")
     jobs().update_one({"_id": ObjectId(id)}, {"$set": {"attempts": attempts}})
     found = why(id)
@@ -61,7 +61,7 @@ def test_one_that_is_not_started_because_its_attempts_are_malformed(attempts: An
     assert found.answer.startswith("Malformed: its field attempts ")
 
 
-def test_one_that_is_executed(lab: Lab) -> None:
+def test_executing_job(lab: Lab) -> None:
     id = lab.run("mail")
     start_job(id)
     found = why(id)
@@ -72,7 +72,7 @@ def test_one_that_is_executed(lab: Lab) -> None:
     assert "; the lease of its worker ended at " in why(id).answer
 
 
-def test_one_that_failed(lab: Lab) -> None:
+def test_failed_job(lab: Lab) -> None:
     id = lab.run("mail")
     end_job(id, JobState.FAILURE, backoff=minutes(5), error="Boom")
     found = why(id)
@@ -86,7 +86,7 @@ def test_one_that_failed(lab: Lab) -> None:
     assert why(given_up).answer == "Its 1st attempt failed, and it is not retried by itself. Last error: Boom."
 
 
-def test_one_that_ended(lab: Lab) -> None:
+def test_finished_job(lab: Lab) -> None:
     done, canceled = lab.run("mail"), lab.run("report")
     end_job(done, JobState.SUCCESS)
     lab.jobs.cancel(canceled)
@@ -96,7 +96,7 @@ def test_one_that_ended(lab: Lab) -> None:
     assert why(canceled).answer.endswith(", so it is not executed until someone retries it.")
 
 
-def test_what_is_no_job(lab: Lab) -> None:
+def test_document_that_is_not_a_job(lab: Lab) -> None:
     jobs().insert_one({"_id": "another", "name": "x"})
     for id in ("another", "nothing", "5"):
         assert list(system.explain(id, dispatch(server_now(), name="job-queues"))) == []

@@ -112,7 +112,7 @@ def some_rooms(chance: random.Random) -> tuple[list[Document], list[DueItem]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(0, 50, 10))
-def test_rooms_end_as_they_do_one_by_one(seed: int, events: RecordedEvents) -> None:
+def test_rooms_of_a_batch_have_the_same_outcomes_as_single_rooms(seed: int, events: RecordedEvents) -> None:
     for chance in map(random.Random, range(seed, seed + 10)):
         compare_rooms(*some_rooms(chance), events)
 
@@ -179,7 +179,7 @@ def test_a_batch_that_is_delivered_again_writes_and_sends_nothing(snooze: Docume
     assert len(events.sent) == 3
 
 
-def test_item_that_is_twice_in_a_batch_is_told_once(snooze: DocumentWork, events: RecordedEvents) -> None:
+def test_item_that_is_twice_in_a_batch_has_one_event(snooze: DocumentWork, events: RecordedEvents) -> None:
     make_room(OVER)
     (item,) = scan(snooze)
     first, second = snooze.execute_batch([item, item])
@@ -202,7 +202,7 @@ def test_of_two_messages_for_a_room_the_one_for_its_snooze_wakes_it(
     assert len(events.sent) == 1
 
 
-def test_room_that_is_snoozed_again_after_its_wake_has_its_event(
+def test_event_is_sent_although_the_room_is_snoozed_again_after_waking(
     snooze: DocumentWork, clock: AgingClock, events: RecordedEvents
 ) -> None:
     events.refusals = 3
@@ -222,7 +222,7 @@ def test_room_that_is_snoozed_again_after_its_wake_has_its_event(
     assert (get_room(room)["snooze_time"], get_room(room)["status"]) == (again, "snoozed")
 
 
-def test_refused_events_are_sent_again_and_delay_no_room(snooze: DocumentWork, events: RecordedEvents) -> None:
+def test_refused_events_are_sent_again_and_delay_no_wake(snooze: DocumentWork, events: RecordedEvents) -> None:
     events.refusals = 2
     rooms = [make_room(OVER) for _ in range(3)]
     snooze.execute_batch(scan(snooze))
@@ -230,7 +230,7 @@ def test_refused_events_are_sent_again_and_delay_no_room(snooze: DocumentWork, e
     assert {get_room(room)["status"] for room in rooms} == {"open"}
 
 
-def test_rooms_that_fall_due_in_a_moment_are_waited_for(snooze: DocumentWork, clock: AgingClock) -> None:
+def test_batch_waits_for_rooms_due_within_a_moment(snooze: DocumentWork, clock: AgingClock) -> None:
     for after in (seconds(0.05), seconds(0.02), -minutes(1)):
         make_room(T0 + after)
     items = scan(snooze)
@@ -284,7 +284,7 @@ def some_pulses(chance: random.Random) -> tuple[list[Document], list[DueItem]]:
 
 
 @pytest.mark.parametrize("seed", range(0, 50, 10))
-def test_pulses_are_created_as_they_are_one_by_one(seed: int) -> None:
+def test_pulses_of_a_batch_equal_those_created_one_by_one(seed: int) -> None:
     for chance in map(random.Random, range(seed, seed + 10)):
         compare_pulses(*some_pulses(chance))
 
@@ -302,7 +302,7 @@ def compare_pulses(pulses: list[Document], items: list[DueItem]) -> None:
     )
 
 
-def test_a_group_of_agencies_is_one_write_and_one_read_of_those_that_are_blocked() -> None:
+def test_a_batch_of_agencies_needs_one_read_and_one_write() -> None:
     items = [DueItem(token=str(one), args=(str(ObjectId()), [], None, to_iso(OVER))) for one in range(100)]
     with commands() as sent:
         assert all(outcome and outcome["success"] for outcome in reviews().create_many(items))
@@ -313,7 +313,7 @@ def test_a_group_of_agencies_is_one_write_and_one_read_of_those_that_are_blocked
     assert pulse.pulses().count_documents({}) == 100
 
 
-def test_index_decides_where_another_worker_came_between(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unique_index_prevents_duplicates_of_concurrent_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     accounts = [ObjectId() for _ in range(3)]
     items = [DueItem(token=str(one), args=(str(one), [], None, to_iso(OVER))) for one in accounts]
     # The look finds nothing, as if the others had come right after it.
@@ -326,7 +326,7 @@ def test_index_decides_where_another_worker_came_between(monkeypatch: pytest.Mon
     assert pulse.pulses().count_documents({}) == 3
 
 
-def test_nothing_to_do_is_nothing_asked() -> None:
+def test_batch_without_valid_accounts_sends_no_command() -> None:
     with commands() as sent:
         assert reviews().create_many([DueItem(token="t", args=(None, [], None, ""))]) == [None]
     assert sent == []

@@ -25,7 +25,7 @@ def why(id: str, **fields: Any) -> Explanation:
     return found
 
 
-def test_one_that_waits(queue: MessageQueue) -> None:
+def test_waiting_message(queue: MessageQueue) -> None:
     queue.enqueue("mail", id="low")
     queue.enqueue("mail", id="high", priority=5)
     queue.enqueue("mail", id="higher", priority=6)
@@ -38,7 +38,7 @@ def test_one_that_waits(queue: MessageQueue) -> None:
     assert [(one.event, one.detail) for one in high.timeline] == [("Added", "priority 5")]
 
 
-def test_one_in_processing(queue: MessageQueue) -> None:
+def test_message_in_processing(queue: MessageQueue) -> None:
     queue.enqueue("mail", id="m")
     first = queue.dequeue(consumer_id="c1")
     assert first is not None
@@ -66,7 +66,7 @@ def test_the_timeline_has_the_whole_reason_of_the_last_failure(queue: MessageQue
     assert why("m").answer.endswith("; its 2nd delivery failed. Reason: second " + "y" * 193 + ".")
 
 
-def test_one_of_a_paused_type(queue: MessageQueue) -> None:
+def test_message_of_a_paused_type(queue: MessageQueue) -> None:
     queue.enqueue("mail", id="m")
     queue_admin().pause(["mail"], by="ada", reason="spilling")
     assert queue.dequeue() is None
@@ -76,14 +76,14 @@ def test_one_of_a_paused_type(queue: MessageQueue) -> None:
     assert found.answer.endswith(" by ada: spilling.")
 
 
-def test_one_whose_deadline_passed(queue: MessageQueue) -> None:
+def test_message_whose_deadline_passed(queue: MessageQueue) -> None:
     queue.enqueue("mail", id="m", ack_timeout=0.001)
     queue.dequeue()
     eventually(lambda: "its deadline passed" in why("m").answer)
     assert "the next scan runs at " in why("m").answer
 
 
-def test_one_that_failed_and_is_replayed(queue: MessageQueue) -> None:
+def test_dead_letter_that_is_replayed(queue: MessageQueue) -> None:
     queue.enqueue("mail", id="m", ack_timeout=0.001, max_attempts=1)
     queue.dequeue()
     eventually(lambda: len(sweeper().sweep().dead_lettered) == 1)
@@ -105,7 +105,7 @@ def test_one_that_failed_and_is_replayed(queue: MessageQueue) -> None:
     assert "failed" not in replayed.answer
 
 
-def test_one_that_is_done_or_archived(queue: MessageQueue) -> None:
+def test_completed_or_archived_message(queue: MessageQueue) -> None:
     queue.enqueue("mail", id="m")
     taken = queue.dequeue()
     assert taken is not None
@@ -118,7 +118,7 @@ def test_one_that_is_done_or_archived(queue: MessageQueue) -> None:
     assert why("n").answer.endswith(", so no consumer gets it.")
 
 
-def test_what_is_no_message(queue: MessageQueue) -> None:
+def test_unknown_id_has_no_explanation(queue: MessageQueue) -> None:
     state = dispatch(server_now(), name="overdue-messages")
     for id in ("nothing", "", "x" * 300, "\n"):
         assert list(system.explain(id, state)) == []

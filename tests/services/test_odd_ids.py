@@ -42,7 +42,9 @@ def make_rooms() -> list[Any]:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_rooms_wake_and_are_told(snooze: DocumentWork, events: RecordedEvents, together: bool) -> None:
+def test_rooms_with_ids_of_any_type_wake_and_have_their_events(
+    snooze: DocumentWork, events: RecordedEvents, together: bool
+) -> None:
     ids = make_rooms()
     items = scan(snooze)
     assert all(get_room(id)["snooze_queue_in_progress"] for id in ids)
@@ -62,7 +64,7 @@ def test_text_and_object_id_of_the_same_digits_are_two_rooms(snooze: DocumentWor
     assert get_room(ObjectId(digits))["status"] == "snoozed"
 
 
-def test_leases_are_renewed_released_and_given_up(snooze: DocumentWork, clock: AgingClock) -> None:
+def test_leases_of_ids_of_any_type_are_renewed_released_and_failed(snooze: DocumentWork, clock: AgingClock) -> None:
     ids = make_rooms()
     items = scan(snooze)
     snooze.postpone([items[0]], wait=minutes(3))
@@ -78,7 +80,7 @@ def test_leases_are_renewed_released_and_given_up(snooze: DocumentWork, clock: A
 
 
 @pytest.mark.parametrize("newest_first", [True, False])
-def test_list_of_rooms_of_one_moment_goes_on_behind_each(snooze: DocumentWork, newest_first: bool) -> None:
+def test_rooms_due_at_the_same_time_are_paged_one_by_one(snooze: DocumentWork, newest_first: bool) -> None:
     ids = make_rooms()
     listed = DocumentList(work=snooze)
     found, after = [], None
@@ -89,7 +91,7 @@ def test_list_of_rooms_of_one_moment_goes_on_behind_each(snooze: DocumentWork, n
     assert len(listed.take(found)) == len(ids)
 
 
-def test_sites_are_reset_listed_and_taken_by_hand() -> None:
+def test_sites_with_ids_of_any_type_are_reset_listed_and_retried() -> None:
     clock, threshold = HandClock(), hours(2)
     handed_over: list[tuple[str, str]] = []
     service = replace(stale_thumbnails(lambda *named: handed_over.append(named)), clock=clock)
@@ -138,7 +140,7 @@ def test_sites_of_two_collections_are_listed_once_page_by_page(ids: tuple[list[A
     )
 
 
-def test_condition_is_not_an_id(snooze: DocumentWork) -> None:
+def test_query_operator_is_refused_as_an_id(snooze: DocumentWork) -> None:
     make_room(OVER)
     with pytest.raises(PermanentError, match="room_id"):
         snooze.execute('{"$gt": ""}', None, token="t")

@@ -93,7 +93,9 @@ class TestEligible:
     @pytest.mark.parametrize(
         ("age", "is_eligible"), [(28, False), (29, False), (29.999, False), (30, True), (30.01, True), (400, True)]
     )
-    def test_after_thirty_days_of_subscription(self, reviews: ReviewRequests, age: float, is_eligible: bool) -> None:
+    def test_agency_is_eligible_after_thirty_days_of_subscription(
+        self, reviews: ReviewRequests, age: float, is_eligible: bool
+    ) -> None:
         subscribe(T0 - days(age))
         assert bool(scan(reviews)) is is_eligible
 
@@ -121,19 +123,19 @@ class TestEligible:
         assert scan(reviews) == []
 
     @pytest.mark.parametrize("account", [None, "", 0, False, {}])
-    def test_agencies_whose_parent_is_unusable_are_asked_each(self, reviews: ReviewRequests, account: Any) -> None:
+    def test_agencies_with_an_invalid_parent_each_get_a_request(self, reviews: ReviewRequests, account: Any) -> None:
         made = [subscribe(account=account) for _ in range(3)]
         asked = {(item.args[0], tuple(item.args[1]), item.args[2]) for item in scan(reviews)}
         assert asked == {(str(one["metadata"]["account_id"]), (str(one["_id"]),), None) for one in made}
 
-    def test_dates_count_as_well_as_seconds(self, reviews: ReviewRequests) -> None:
+    def test_start_may_be_a_date_or_seconds(self, reviews: ReviewRequests) -> None:
         made = subscribe()
         collection("store-subscription").update_one({"_id": made["_id"]}, {"$set": {"created_at": MONTH_AGO}})
         (item,) = scan(reviews)
         assert item.args[3] == to_iso(MONTH_AGO)
 
     @pytest.mark.parametrize("created_at", [1.7e12, None, "2026", True, -5, float("nan"), {"a": 1}, [], [1], [None, 1]])
-    def test_unreadable_start_is_left_out_counted_and_named(
+    def test_agency_with_an_unreadable_start_is_skipped_counted_and_named(
         self, reviews: ReviewRequests, caplog: pytest.LogCaptureFixture, created_at: Any
     ) -> None:
         bad = subscribe(created_at)
@@ -143,7 +145,7 @@ class TestEligible:
         assert batches[0].other_counts == {"unreadable": 1}
         assert str(bad["_id"]) in str(caplog.records[-1].msg)
 
-    def test_the_oldest_decides_whose_account_it_is_on_every_run(self, reviews: ReviewRequests) -> None:
+    def test_oldest_subscription_determines_the_account_on_every_scan(self, reviews: ReviewRequests) -> None:
         parent = ObjectId()
         made = [subscribe(MONTH_AGO, account=parent) for _ in range(5)]
         for _ in range(3):
@@ -151,7 +153,7 @@ class TestEligible:
             assert item.args[0] == str(made[0]["metadata"]["account_id"])
             reviews.release([item])
 
-    def test_several_sub_accounts_of_a_parent_are_asked_once(self, reviews: ReviewRequests) -> None:
+    def test_sub_accounts_of_one_parent_get_one_request(self, reviews: ReviewRequests) -> None:
         parent = ObjectId()
         for age in (40, 50, 60):
             subscribe(T0 - days(age), account=parent)
@@ -165,7 +167,7 @@ class TestEligible:
         assert item.args[:1] == (str(older["metadata"]["account_id"]),)
         assert item.args[2] == str(parent)
 
-    def test_agencies_without_a_parent_are_asked_each(self, reviews: ReviewRequests) -> None:
+    def test_agencies_without_a_parent_each_get_a_request(self, reviews: ReviewRequests) -> None:
         made = [subscribe(account=None) for _ in range(2)]
         items = scan(reviews)
         assert {item.args[0] for item in items} == {str(one["metadata"]["account_id"]) for one in made}
@@ -173,7 +175,7 @@ class TestEligible:
         assert scan(reviews) == []
 
     @pytest.mark.parametrize("account", [None, "", 7, ["a"], {"x": 1}, True], ids=str)
-    def test_agency_without_usable_account_is_counted_and_left_out(self, reviews: ReviewRequests, account: Any) -> None:
+    def test_agency_without_a_valid_account_is_counted_and_skipped(self, reviews: ReviewRequests, account: Any) -> None:
         subscribe(metadata={} if account is None else {"account_id": account})
         batches = list(reviews.take_due(Backlog))
         assert [batch.items for batch in batches] == [[], []]
@@ -186,7 +188,7 @@ class TestBlocked:
         [(0, True), (28, True), (29, True), (30, True), (30.99, True), (31, False), (31.01, False)],
     )
     @pytest.mark.parametrize("status", ["completed", "dismissed"])
-    def test_for_thirty_one_days_with_any_status(
+    def test_request_of_any_status_blocks_for_thirty_one_days(
         self, reviews: ReviewRequests, age: float, is_blocked: bool, status: str
     ) -> None:
         made = subscribe()
@@ -194,20 +196,20 @@ class TestBlocked:
         assert bool(scan(reviews)) is not is_blocked
 
     @pytest.mark.parametrize("status", ["pending", "in_progress"])
-    def test_for_ever_while_it_is_open(self, reviews: ReviewRequests, status: str) -> None:
+    def test_open_request_blocks_without_a_time_limit(self, reviews: ReviewRequests, status: str) -> None:
         made = subscribe()
         make_pulse(made["metadata"]["account_id"], T0 - days(400), status=status)
         assert scan(reviews) == []
 
     @pytest.mark.parametrize(("age", "is_blocked"), [(30.99, True), (31, False)])
-    def test_late_completion_counts_from_the_completion(
+    def test_completed_request_blocks_from_its_completion_on(
         self, reviews: ReviewRequests, age: float, is_blocked: bool
     ) -> None:
         made = subscribe()
         make_pulse(made["metadata"]["account_id"], T0 - days(90), completed_at=T0 - days(age))
         assert bool(scan(reviews)) is not is_blocked
 
-    def test_it_blocks_the_parent_too(self, reviews: ReviewRequests) -> None:
+    def test_request_blocks_the_parent_account_too(self, reviews: ReviewRequests) -> None:
         made = subscribe()
         make_pulse(ObjectId(), T0, metadata={"parent_account": made["account"]})
         assert scan(reviews) == []
@@ -221,21 +223,21 @@ class TestBlocked:
         assert scan(reviews) == []
 
     @pytest.mark.parametrize("account", [None, ""])
-    def test_pulse_of_nobody_blocks_nobody(self, reviews: ReviewRequests, account: Any) -> None:
+    def test_pulse_without_an_account_blocks_no_agency(self, reviews: ReviewRequests, account: Any) -> None:
         subscribe()
         subscribe(account=None)
         make_pulse(account, T0, status="pending")
         make_pulse(None, T0, metadata={"parent_account": None})
         assert len(scan(reviews)) == 2
 
-    def test_other_pulses_are_none_of_our_business(self, reviews: ReviewRequests) -> None:
+    def test_pulses_of_other_types_do_not_block(self, reviews: ReviewRequests) -> None:
         made = subscribe()
         make_pulse(made["metadata"]["account_id"], T0, type="survey", status="pending")
         assert len(scan(reviews)) == 1
 
 
 class TestCreate:
-    def test_pulse_has_the_form_that_its_readers_know(self, reviews: ReviewRequests) -> None:
+    def test_pulse_has_the_fields_that_its_readers_expect(self, reviews: ReviewRequests) -> None:
         made = subscribe()
         (item,) = scan(reviews)
 
@@ -268,7 +270,7 @@ class TestCreate:
         assert stored is not None
         assert sorted(map(id_text, stored["metadata"]["subscription_ids"])) == sorted(map(id_text, ids))
 
-    def test_second_delivery_is_quiet(self, reviews: ReviewRequests) -> None:
+    def test_second_delivery_is_skipped(self, reviews: ReviewRequests) -> None:
         subscribe()
         (item,) = scan(reviews)
         create(reviews, item)
@@ -282,7 +284,7 @@ class TestCreate:
         make_pulse(made["metadata"]["account_id"], T0, status=status)
         assert create(reviews, item) == {"skipped": True, "reason": "Requested recently"}
 
-    def test_sub_account_of_a_parent_that_was_asked_meanwhile_is_skipped(self, reviews: ReviewRequests) -> None:
+    def test_sub_account_is_skipped_if_its_parent_got_a_request_meanwhile(self, reviews: ReviewRequests) -> None:
         parent = ObjectId()
         subscribe(account=parent)
         (item,) = scan(reviews)
@@ -290,7 +292,7 @@ class TestCreate:
         create(reviews, item)
         assert reviews.create(*other) == {"skipped": True, "reason": "Pending request exists"}
 
-    def test_ten_scans_behind_a_stopped_worker_send_one_message(
+    def test_ten_scans_while_the_worker_is_stopped_send_one_message(
         self, reviews: ReviewRequests, clock: AgingClock
     ) -> None:
         subscribe()
@@ -332,7 +334,7 @@ class TestCreate:
             results = list(pool.map(lambda one: reviews.create(one, [], parent, oldest), accounts))
         assert sum(result.get("success", False) for result in results) == 1
 
-    def test_agency_without_parent_is_asked(self, reviews: ReviewRequests) -> None:
+    def test_agency_without_a_parent_gets_a_request(self, reviews: ReviewRequests) -> None:
         for _ in range(2):
             assert reviews.create(str(ObjectId()), [], None, to_iso(MONTH_AGO))["success"] is True
 
@@ -354,18 +356,18 @@ class TestCreate:
         assert named in str(error.value)
 
 
-def test_no_managed_product_refuses_to_run_and_never_means_all(reviews: ReviewRequests) -> None:
+def test_empty_list_of_managed_products_is_a_configuration_error(reviews: ReviewRequests) -> None:
     subscribe()
     nobody = replace(reviews, product_types=[])
     with pytest.raises(ConfigurationError, match="MANAGED_SUBSCRIPTIONS names no product type"):
         scan(nobody)
 
 
-def test_sites_and_listings_are_always_taken_out() -> None:
+def test_sites_and_listings_are_never_managed_products() -> None:
     assert review_requests().product_types == ["seo"]
 
 
-def test_queue_takes_no_more_than_it_holds(clock: AgingClock) -> None:
+def test_scan_dispatches_up_to_the_limit_of_the_queue(clock: AgingClock) -> None:
     for _ in range(5):
         subscribe()
     assert len(scan(make_service(clock, max_queue=4, batch=3), waiting=1)) == 3
@@ -383,7 +385,7 @@ def test_migrate_lists_duplicates_and_changes_nothing() -> None:
     schema.migrate(SYSTEMS)
 
 
-def test_scan_reads_the_index_and_no_subscription(reviews: ReviewRequests) -> None:
+def test_scan_reads_only_the_index(reviews: ReviewRequests) -> None:
     # An index that once held a list, as in another test, covers nothing any more.
     subscription.subscriptions().drop_indexes()
     schema.migrate(SYSTEMS)

@@ -45,14 +45,14 @@ def test_due_documents_are_written_and_others_are_not(run_system: RunSystem) -> 
     assert [result["success"] for result in outcome.results] == [True]
 
 
-def test_a_later_call_goes_on_with_the_documents(run_system: RunSystem) -> None:
+def test_a_later_call_continues_with_the_same_documents(run_system: RunSystem) -> None:
     repeating = declare(lambda one: {"$set": {"ends_at": one["ends_at"] + DAY}, "$inc": {"times": 1}})
     assert run_system(repeating, {"ends_at": T0}, now=T0).document["times"] == 1
     assert run_system(repeating, now=T0).results == []
     assert run_system(repeating, now=T0 + DAY).document["times"] == 2
 
 
-def test_attempts_follow_without_waits_and_the_last_error_is_the_result(run_system: RunSystem) -> None:
+def test_attempts_run_without_backoff_and_the_last_error_is_the_result(run_system: RunSystem) -> None:
     attempts: list[Any] = []
     failures: list[Failure] = []
 
@@ -93,7 +93,7 @@ def test_a_function_that_takes_longer_than_a_transaction_is_an_error(
     assert "a transaction may take 2 s: put slow work into `after`" in str(outcome.results[0]["error"])
 
 
-def test_what_it_cannot_run_is_refused(run_system: RunSystem) -> None:
+def test_invalid_system_or_time_is_refused(run_system: RunSystem) -> None:
     system = System(name="own-scan", title="T", description="D.", every=DAY, scan_task="billing.scan")
     with pytest.raises(TypeError, match="run_system: must be given a DueDocuments, not System"):
         run_system(system)  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ def test_what_it_cannot_run_is_refused(run_system: RunSystem) -> None:
         run_system(declare(lambda _: {"$set": {"status": "expired"}}), now=T0.replace(tzinfo=None))
 
 
-def test_after_and_run_are_given_as_in_a_worker(run_system: RunSystem) -> None:
+def test_after_and_run_receive_the_same_arguments_as_in_a_worker(run_system: RunSystem) -> None:
     written: list[Written] = []
     system = declare(lambda document, run: {"$set": {"done_at": run.now}}, done="unset")
     system.after(written.extend)
@@ -111,7 +111,7 @@ def test_after_and_run_are_given_as_in_a_worker(run_system: RunSystem) -> None:
     assert isinstance(Run(id="", now=T0), Run)
 
 
-def test_the_database_is_its_own_and_is_dropped(servers: Servers, pytester: pytest.Pytester) -> None:
+def test_run_system_uses_a_temporary_database_and_drops_it(servers: Servers, pytester: pytest.Pytester) -> None:
     before = database.client().list_database_names()
     pytester.makepyfile(
         """
@@ -132,7 +132,7 @@ def test_the_database_is_its_own_and_is_dropped(servers: Servers, pytester: pyte
     assert database.client().list_database_names() == before
 
 
-def test_loading_the_plugin_imports_nothing_else_of_ours(pytester: pytest.Pytester) -> None:
+def test_loading_the_pytest_plugin_imports_no_other_module_of_ours(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import sys

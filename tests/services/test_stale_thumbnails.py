@@ -103,12 +103,12 @@ def test_only_published_instasites_count(clock: AgingClock, sites: Sites, status
         {"thumbnail_build_in_progress": None},
     ],
 )
-def test_site_that_is_not_being_built_is_left_alone(clock: AgingClock, fields: dict[str, Any]) -> None:
+def test_site_that_is_not_being_built_is_not_reset(clock: AgingClock, fields: dict[str, Any]) -> None:
     make_site(**fields)
     assert scan(AGENCY_WEBSITES, clock) == []
 
 
-def test_missing_thumbnails_count_as_none(clock: AgingClock) -> None:
+def test_site_without_a_thumbnails_field_is_stale(clock: AgingClock) -> None:
     made = make_site(details={})
     assert [item.args[1] for item in scan(AGENCY_WEBSITES, clock)] == [str(made)]
 
@@ -133,7 +133,7 @@ def test_reset_removes_the_build_and_nothing_else(clock: AgingClock, service: St
     }
 
 
-def test_build_that_began_anew_keeps_its_flag(clock: AgingClock, service: StaleThumbnails) -> None:
+def test_restarted_build_keeps_its_flag(clock: AgingClock, service: StaleThumbnails) -> None:
     made = make_site()
     (item,) = scan(AGENCY_WEBSITES, clock)
     collection("agency_websites").update_one({"_id": made}, {"$set": {"thumbnail_process_started_at": T0}})
@@ -142,7 +142,7 @@ def test_build_that_began_anew_keeps_its_flag(clock: AgingClock, service: StaleT
     assert get_site(made)["thumbnail_build_in_progress"] is True
 
 
-def test_build_that_ended_is_left_alone(clock: AgingClock, service: StaleThumbnails) -> None:
+def test_completed_build_is_not_reset(clock: AgingClock, service: StaleThumbnails) -> None:
     made = make_site()
     (item,) = scan(AGENCY_WEBSITES, clock)
     collection("agency_websites").update_one({"_id": made}, {"$set": {"thumbnail_build_in_progress": False}})
@@ -173,7 +173,7 @@ def test_build_without_a_usable_start_is_stamped_and_reset_one_threshold_later(
 
 
 @pytest.mark.parametrize("held_back", ["paused", "dry run"])
-def test_nothing_is_changed_while_the_system_is_held_back(
+def test_paused_or_dry_run_scan_changes_no_site(
     clock: AgingClock, held_back: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make_site(started_at=None, thumbnail_reset_count=3, details={"thumbnails": {"desktop": "d.png"}})
@@ -197,9 +197,7 @@ def test_nothing_is_changed_while_the_system_is_held_back(
     + [Decimal128(text) for text in ("7", "Infinity", "sNaN")],
     ids=str,
 )
-def test_reset_count_that_is_no_whole_number_counts_as_none(
-    count: Any, clock: AgingClock, service: StaleThumbnails
-) -> None:
+def test_invalid_reset_count_counts_as_zero(count: Any, clock: AgingClock, service: StaleThumbnails) -> None:
     made = make_site(thumbnail_reset_count=count)
     (listed,) = AGENCY_WEBSITES.stale(T0 - THRESHOLD, is_descending=True)
     assert listed.resets == 0
@@ -210,7 +208,7 @@ def test_reset_count_that_is_no_whole_number_counts_as_none(
     assert reset(service, item)["resets_in_a_row"] == get_site(made)["thumbnail_reset_count"] == 1
 
 
-def test_stamps_and_forgotten_flags_are_counted_on_their_own(clock: AgingClock) -> None:
+def test_stamped_builds_and_cleared_flags_have_their_own_counts(clock: AgingClock) -> None:
     make_site(started_at=None)
     make_site(details={"thumbnails": {"desktop": "d.png"}})
     make_site()
@@ -254,7 +252,7 @@ def test_resets_in_a_row_are_counted_until_the_thumbnail_is_there(
     assert "thumbnail_reset_count" not in get_site(made)
 
 
-def test_site_in_flight_is_left_alone_and_one_whose_message_was_lost_is_found_again(clock: AgingClock) -> None:
+def test_site_in_flight_is_not_dispatched_again_unless_its_message_was_lost(clock: AgingClock) -> None:
     made = make_site()
     (first,) = scan(AGENCY_WEBSITES, clock, run="first")
     assert scan(AGENCY_WEBSITES, clock, run="second") == []
@@ -279,13 +277,13 @@ def test_sites_of_two_collections_with_one_id_are_two(clock: AgingClock) -> None
     assert [len(scan(sites, clock)) for sites in (AGENCY_WEBSITES, INSTASITES)] == [1, 1]
 
 
-def test_oldest_come_first_and_only_as_many_as_the_queue_takes(clock: AgingClock) -> None:
+def test_sites_are_dispatched_oldest_first_up_to_the_limit_of_the_queue(clock: AgingClock) -> None:
     made = [make_site(started_at=OVER - hours(age)) for age in (1, 3, 2)]
     found = scan(AGENCY_WEBSITES, clock, max_queue=2)
     assert [item.args[1] for item in found] == [str(made[1]), str(made[2])]
 
 
-def test_run_is_logged_with_what_was_really_reset_once_all_have_reported(
+def test_run_is_logged_with_the_actual_resets_after_all_items_have_reported(
     clock: AgingClock, service: StaleThumbnails, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -305,7 +303,7 @@ def test_run_is_logged_with_what_was_really_reset_once_all_have_reported(
     assert "Reset 3 stuck agency website jobs and 1 instasite jobs" in str(caplog.records[-1].msg)
 
 
-def test_run_whose_hour_is_over_is_logged_as_it_stands(
+def test_incomplete_run_is_logged_after_an_hour(
     clock: AgingClock, service: StaleThumbnails, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -329,7 +327,7 @@ def test_run_that_reset_nothing_is_not_logged(
     assert caplog.records == []
 
 
-def test_item_that_failed_has_reported_too(clock: AgingClock, service: StaleThumbnails) -> None:
+def test_failed_item_counts_as_reported(clock: AgingClock, service: StaleThumbnails) -> None:
     make_site()
     (item,) = scan(AGENCY_WEBSITES, clock)
     service.give_up(item, error="boom")
@@ -351,7 +349,7 @@ def test_malformed_argument_is_a_permanent_error(service: StaleThumbnails, args:
     assert named in str(error.value)
 
 
-def test_reset_site_is_handed_over_and_a_failure_of_that_is_only_logged(
+def test_failure_to_hand_a_reset_site_to_the_builder_is_only_logged(
     clock: AgingClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     handed = []
@@ -378,7 +376,9 @@ def test_reset_site_is_handed_over_and_a_failure_of_that_is_only_logged(
         ({"APP_ENV": "test", "THUMBNAIL_STALE_SECONDS": "90"}, seconds(90)),
     ],
 )
-def test_threshold(env: dict[str, str], expected: timedelta, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threshold_depends_on_the_environment_and_the_setting(
+    env: dict[str, str], expected: timedelta, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     settings.cache_clear()

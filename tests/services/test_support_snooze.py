@@ -69,11 +69,11 @@ class TestScan:
         assert get_room(room) == {**before, "snooze_queue_in_progress": True}
         assert lease_state(snooze, item) == "in-progress"
 
-    def test_oldest_come_first(self, snooze: DocumentWork) -> None:
+    def test_rooms_are_dispatched_oldest_first(self, snooze: DocumentWork) -> None:
         rooms = [make_room(T0 - minutes(age)) for age in (1, 9, 5)]
         assert scanned_ids(snooze) == [rooms[1], rooms[2], rooms[0]]
 
-    def test_room_in_flight_is_left_alone(self, snooze: DocumentWork) -> None:
+    def test_room_in_flight_is_not_dispatched_again(self, snooze: DocumentWork) -> None:
         make_room()
         scan(snooze)
         assert scan(snooze, waiting=1) == []
@@ -188,7 +188,7 @@ class TestAheadOfTime:
         clock.advance(seconds(7))
         assert scanned_ids(snooze, waiting=1) == [room]
 
-    def test_it_is_bounded_and_due_rooms_do_not_count(self, clock: AgingClock) -> None:
+    def test_rooms_dispatched_ahead_are_limited_and_due_rooms_do_not_count(self, clock: AgingClock) -> None:
         snooze = make_work(clock, ahead=2)
         for _ in range(4):
             make_room(T0 + seconds(5))
@@ -196,7 +196,7 @@ class TestAheadOfTime:
         etas = [item.eta for item in scan(snooze)]
         assert etas == [None] * 4 + [T0 + seconds(5)] * 2
 
-    def test_item_before_its_time_comes_back(self, snooze: DocumentWork) -> None:
+    def test_item_executed_before_its_due_time_raises_and_keeps_its_lease(self, snooze: DocumentWork) -> None:
         make_room(T0 + seconds(7))
         (item,) = scan(snooze)
 
@@ -208,14 +208,14 @@ class TestAheadOfTime:
 
 
 class TestBacklog:
-    def test_new_items_fill_the_queue_and_no_more(self, clock: AgingClock) -> None:
+    def test_new_items_fill_the_queue_up_to_its_limit(self, clock: AgingClock) -> None:
         snooze = make_work(clock, max_queue=10, batch=4)
         for _ in range(12):
             make_room()
         assert len(scan(snooze, waiting=3)) == 7
         assert len(scan(snooze, waiting=10)) == 0
 
-    def test_lost_due_and_coming_rooms_share_the_capacity(self, clock: AgingClock) -> None:
+    def test_lost_due_and_upcoming_rooms_share_the_capacity(self, clock: AgingClock) -> None:
         snooze = make_work(clock, max_queue=10)
         lost = [make_room() for _ in range(8)]
         items = scan(snooze)
@@ -247,7 +247,7 @@ class TestBacklog:
                 assert scan(snooze, waiting=1) == []
         assert len(scan(snooze)) == 1  # the message was lost
 
-    def test_retries_that_workers_hold_until_their_time_do_not_count_as_waiting(
+    def test_retries_held_by_workers_until_their_eta_do_not_count_as_waiting(
         self, snooze: DocumentWork, clock: AgingClock
     ) -> None:
         rooms = [make_room() for _ in range(5)]
@@ -257,14 +257,16 @@ class TestBacklog:
             snooze.postpone([retried], wait=minutes(4))
         assert scan(snooze, waiting=len(rooms) - 1) == []
 
-    def test_only_what_no_longer_waits_is_dispatched_again(self, snooze: DocumentWork, clock: AgingClock) -> None:
+    def test_only_items_whose_message_is_lost_are_dispatched_again(
+        self, snooze: DocumentWork, clock: AgingClock
+    ) -> None:
         for _ in range(5):
             make_room()
         scan(snooze)
         clock.advance(minutes(2))
         assert len(scan(snooze, waiting=3)) == 2
 
-    def test_items_called_by_hand_do_not_disturb_the_renewal_of_others(
+    def test_items_called_manually_do_not_affect_the_renewal_of_others(
         self, snooze: DocumentWork, clock: AgingClock
     ) -> None:
         make_room()
@@ -319,7 +321,7 @@ class TestItem:
         result = snooze.execute(str(ObjectId()), None, token="t")
         assert result == {"skipped": True, "reason": "Room not found"}
 
-    def test_resnoozed_room_is_left_alone_and_starts_clean(
+    def test_resnoozed_room_is_skipped_and_its_failures_are_reset(
         self, snooze: DocumentWork, clock: AgingClock, events: RecordedEvents
     ) -> None:
         room = make_room(OVER)
@@ -348,7 +350,7 @@ class TestItem:
         assert get_room(room)["snooze_queue_in_progress"] is True
         assert lease_state(snooze, new) == "in-progress"
 
-    def test_room_whose_snooze_was_removed_is_left_alone(self, snooze: DocumentWork) -> None:
+    def test_room_whose_snooze_was_removed_is_skipped(self, snooze: DocumentWork) -> None:
         room = make_room(OVER)
         (item,) = scan(snooze)
         support_room.rooms().update_one({"_id": room}, {"$unset": {"snooze_time": ""}, "$set": {"status": "open"}})
@@ -356,7 +358,7 @@ class TestItem:
         assert execute(snooze, item) == {"skipped": True, "reason": "Snooze changed"}
         assert get_room(room)["snooze_queue_in_progress"] is False
 
-    def test_room_woken_by_another_task_is_left_alone(
+    def test_room_woken_by_another_task_is_skipped(
         self, snooze: DocumentWork, clock: AgingClock, events: RecordedEvents
     ) -> None:
         room = make_room(OVER)
@@ -369,7 +371,7 @@ class TestItem:
         assert get_room(room)["unsnoozed_by_task"] == first.token
         assert len(events.sent) == 1
 
-    def test_clock_is_read_once_so_a_snooze_that_ends_meanwhile_is_not_given_back(self) -> None:
+    def test_item_reads_the_clock_once_so_that_a_snooze_that_ends_meanwhile_is_not_yet_due(self) -> None:
         due_at = T0 + seconds(1)
         make_room(due_at)
         (item,) = scan(make_work(lambda: T0))
@@ -378,12 +380,14 @@ class TestItem:
         with pytest.raises(NotYetDue):
             execute(snooze, item)
 
-    def test_by_hand_before_its_end_it_is_still_snoozed(self, snooze: DocumentWork) -> None:
+    def test_manual_call_before_the_end_of_the_snooze_is_skipped(self, snooze: DocumentWork) -> None:
         room = make_room(T0 + seconds(1))
         result = snooze.execute(str(room), None, token="by-hand")
         assert result == {"skipped": True, "reason": "Still snoozed"}
 
-    def test_by_hand_after_its_end_it_wakes_and_the_item_of_the_scan_finds_nothing(self, snooze: DocumentWork) -> None:
+    def test_manual_call_after_the_end_wakes_the_room_and_the_scanned_item_is_skipped(
+        self, snooze: DocumentWork
+    ) -> None:
         room = make_room(OVER)
         (item,) = scan(snooze)
 
@@ -434,7 +438,7 @@ class TestItem:
         assert events.sent == []
 
     @pytest.mark.parametrize(("refusals", "sent"), [(0, 1), (2, 1), (3, 0)])
-    def test_emit_is_tried_three_times_and_never_fails_the_room(
+    def test_emit_is_attempted_three_times_and_does_not_fail_the_room(
         self,
         snooze: DocumentWork,
         events: RecordedEvents,
@@ -503,7 +507,9 @@ class TestItem:
         assert "QM/conversations/support-snooze" in caplog.records[-1].name
 
     @pytest.mark.parametrize("room_id", ["nonsense", "", "z" * 24, 17, None, {"$ne": None}, ["a"]])
-    def test_nonsense_is_a_permanent_error_that_names_the_value(self, snooze: DocumentWork, room_id: Any) -> None:
+    def test_invalid_argument_is_a_permanent_error_that_names_the_value(
+        self, snooze: DocumentWork, room_id: Any
+    ) -> None:
         with pytest.raises(PermanentError, match="is not an id") as error:
             snooze.execute(room_id, None, token="t")
         assert repr(room_id) in str(error.value)
@@ -515,7 +521,9 @@ class TestItem:
 
 
 class TestExhaustion:
-    def test_room_cools_off_and_says_why(self, snooze: DocumentWork, caplog: pytest.LogCaptureFixture) -> None:
+    def test_failed_room_cools_down_and_stores_the_error(
+        self, snooze: DocumentWork, caplog: pytest.LogCaptureFixture
+    ) -> None:
         room = make_room(OVER)
         (item,) = scan(snooze)
 
@@ -529,7 +537,9 @@ class TestExhaustion:
         assert caplog.records[-1].levelname == "ERROR"
         assert stats(snooze).numbers["cooling_off"] == 1
 
-    def test_pause_doubles_up_to_an_hour_and_never_ends_for_good(self, snooze: DocumentWork, clock: AgingClock) -> None:
+    def test_cool_down_doubles_up_to_an_hour_and_the_room_is_always_retried(
+        self, snooze: DocumentWork, clock: AgingClock
+    ) -> None:
         room = make_room(OVER)
         pauses = []
         for _ in range(8):
@@ -541,7 +551,7 @@ class TestExhaustion:
             clock.advance(pause)
         assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
 
-    def test_new_snooze_starts_clean_and_does_not_wait_for_the_pause(
+    def test_new_snooze_resets_failures_and_does_not_wait_for_the_cool_down(
         self, snooze: DocumentWork, clock: AgingClock
     ) -> None:
         room = make_room(OVER)
@@ -581,7 +591,7 @@ class TestExhaustion:
         clock.advance(seconds(20))
         assert scanned_ids(snooze) == [room]
 
-    def test_giving_up_leaves_a_new_snooze_alone(self, snooze: DocumentWork, clock: AgingClock) -> None:
+    def test_final_failure_does_not_change_a_new_snooze(self, snooze: DocumentWork, clock: AgingClock) -> None:
         room = make_room(OVER)
         (item,) = scan(snooze)
         resnooze(room, T0 + minutes(3))
@@ -594,7 +604,7 @@ class TestExhaustion:
         clock.advance(minutes(3))
         assert scanned_ids(snooze) == [room]
 
-    def test_giving_up_leaves_the_lease_of_a_new_snooze_alone(self, snooze: DocumentWork) -> None:
+    def test_final_failure_does_not_release_the_lease_of_a_new_snooze(self, snooze: DocumentWork) -> None:
         room = make_room(OVER)
         (lost,) = scan(snooze)
         support_room.rooms().update_one({"_id": room}, {"$set": {"snooze_queue_in_progress": False}})
@@ -607,7 +617,7 @@ class TestExhaustion:
         assert get_room(room)["snooze_queue_in_progress"] is True
         assert "unsnooze_error" not in get_room(room)
 
-    def test_waiting_to_retry_keeps_the_lease_a_minute_past_the_attempt(
+    def test_lease_of_an_item_that_waits_for_a_retry_ends_a_minute_after_the_attempt(
         self, snooze: DocumentWork, clock: AgingClock
     ) -> None:
         room = make_room(OVER)
@@ -619,7 +629,7 @@ class TestExhaustion:
         assert scanned_ids(snooze) == [room]
 
 
-def test_a_failed_room_that_is_snoozed_again_is_no_problem(snooze: DocumentWork, clock: AgingClock) -> None:
+def test_a_failed_room_that_is_snoozed_again_is_not_a_health_problem(snooze: DocumentWork, clock: AgingClock) -> None:
     room, other = make_room(OVER), make_room(OVER)
     for item in scan(snooze):
         snooze.give_up(item, error="boom")

@@ -25,7 +25,7 @@ def run_batch(rooms: list[ObjectId]) -> None:
 
 
 @pytest.mark.parametrize(("level", "lines"), [("INFO", [UNSNOOZED, ENDED]), ("DEBUG", [UNSNOOZED, ENDED, ITEMS])])
-def test_a_batch_says_how_many_and_at_debug_which(
+def test_a_batch_logs_its_size_and_at_debug_level_its_items(
     level: str, lines: list[str], clean: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(level, logger="queue_manager")

@@ -125,7 +125,7 @@ def watched(start: Callable[..., Watched]) -> Iterator[Watched]:
 
 
 @pytest.mark.smoke
-def test_poisoned_item_completes_the_others_and_each_has_its_own_attempts_and_events(watched: Watched) -> None:
+def test_failing_item_does_not_affect_its_batch_and_each_item_has_its_own_attempts_and_events(watched: Watched) -> None:
     names = ["ok-1", "poison-1", "ok-2", "permanent-1", "early-1", "ok-3"]
 
     watched.send_together(*names)
@@ -153,7 +153,7 @@ def test_poisoned_item_completes_the_others_and_each_has_its_own_attempts_and_ev
     assert sorted(given_up) == [["permanent-1", "this is none"], ["poison-1", "Poison('it never works')"]]
 
 
-def test_log_has_one_line_for_a_group_and_one_for_each_that_failed(watched: Watched) -> None:
+def test_a_batch_logs_one_line_and_one_for_each_failed_item(watched: Watched) -> None:
     watched.send_together("ok-1", "permanent-1", "ok-2")
     watched.is_done()
     eventually(lambda: "A batch of tasks ended" in watched.process.log)
@@ -162,7 +162,7 @@ def test_log_has_one_line_for_a_group_and_one_for_each_that_failed(watched: Watc
     assert watched.process.log.count("The final attempt of an item failed: this is none") == 1
 
 
-def test_what_follows_an_item_of_a_group_is_sent(watched: Watched) -> None:
+def test_callback_of_a_batched_item_is_sent(watched: Watched) -> None:
     with watched.held():
         watched.send("ok-1")
         after = app.signature(TASK, args=["ok-after"], immutable=True, queue=QUEUE)
@@ -200,7 +200,7 @@ def test_malformed_message_fails_alone(watched: Watched, body: list[Any]) -> Non
         eventually(lambda name=name: watched.events[name] == ["received", "started", "succeeded"])
 
 
-def test_program_that_hears_of_tasks_hears_of_each_of_a_group(start: Callable[..., Watched]) -> None:
+def test_task_signals_are_sent_for_each_item_of_a_batch(start: Callable[..., Watched]) -> None:
     watched = start(GROUP_APP_HEARS="1")
     watched.send_together("ok-1", "ok-2")
     watched.is_done()
@@ -208,21 +208,21 @@ def test_program_that_hears_of_tasks_hears_of_each_of_a_group(start: Callable[..
     assert [names[0] for what, names in watched.calls() if what == "heard"] == ["hold", "ok-1", "ok-2"]
 
 
-def test_item_alone_takes_the_ordinary_way(watched: Watched) -> None:
+def test_single_item_is_executed_as_an_ordinary_task(watched: Watched) -> None:
     watched.send("ok-1")
     watched.is_done()
     assert watched.calls() == [["one", ["ok-1", "1"]]]
 
 
 @pytest.mark.parametrize("kind", ["whole", "short"])
-def test_group_that_fails_as_a_whole_is_done_one_by_one(watched: Watched, kind: str) -> None:
+def test_items_of_a_batch_that_fails_as_a_whole_are_executed_one_by_one(watched: Watched, kind: str) -> None:
     watched.send_together(f"{kind}-1", "ok-1", "ok-2")
     watched.is_done()
     assert len(watched.groups()) == 1
     assert [names[0] for what, names in watched.calls() if what == "one"][1:] == [f"{kind}-1", "ok-1", "ok-2"]
 
 
-def test_items_of_a_batch_that_fails_outside_of_their_function_are_executed_alone(watched: Watched) -> None:
+def test_items_of_a_batch_that_fails_outside_their_function_are_executed_alone(watched: Watched) -> None:
     watched.send_together("unrecorded-1", "ok-1")
     watched.is_done()
     assert watched.groups() == [["unrecorded-1", "ok-1"]]
@@ -231,7 +231,7 @@ def test_items_of_a_batch_that_fails_outside_of_their_function_are_executed_alon
         eventually(lambda name=name: watched.events[name][-1:] == ["succeeded"])
 
 
-def test_items_that_come_a_moment_early_stay_together(watched: Watched) -> None:
+def test_batch_that_arrives_a_moment_early_is_repeated_as_one_batch(watched: Watched) -> None:
     watched.send_together("moment-1", "ok-1", "ok-2")
     watched.is_done()
     assert watched.groups() == [["moment-1", "ok-1", "ok-2"]] * 2
@@ -294,7 +294,7 @@ def test_item_whose_next_attempt_cannot_be_published_comes_back_as_the_same_atte
     assert watched.groups()[:1] == ([names] if len(names) > 1 else [])
 
 
-def test_item_that_came_twice_is_done_once_and_acknowledged_twice(watched: Watched) -> None:
+def test_item_delivered_twice_is_executed_once_and_acknowledged_twice(watched: Watched) -> None:
     watched.send_together("ok-1", "ok-1", "ok-2")
     watched.is_done()
     assert watched.groups() == [["ok-1", "ok-1", "ok-2"]]
@@ -303,7 +303,9 @@ def test_item_that_came_twice_is_done_once_and_acknowledged_twice(watched: Watch
 
 
 @pytest.mark.smoke
-def test_killed_process_has_each_of_its_group_executed_alone_and_gives_its_place_to_the_next(watched: Watched) -> None:
+def test_after_its_process_is_killed_each_item_of_a_batch_is_executed_alone_and_batching_continues(
+    watched: Watched,
+) -> None:
     names = ["ok-1", "die-1", "ok-2"]
     watched.send_together(*names)
     watched.is_done()
@@ -317,7 +319,7 @@ def test_killed_process_has_each_of_its_group_executed_alone_and_gives_its_place
     assert watched.groups()[-1] == ["ok-3", "ok-4"]
 
 
-def test_item_without_enough_memory_fails_and_its_worker_lives(watched: Watched) -> None:
+def test_item_that_runs_out_of_memory_fails_and_its_worker_survives(watched: Watched) -> None:
     watched.send_together("ok-1", "memory-1", "ok-2")
     eventually(lambda: watched.events["memory-1"][-1:] == ["failed"], within=30)
     assert ["give up", ["memory-1", "not enough memory"]] in watched.calls()
@@ -325,7 +327,7 @@ def test_item_without_enough_memory_fails_and_its_worker_lives(watched: Watched)
     eventually(lambda: watched.events["ok-3"][-1:] == ["succeeded"])
 
 
-def test_revoked_item_is_left_out(watched: Watched) -> None:
+def test_revoked_item_is_removed_from_its_batch(watched: Watched) -> None:
     with watched.held():
         watched.send("ok-1", "ok-2", "ok-3")
         eventually(lambda: watched.client.hlen("qm:unacked") == 4)
@@ -335,7 +337,7 @@ def test_revoked_item_is_left_out(watched: Watched) -> None:
     eventually(lambda: watched.events["ok-2"] == ["received", "revoked"])
 
 
-def test_terminated_item_takes_no_other_along(watched: Watched) -> None:
+def test_terminating_an_item_does_not_revoke_the_others_of_its_batch(watched: Watched) -> None:
     watched.send_together("ok-1", "slow-1", "ok-2")
     eventually(lambda: watched.events["ok-2"][-1:] == ["started"])
     eventually(lambda: watched.client.exists("seen:slow"))  # a process accepts its tasks before it runs them
@@ -349,7 +351,7 @@ def test_terminated_item_takes_no_other_along(watched: Watched) -> None:
     assert watched.events["slow-1"] == ["received", "started", "revoked"]
 
 
-def test_warm_shutdown_gives_back_what_waits(watched: Watched) -> None:
+def test_warm_shutdown_requeues_the_items_that_wait(watched: Watched) -> None:
     names = [f"ok-{number}" for number in range(300)]
     with watched.held():
         watched.send(*names)
@@ -361,7 +363,7 @@ def test_warm_shutdown_gives_back_what_waits(watched: Watched) -> None:
     assert (watched.client.llen(QUEUE), watched.client.hlen("qm:unacked")) == (300, 0)
 
 
-def test_lost_connection_loses_nothing_of_what_waits(watched: Watched, start: Callable[..., Watched]) -> None:
+def test_items_that_wait_survive_a_lost_broker_connection(watched: Watched, start: Callable[..., Watched]) -> None:
     names = [f"ok-{number}" for number in range(300)]
     with watched.held():
         watched.send(*names)
@@ -375,21 +377,21 @@ def test_lost_connection_loses_nothing_of_what_waits(watched: Watched, start: Ca
     assert watched.groups() == [["ok-a", "ok-b"]]
 
 
-def test_more_than_a_group_holds_makes_several(watched: Watched) -> None:
+def test_items_beyond_the_batch_size_form_further_batches(watched: Watched) -> None:
     names = [f"ok-{number}" for number in range(1_400)]
     watched.send_together(*names)
     watched.is_done()
     assert list(map(len, watched.groups())) == [1_000, 400]
 
 
-def test_items_with_a_time_limit_are_done_one_by_one(watched: Watched) -> None:
+def test_items_with_a_time_limit_are_executed_one_by_one(watched: Watched) -> None:
     watched.send_together("ok-1", "ok-2", soft_time_limit=60)
     watched.is_done()
     assert watched.groups() == []
 
 
 @pytest.mark.parametrize(("pool", "env"), [("solo", {}), ("threads", {}), ("prefork", {"GROUP_APP_LIMIT": "60"})])
-def test_where_groups_cannot_be_told_apart_each_item_takes_the_ordinary_way(
+def test_pools_without_batch_support_execute_each_item_as_an_ordinary_task(
     start: Callable[..., Watched], pool: str, env: dict[str, str]
 ) -> None:
     watched = start(pool=pool, **env)
@@ -440,7 +442,7 @@ def request(number: int, *, is_revoked: bool) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_processes_are_requested_and_released_in_any_order_of_events(seed: int) -> None:
+def test_process_slots_balance_in_any_order_of_events(seed: int) -> None:
     chance = random.Random(seed)
     pool = Pool(processes := chance.choice([1, 2, 3]))
     meant = []
@@ -467,7 +469,7 @@ def limit_rate(rate: str | int) -> Any:
         return app.control.rate_limit(TASK, rate, reply=True, timeout=3, connection=connection)
 
 
-def test_rate_limit_holds_items_back_and_makes_no_groups(watched: Watched) -> None:
+def test_rate_limited_items_are_not_batched(watched: Watched) -> None:
     assert limit_rate("1/m")
 
     watched.send("ok-1", "ok-2", "ok-3")

@@ -47,7 +47,7 @@ def is_between(histogram: Histogram, lowest_ms: int, highest_ms: int) -> bool:
     return least is not None and most is not None and lowest_ms / 2.2 <= least <= most <= highest_ms * 2.2
 
 
-def test_an_item_that_runs_alone_has_three_durations(clean: Servers) -> None:
+def test_an_item_executed_alone_records_three_durations(clean: Servers) -> None:
     make_room(server_now() - hours(1))
     scan_expired_snoozes()
     run(take(clean.valkey.url, ROOMS))
@@ -57,7 +57,7 @@ def test_an_item_that_runs_alone_has_three_durations(clean: Servers) -> None:
     assert is_between(found["wait"], 0, 60_000)
 
 
-def test_each_item_of_a_batch_has_three_durations_counted_in_one_command(clean: Servers) -> None:
+def test_each_item_of_a_batch_records_three_durations_in_one_command(clean: Servers) -> None:
     for ago in (1, 60, 3600):
         make_room(server_now() - seconds(ago))
     scan_expired_snoozes()
@@ -77,7 +77,7 @@ def test_each_item_of_a_batch_has_three_durations_counted_in_one_command(clean: 
     assert found["wait"].share_within(60_000) == 1
 
 
-def test_what_had_nothing_to_do_has_no_durations(clean: Servers) -> None:
+def test_an_item_with_nothing_to_do_records_no_durations(clean: Servers) -> None:
     for _ in range(2):
         make_room(server_now() - seconds(1))
     scan_expired_snoozes()
@@ -88,13 +88,13 @@ def test_what_had_nothing_to_do_has_no_durations(clean: Servers) -> None:
     assert [one.total for one in durations(clean).values()] == [2, 2, 2]
 
 
-def test_an_attempt_that_fails_has_no_durations(clean: Servers) -> None:
+def test_a_failed_attempt_records_no_durations(clean: Servers) -> None:
     unsnooze_room.apply_async(["no id"])
     run(take(clean.valkey.url, ROOMS))
     assert [one.total for one in durations(clean).values()] == [0, 0, 0]
 
 
-def test_an_item_without_a_due_time_has_a_run_only(clean: Servers) -> None:
+def test_an_item_without_a_due_time_records_its_run_time_only(clean: Servers) -> None:
     room = make_room(server_now() - seconds(1))
     unsnooze_room.delay(str(room))
     run(take(clean.valkey.url, ROOMS))
@@ -102,7 +102,7 @@ def test_an_item_without_a_due_time_has_a_run_only(clean: Servers) -> None:
     assert {measure: one.total for measure, one in found.items()} == {"due_to_done": 0, "wait": 0, "run": 1}
 
 
-def test_an_item_that_was_dispatched_late_waits_from_its_dispatch_on(clean: Servers) -> None:
+def test_the_wait_of_an_item_that_was_dispatched_late_starts_at_its_dispatch(clean: Servers) -> None:
     room, due_at = make_room(server_now() - hours(1)), server_now() - hours(1)
     support_room.rooms().update_one({"_id": room}, {"$set": {"snooze_time.time": due_at}})
     scan_expired_snoozes()
@@ -118,7 +118,7 @@ def test_a_site_is_due_when_its_build_is_stale(clean: Servers) -> None:
     assert reset_stale_thumbnail.work().due_ms(item) == 1_769_851_800_000 + milliseconds(threshold())
 
 
-def test_jobs_are_measured_together_and_by_name(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_durations_are_recorded_in_total_and_by_name(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(server_now)
     monkeypatch.setattr(queue_run, "registry", lab.registry)
     lab.works = {"report": lambda *_, run: 1 / 0}

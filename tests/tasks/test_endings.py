@@ -32,17 +32,17 @@ def hear(*_: Any, **__: Any) -> None:
     """Does nothing; that it is there counts."""
 
 
-def test_plain_task_is_heard_by_nobody() -> None:
+def test_plain_task_has_no_listeners() -> None:
     assert not completion.has_listeners(task())
 
 
 @pytest.mark.parametrize("hook", ["__call__", "on_success", "before_start", "after_return"])
-def test_task_with_a_hook_of_its_own_is_run(hook: str) -> None:
+def test_task_with_its_own_hook_has_listeners(hook: str) -> None:
     assert completion.has_listeners(task(**{hook: hear}))
 
 
 @pytest.mark.parametrize("signal", completion.TASK_SIGNALS, ids=lambda signal: signal.name)
-def test_task_is_run_where_a_program_listens(signal: signals.Signal) -> None:
+def test_task_has_listeners_if_a_signal_receiver_is_connected(signal: signals.Signal) -> None:
     signal.connect(hear)
     try:
         assert completion.has_listeners(task())
@@ -51,13 +51,13 @@ def test_task_is_run_where_a_program_listens(signal: signals.Signal) -> None:
 
 
 @pytest.mark.parametrize("follower", completion.FOLLOW_UPS)
-def test_task_that_something_follows_is_not_the_last(follower: str) -> None:
+def test_task_with_a_follow_up_is_not_final(follower: str) -> None:
     nothing = dict.fromkeys((*completion.FOLLOW_UPS, "errbacks"))
     assert completion.is_final(task(), {}, nothing)
     assert not completion.is_final(task(), {}, {**nothing, follower: [{"task": "next"}]})
 
 
-def test_task_whose_result_is_wanted_is_not_the_last() -> None:
+def test_task_whose_result_is_stored_is_not_final() -> None:
     assert not completion.is_final(task(), {"ignore_result": False}, {})
     assert not completion.is_final(task(ignore_result=False), {}, {})
     assert completion.is_final(task(ignore_result=False), {"ignore_result": True}, {})
@@ -75,12 +75,12 @@ def test_task_whose_result_is_wanted_is_not_the_last() -> None:
         {"odd": Odd()},
     ],
 )
-def test_result_is_shown_as_celery_shows_it(result: Any) -> None:
+def test_result_is_formatted_as_celery_formats_it(result: Any) -> None:
     one = task()
     assert completion._shown(result, one.resultrepr_maxsize) == saferepr(result, one.resultrepr_maxsize)
 
 
-def test_what_celery_raises_fails_the_task() -> None:
+def test_exception_raised_within_celery_fails_the_task() -> None:
     def raising() -> Any:
         raise TypeError("its body is none")
 

@@ -42,7 +42,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(DueCollection, "apply", fail)
 
 
-def test_retries_send_nothing_and_the_last_failure_one_event(
+def test_only_the_final_failure_is_reported_and_once(
     clean: Servers, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = make_room(server_now() - minutes(1))
@@ -59,7 +59,7 @@ def test_retries_send_nothing_and_the_last_failure_one_event(
     assert (event["transaction"], event["environment"]) == (unsnooze_room.name, "test")
 
 
-def test_an_event_has_no_values_of_variables(
+def test_a_reported_error_contains_no_values_of_variables(
     clean: Servers, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch, PermanentError("wrong"))
@@ -69,7 +69,7 @@ def test_an_event_has_no_values_of_variables(
     assert "vars" not in json.dumps(events)
 
 
-def test_each_item_that_can_never_succeed_is_one_event(clean: Servers, events: list[dict[str, Any]]) -> None:
+def test_each_permanent_error_of_an_item_is_reported_once(clean: Servers, events: list[dict[str, Any]]) -> None:
     for _ in range(2):
         unsnooze_room.delay("nonsense")
         run(take(clean.valkey.url, QUEUE))
@@ -99,7 +99,7 @@ def test_a_scan_that_keeps_failing_is_reported_once(
     assert [exception(event)["type"] for event in events] == ["KeyError"]
 
 
-def test_a_job_is_reported_when_it_is_not_retried(
+def test_a_job_failure_is_reported_only_if_it_is_not_retried(
     clean: Servers, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = Lab(server_now)
@@ -117,7 +117,7 @@ def test_a_job_is_reported_when_it_is_not_retried(
     assert event["tags"] == {"where": "job mail", "job": str(permanent), "attempts": "1"}
 
 
-def test_without_the_setting_nothing_is_imported() -> None:
+def test_sentry_is_not_imported_without_its_setting() -> None:
     program = (
         "import sys\n"
         "from queue_manager.telemetry import error_reports\n"
@@ -128,7 +128,9 @@ def test_without_the_setting_nothing_is_imported() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_a_missing_package_is_one_sentence(events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_sentry_package_is_reported_in_one_sentence(
+    events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "sentry_sdk", None)
     with pytest.raises(ConfigurationError, match=r"^SENTRY_DSN: the package sentry-sdk is not installed: pip install"):
         error_reports.require_sdk()

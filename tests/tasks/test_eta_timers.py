@@ -104,7 +104,7 @@ def test_task_received_while_the_servers_clock_was_wrong_is_applied_soon_after_i
 
 
 @pytest.mark.parametrize("jump", [-seconds(30), seconds(30)])
-def test_task_that_waits_follows_a_clock_that_is_set(jump: timedelta, worker: Worker) -> None:
+def test_waiting_task_follows_an_adjusted_clock(jump: timedelta, worker: Worker) -> None:
     worker.receive(100)
     worker.run_until(7)
     worker.server_is_ahead = jump
@@ -112,7 +112,7 @@ def test_task_that_waits_follows_a_clock_that_is_set(jump: timedelta, worker: Wo
     assert worker.applied == [pytest.approx(100 - jump.total_seconds(), abs=0.001)]
 
 
-def test_a_task_that_waits_fires_no_timer_before_its_time(worker: Worker) -> None:
+def test_a_waiting_task_fires_no_timer_before_its_eta(worker: Worker) -> None:
     """The event loop fires ten timers in a turn: others would wait."""
     for number in range(200):
         worker.receive(8 + number / 100)
@@ -122,7 +122,7 @@ def test_a_task_that_waits_fires_no_timer_before_its_time(worker: Worker) -> Non
     assert len(worker.applied) == 200
 
 
-def test_the_timer_that_was_set_again_can_be_canceled(worker: Worker) -> None:
+def test_a_rescheduled_timer_can_be_canceled(worker: Worker) -> None:
     one = worker.receive(60)
     worker.server_is_ahead = seconds(10)
     worker.run_until(6)
@@ -131,7 +131,7 @@ def test_the_timer_that_was_set_again_can_be_canceled(worker: Worker) -> None:
     assert worker.applied == []
 
 
-def test_a_task_whose_time_has_come_does_not_wait_for_the_next_turn_of_the_event_loop() -> None:
+def test_a_task_whose_eta_has_passed_is_applied_in_the_same_turn_of_the_event_loop() -> None:
     """After its timers the loop polls, for up to a second, before it calls what is ready."""
     asked: list[Any] = []
     worker = SimpleNamespace(_quick_acquire=asked.append)

@@ -19,7 +19,9 @@ ROOT = HERE.parents[1]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_imported_first", [False, True])
-def test_importing_our_tasks_leaves_the_current_application_alone(is_imported_first: bool, clean: Servers) -> None:
+def test_importing_our_tasks_does_not_replace_the_current_celery_application(
+    is_imported_first: bool, clean: Servers
+) -> None:
     its_broker = clean.valkey.url.removesuffix("/0") + "/9"
     first = "import tasks.support_snooze; " if is_imported_first else ""
 

@@ -60,7 +60,7 @@ def test_delay_from_another_program_wakes_a_room(broker: str) -> None:
 
 
 @pytest.mark.usefixtures("broken_database")
-def test_waits_are_1_2_4_up_to_256_seconds_and_the_tenth_failure_is_the_last(
+def test_backoff_is_1_2_4_up_to_256_seconds_and_the_tenth_failure_is_final(
     broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = make_room(server_now() - minutes(1))
@@ -101,7 +101,7 @@ def test_attempt_that_succeeds_after_failures_wakes_the_room_once(broker: str, m
     assert get_room(room)["status"] == "open"
 
 
-def test_outage_of_mongodb_uses_up_no_attempt(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mongodb_outage_does_not_count_as_an_attempt(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     room = make_room(server_now() - minutes(1))
     sent = unsnooze_room.delay(str(room))
     with monkeypatch.context() as outage:
@@ -119,7 +119,7 @@ def test_outage_of_mongodb_uses_up_no_attempt(broker: str, monkeypatch: pytest.M
     assert run(take(broker, QUEUE))["success"] is True
 
 
-def test_attempts_count_that_meet_an_outage_again_and_again_although_mongodb_answers(
+def test_outages_count_as_attempts_after_many_repeats_if_mongodb_answers(
     broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = make_room(server_now() - minutes(1))
@@ -139,7 +139,7 @@ def test_attempts_count_that_meet_an_outage_again_and_again_although_mongodb_ans
     assert get_room(room)["unsnooze_failures"] == 1
 
 
-def test_nonsense_fails_at_once_and_is_not_retried(broker: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_id_fails_immediately_and_is_not_retried(broker: str, caplog: pytest.LogCaptureFixture) -> None:
     unsnooze_room.delay("nonsense")
 
     result = run(take(broker, QUEUE))
@@ -151,14 +151,14 @@ def test_nonsense_fails_at_once_and_is_not_retried(broker: str, caplog: pytest.L
 
 
 @pytest.mark.parametrize("moment", ["yesterday", "2026-01-31T09:30:00", "", 5])
-def test_malformed_moment_is_a_permanent_error(broker: str, moment: Any) -> None:
+def test_malformed_due_time_is_a_permanent_error(broker: str, moment: Any) -> None:
     unsnooze_room.delay(str(ObjectId()), moment)
     result = run(take(broker, QUEUE))
     assert isinstance(result, PermanentError)
     assert "snoozed_until" in str(result)
 
 
-def test_item_on_a_clock_slightly_ahead_waits_for_its_time(broker: str) -> None:
+def test_item_executed_slightly_early_by_a_fast_clock_waits_for_its_due_time(broker: str) -> None:
     with paced() as pace:
         due_at = server_now() + WAIT_IN_PLACE - seconds(0.1)
         room = make_room(due_at)
@@ -181,7 +181,7 @@ def rare_scans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("rare_scans")
-def test_item_on_a_clock_far_ahead_comes_back_and_uses_no_attempt(broker: str) -> None:
+def test_item_executed_too_early_by_a_fast_clock_is_requeued_without_counting_an_attempt(broker: str) -> None:
     due_at = server_now() + minutes(5)
     room = make_room(due_at)
     scan_expired_snoozes()
@@ -199,7 +199,7 @@ def test_item_on_a_clock_far_ahead_comes_back_and_uses_no_attempt(broker: str) -
     assert held_until > due_at + seconds(55)
 
 
-def test_direct_call_runs_here_and_now(broker: str) -> None:
+def test_direct_call_executes_the_task_in_process(broker: str) -> None:
     room = make_room(server_now() - minutes(1))
     assert unsnooze_room(str(room))["success"] is True
     assert get_room(room)["unsnoozed_by_task"].startswith("direct-")
@@ -217,7 +217,7 @@ def test_call_by_name_with_other_arguments_is_a_permanent_error(
 
 
 @pytest.mark.usefixtures("broken_database")
-def test_call_by_name_with_keywords_is_retried_like_any_other(broker: str) -> None:
+def test_call_by_name_with_keyword_arguments_is_retried(broker: str) -> None:
     room = make_room(server_now() - minutes(1))
     app.send_task("tasks.support_snooze.unsnooze_room", kwargs={"room_id": str(room)}, queue=QUEUE)
     for _ in range(9):
@@ -227,7 +227,7 @@ def test_call_by_name_with_keywords_is_retried_like_any_other(broker: str) -> No
 
 
 @pytest.mark.parametrize(("wait", "slept"), [(0.5, 0.5), (600.0, 5.0)])
-def test_message_whose_retry_cannot_be_sent_is_put_back_after_a_wait(
+def test_message_whose_retry_cannot_be_published_is_requeued_after_a_delay(
     monkeypatch: pytest.MonkeyPatch, wait: float, slept: float
 ) -> None:
     waits: list[float] = []

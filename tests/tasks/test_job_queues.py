@@ -54,7 +54,7 @@ def lab(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return lab
 
 
-def test_dispatch_sends_one_message_a_name_with_the_leaders_epoch(lab: Lab, broker: str) -> None:
+def test_dispatch_sends_one_message_per_name_with_the_epoch_of_the_leader(lab: Lab, broker: str) -> None:
     for name in ("mail", "mail", "report"):
         lab.run(name)
     report = dispatch_due_jobs(epoch=3)
@@ -65,7 +65,7 @@ def test_dispatch_sends_one_message_a_name_with_the_leaders_epoch(lab: Lab, brok
     assert scan_run.latest(NAME, limit=2)[1]["enqueued"] == 2
 
 
-def test_message_runs_the_queue_and_gives_it_back(lab: Lab, broker: str) -> None:
+def test_message_runs_all_due_jobs_of_its_queue_and_releases_it(lab: Lab, broker: str) -> None:
     ids = [lab.run("mail", number) for number in range(3)]
     dispatch_due_jobs(epoch=1)
     assert run(take(broker, JOBS_QUEUE)) == {
@@ -81,7 +81,7 @@ def test_message_runs_the_queue_and_gives_it_back(lab: Lab, broker: str) -> None
 
 
 @pytest.mark.usefixtures("rare_dispatches")
-def test_failing_job_is_no_failure_of_its_message_which_comes_back_for_it(
+def test_failing_job_reschedules_its_queue_message_without_failing_it(
     lab: Lab, broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "JOB_RETRY_POLICY", RetryPolicy(max_attempts=None, base=minutes(1)))
@@ -95,7 +95,7 @@ def test_failing_job_is_no_failure_of_its_message_which_comes_back_for_it(
     require_close(again.eta, lab.jobs.get(id)["waiting"], pace)
 
 
-def test_job_that_is_due_before_the_next_dispatch_is_sent_with_its_time(lab: Lab, broker: str) -> None:
+def test_queue_of_a_job_due_before_the_next_dispatch_is_sent_with_an_eta(lab: Lab, broker: str) -> None:
     id = lab.run("mail", delay=seconds(3))
     dispatch_due_jobs(epoch=1)
     [message] = waiting_messages(broker, JOBS_QUEUE)
@@ -103,7 +103,7 @@ def test_job_that_is_due_before_the_next_dispatch_is_sent_with_its_time(lab: Lab
 
 
 @pytest.mark.usefixtures("rare_dispatches")
-def test_queue_comes_back_for_what_falls_due_soon(lab: Lab, broker: str) -> None:
+def test_queue_message_is_rescheduled_for_a_job_that_falls_due_soon(lab: Lab, broker: str) -> None:
     lab.run("mail", "now")
     soon = lab.run("mail", "soon", delay=minutes(5))
     dispatch_due_jobs(epoch=1)
@@ -118,7 +118,9 @@ def test_queue_comes_back_for_what_falls_due_soon(lab: Lab, broker: str) -> None
     assert dispatch_due_jobs(epoch=1)["enqueued"] == 0  # nobody else is sent meanwhile
 
 
-def test_queue_whose_time_is_over_hands_on_to_itself(lab: Lab, broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_message_is_requeued_when_its_time_budget_is_used_up(
+    lab: Lab, broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(queue_run, "RUN_BUDGET", seconds(0))
     lab.run("mail")
     dispatch_due_jobs(epoch=1)
@@ -130,7 +132,7 @@ def test_queue_whose_time_is_over_hands_on_to_itself(lab: Lab, broker: str, monk
     assert run(again)["succeeded"] == 1
 
 
-def test_older_epoch_sends_nothing_and_what_it_had_sent_does_nothing(lab: Lab, broker: str) -> None:
+def test_outdated_epoch_dispatches_nothing_and_its_earlier_messages_are_ignored(lab: Lab, broker: str) -> None:
     id = lab.run("mail")
     dispatch_due_jobs(epoch=1)
     dispatch_due_jobs(epoch=2)
@@ -143,12 +145,12 @@ def test_older_epoch_sends_nothing_and_what_it_had_sent_does_nothing(lab: Lab, b
     assert waiting_messages(broker, JOBS_QUEUE) == []
 
 
-def test_call_with_what_is_no_name_is_harmless(lab: Lab) -> None:
+def test_running_an_unknown_queue_does_nothing(lab: Lab) -> None:
     assert run_queue("nobody")["succeeded"] == 0
     assert job.jobs().count_documents({}) == 0
 
 
-def test_figures_tell_what_waits_what_executes_and_what_is_paused(lab: Lab) -> None:
+def test_stats_count_pending_executing_and_paused_jobs(lab: Lab) -> None:
     for name in ("paper", "ink"):
         lab.register(name)
         lab.run(name)
@@ -164,7 +166,7 @@ def test_figures_tell_what_waits_what_executes_and_what_is_paused(lab: Lab) -> N
     assert detail.startswith("paused: report since ")
 
 
-def test_queue_that_nobody_runs_through_is_stuck_and_lags(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_whose_worker_is_gone_is_stuck_and_lags(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.run("mail")
     job.jobs().update_many({}, {"$set": {"waiting": server_now() - minutes(2)}})
     work = lab.dispatching()
@@ -182,7 +184,7 @@ def test_queue_that_nobody_runs_through_is_stuck_and_lags(lab: Lab, monkeypatch:
     )
 
 
-def test_queue_whose_task_fails_for_good_cools_down_and_is_a_problem(lab: Lab, broker: str) -> None:
+def test_queue_whose_task_fails_finally_cools_down_and_is_a_health_problem(lab: Lab, broker: str) -> None:
     lab.run("mail")
     dispatch_due_jobs()
     dispatch = lab.dispatching()
@@ -202,7 +204,9 @@ def test_queue_whose_task_fails_for_good_cools_down_and_is_a_problem(lab: Lab, b
         ({"qm_jobs": True, "jobs_production_only": True, "APP_ENV": "production"}, True),
     ],
 )
-def test_dispatch_fires_where_jobs_may_run_and_carries_the_epoch(chosen: dict[str, Any], fires: bool) -> None:
+def test_dispatch_is_scheduled_only_where_jobs_may_run_and_carries_the_epoch(
+    chosen: dict[str, Any], fires: bool
+) -> None:
     entries = beat_entries(SYSTEMS, Settings(_env_file=None, **chosen))  # type: ignore[call-arg]
     assert ("job-queues" in entries) is fires
     if fires:
@@ -210,6 +214,6 @@ def test_dispatch_fires_where_jobs_may_run_and_carries_the_epoch(chosen: dict[st
         assert entries["job-queues"]["schedule"] == seconds(5)
 
 
-def test_leader_is_noted_by_each_dispatch(lab: Lab, figure: Callable[[str], None]) -> None:
+def test_each_dispatch_records_the_epoch_of_the_leader(lab: Lab, figure: Callable[[str], None]) -> None:
     dispatch_due_jobs(epoch=9)
     assert job_queue.leader_epoch() == 9

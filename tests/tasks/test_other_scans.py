@@ -52,7 +52,7 @@ def make_stale(name: str) -> ObjectId:
 
 
 class TestReviewRequests:
-    def test_every_eligible_agency_gets_its_message_and_its_pulse(self, broker: str) -> None:
+    def test_each_eligible_agency_gets_one_message_and_one_review_request(self, broker: str) -> None:
         accounts = {make_agency() for _ in range(3)}
 
         report = scan_eligible_agencies()
@@ -62,7 +62,7 @@ class TestReviewRequests:
         assert {stored["account_id"] for stored in pulse.pulses().find()} == accounts
         assert scan_eligible_agencies()["found"] == 0
 
-    def test_waits_are_2_and_4_seconds_and_the_third_failure_is_the_last(
+    def test_backoff_is_2_and_4_seconds_and_the_third_failure_is_final(
         self, broker: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         make_agency()
@@ -111,7 +111,7 @@ class TestReviewRequests:
             settings.cache_clear()
         assert waiting_messages(broker, REVIEWS) == []
 
-    def test_another_application_asks_for_a_review_by_itself(self, broker: str) -> None:
+    def test_another_application_can_create_a_review_request(self, broker: str) -> None:
         account, parent = str(ObjectId()), str(ObjectId())
         create_review_request.delay(account, [], parent, to_iso(server_now()))
         assert run(take(broker, REVIEWS)) == {"success": True, "account_id": account}
@@ -148,7 +148,7 @@ class TestStaleThumbnails:
         assert run(take(broker, SITES))["reset"] is True
 
     @pytest.mark.parametrize("broken", list(site.ALL))
-    def test_one_collection_fails_and_the_other_is_done(
+    def test_failure_in_one_collection_does_not_stop_the_other(
         self, broker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
     ) -> None:
         for name in site.ALL:
@@ -174,7 +174,7 @@ class TestStaleThumbnails:
         assert isinstance(outcome, PermanentError)
         assert "'users' is not one of agency_websites, instasites" in str(outcome)
 
-    def test_reset_site_is_handed_over_to_the_builder(self, broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_reset_site_is_sent_to_the_builder(self, broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("THUMBNAIL_BUILD_TASK", "builder.build")
         settings.cache_clear()
         made = make_stale("instasites")
@@ -188,7 +188,7 @@ class TestStaleThumbnails:
         assert (handed.task, handed.args) == ("builder.build", ["instasites", str(made)])
 
 
-def test_missing_index_is_one_clear_sentence(broker: str) -> None:
+def test_missing_index_is_reported_in_one_sentence(broker: str) -> None:
     pulse.pulses().drop_indexes()
     collection("store-subscription").drop_indexes()
     collection("agency_websites").drop_indexes()
@@ -198,7 +198,7 @@ def test_missing_index_is_one_clear_sentence(broker: str) -> None:
             scan()
 
 
-def test_count_of_resets_that_cannot_be_sent_leaves_the_report_as_it_is(
+def test_report_of_a_scan_is_unchanged_if_its_count_of_resets_cannot_be_published(
     broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_stale("instasites")

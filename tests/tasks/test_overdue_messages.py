@@ -58,7 +58,7 @@ def is_planned_for(planned: Message, id: str, pace: Pace) -> bool:
     return abs(planned.eta - datetime.fromtimestamp(held.deadline_at, UTC)) < seconds(pace.allowed(0.5))
 
 
-def test_it_reports_what_it_took_back(queue: MessageQueue, clean: Servers) -> None:
+def test_sweep_reports_requeued_and_dead_lettered_messages(queue: MessageQueue, clean: Servers) -> None:
     again, dead = hold(queue, timeout=0.001), hold(queue, timeout=0.001, max_attempts=1)
     wait_for_deadline(clean, dead)
     report = requeue_overdue_messages()
@@ -68,7 +68,7 @@ def test_it_reports_what_it_took_back(queue: MessageQueue, clean: Servers) -> No
     assert (report["found"], report["claimed"], report["enqueued"], report["errors"]) == (2, 2, 1, 0)
 
 
-def test_a_deadline_before_the_next_tick_gets_a_sweep_of_its_own(queue: MessageQueue, clean: Servers) -> None:
+def test_a_sweep_is_scheduled_for_a_deadline_before_the_next_tick(queue: MessageQueue, clean: Servers) -> None:
     held = hold(queue, timeout=4)
     with paced() as pace:
         requeue_overdue_messages()
@@ -80,14 +80,14 @@ def test_a_deadline_before_the_next_tick_gets_a_sweep_of_its_own(queue: MessageQ
     assert [message.id for message in queue_admin().list("main").messages] == [held]
 
 
-def test_a_deadline_after_the_next_tick_is_left_to_it(queue: MessageQueue, clean: Servers) -> None:
+def test_no_sweep_is_scheduled_for_a_deadline_after_the_next_tick(queue: MessageQueue, clean: Servers) -> None:
     hold(queue, timeout=600)
     requeue_overdue_messages()
     assert waiting_messages(clean.valkey.url, "scans") == []
 
 
 @pytest.mark.usefixtures("queue")
-def test_a_dequeue_with_an_earlier_deadline_pulls_the_sweep_forward(clean: Servers) -> None:
+def test_a_dequeue_with_an_earlier_deadline_reschedules_the_sweep(clean: Servers) -> None:
     queue = message_queue(schedule_sweep=schedule_sweep)
     with paced() as pace:
         late = hold(queue, timeout=90)
@@ -98,7 +98,7 @@ def test_a_dequeue_with_an_earlier_deadline_pulls_the_sweep_forward(clean: Serve
     assert is_planned_for(second, early, pace)
 
 
-def test_the_chain_goes_on_from_deadline_to_deadline(queue: MessageQueue, clean: Servers) -> None:
+def test_each_sweep_schedules_the_sweep_of_the_next_deadline(queue: MessageQueue, clean: Servers) -> None:
     first, second = hold(queue, timeout=0.001), hold(queue, timeout=60)
     wait_for_deadline(clean, first)
     with paced() as pace:
@@ -109,9 +109,7 @@ def test_the_chain_goes_on_from_deadline_to_deadline(queue: MessageQueue, clean:
     assert is_planned_for(planned, second, pace)
 
 
-def test_a_mongodb_that_is_away_does_not_hold_up_the_sweep(
-    queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweep_does_not_wait_for_an_unavailable_mongodb(queue: MessageQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = f"mongodb://127.0.0.1:{free_port()}/queue_manager"
     hold(queue, timeout=0.001)
     with MongoClient[dict[str, Any]](nobody, serverSelectionTimeoutMS=60_000) as away:

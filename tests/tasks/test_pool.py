@@ -17,7 +17,7 @@ from queue_manager.batching.pool import PIPE_SIZE, FlatSemaphore, PoolStep, Wide
 MANY = sys.getrecursionlimit() * 3
 
 
-def test_many_that_leave_at_once_are_called_in_their_order() -> None:
+def test_many_waiting_callbacks_are_called_in_order() -> None:
     semaphore, called = FlatSemaphore(2), list[int]()
 
     def leave(number: int) -> None:
@@ -34,7 +34,7 @@ def test_many_that_leave_at_once_are_called_in_their_order() -> None:
     assert semaphore.value == 1
 
 
-def test_an_error_loses_no_slot() -> None:
+def test_an_error_in_a_callback_does_not_leak_a_slot() -> None:
     semaphore, called = FlatSemaphore(1), list[str]()
 
     def fail() -> None:
@@ -63,12 +63,12 @@ def queues() -> Iterator[Any]:
         results.close()
 
 
-def test_pipes_hold_a_batch() -> None:
+def test_pipes_are_enlarged_to_hold_a_batch() -> None:
     with queues() as (jobs, results):
         assert [fcntl.fcntl(one._writer, fcntl.F_GETPIPE_SZ) for one in (jobs, results)] == [PIPE_SIZE] * 2
 
 
-def test_pipes_that_cannot_be_larger_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipes_work_if_they_cannot_be_enlarged(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise PermissionError("more pages than the user may have")
 
@@ -78,7 +78,7 @@ def test_pipes_that_cannot_be_larger_stay_as_they_are(monkeypatch: pytest.Monkey
         assert jobs.get() == "a job"
 
 
-def test_a_worker_with_processes_has_both() -> None:
+def test_prefork_worker_uses_the_wide_pool_and_the_flat_semaphore() -> None:
     of_processes = SimpleNamespace(Pool=AsynPool, options={})
     worker = SimpleNamespace(semaphore=object(), min_concurrency=2, pool=of_processes)
     PoolStep(worker).create(worker)
@@ -87,7 +87,7 @@ def test_a_worker_with_processes_has_both() -> None:
     assert isinstance(worker.semaphore, FlatSemaphore)
 
 
-def test_a_worker_with_threads_has_neither() -> None:
+def test_threads_worker_keeps_its_pool_and_semaphore() -> None:
     worker = SimpleNamespace(semaphore=None, pool=SimpleNamespace())
     PoolStep(worker).create(worker)
     assert vars(worker) == {"semaphore": None, "pool": SimpleNamespace()}

@@ -119,7 +119,9 @@ def within_a_scan() -> Iterator[None]:
     ids=["rooms", "rooms that are due later", "agencies"],
 )
 @pytest.mark.parametrize("is_in_a_scan", [False, True])
-def test_messages_are_those_of_celery(client: redis.Redis, task: Any, items: list[DueItem], is_in_a_scan: bool) -> None:
+def test_bulk_messages_equal_those_of_celery(
+    client: redis.Redis, task: Any, items: list[DueItem], is_in_a_scan: bool
+) -> None:
     if not is_in_a_scan:
         assert sent(client, task, items) == sent_by_celery(client, task, items)
         return
@@ -129,7 +131,9 @@ def test_messages_are_those_of_celery(client: redis.Redis, task: Any, items: lis
     assert {(one["headers"]["root_id"], one["headers"]["parent_id"]) for one in ours} == {("root-1", "scan-1")}
 
 
-def test_what_cannot_be_copied_is_sent_by_celery(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_messages_that_cannot_be_copied_are_sent_by_celery(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert app.amqp.send_task_message  # is made by the settings as they are, if nobody has sent before
     monkeypatch.setitem(app.conf, "task_compression", "gzip")
     monkeypatch.setattr(app.amqp, "send_task_message", app.amqp._create_task_sender())
@@ -139,14 +143,14 @@ def test_what_cannot_be_copied_is_sent_by_celery(client: redis.Redis, monkeypatc
     assert messages[0]["headers"]["compression"] == "application/x-gzip"
 
 
-def test_many_are_pushed_together(client: redis.Redis) -> None:
+def test_many_messages_are_pushed_in_few_commands(client: redis.Redis) -> None:
     items = [DueItem(token=f"mark-{number}", args=(f"{number:024x}", None)) for number in range(1_200)]
     client.config_resetstat()
     assert len(sent(client, unsnooze_room, items)) == len(items)
     assert client.info("commandstats")["cmdstat_lpush"]["calls"] == 3
 
 
-def test_messages_are_the_same_on_the_stock_transport_but_for_base64(client: redis.Redis, clean: Servers) -> None:
+def test_messages_equal_those_of_the_stock_transport_except_for_base64(client: redis.Redis, clean: Servers) -> None:
     with Connection(clean.valkey.url) as connection, app.amqp.Producer(connection) as producer:
         publish(unsnooze_room, ROOMS, producer)
     messages = [json.loads(raw) for raw in reversed(client.lrange("support-snooze", 0, -1))]
@@ -158,7 +162,7 @@ def test_messages_are_the_same_on_the_stock_transport_but_for_base64(client: red
     assert list(map(as_read, messages)) == sent(client, unsnooze_room, ROOMS)
 
 
-def test_a_copy_is_two_fifths_shorter_than_a_message_of_celery(client: redis.Redis) -> None:
+def test_a_copied_message_is_two_fifths_shorter_than_that_of_celery(client: redis.Redis) -> None:
     with app.producer_pool.acquire(block=True) as producer:
         publish(unsnooze_room, ROOMS[:1], producer)
         ours = client.lpop("support-snooze")
@@ -169,7 +173,9 @@ def test_a_copy_is_two_fifths_shorter_than_a_message_of_celery(client: redis.Red
     assert len(ours) < len(stock) * 0.6
 
 
-def test_without_batches_each_message_is_sent_by_itself(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_publish_sends_each_message_separately_without_batching(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = settings().model_copy(update={"qm_batching": False})
     monkeypatch.setattr("queue_manager.batching.publish.settings", lambda: chosen)
     client.config_resetstat()
@@ -234,7 +240,9 @@ def delayed_by_celery(client: redis.Redis, *args: Any) -> dict[str, Any]:
     [("65b9f0a2c3d4e5f6a7b8c9d0",), ("a", "2026-01-31T09:25:00.000Z"), ("é\u2028 \"'\\ %s", None), (5, 0.5), (True,)],
     ids=["an id", "with its time", "odd characters", "numbers", "a boolean"],
 )
-def test_delay_sends_the_message_of_celery(fresh: redis.Redis, by_celery: list[str], args: tuple[Any, ...]) -> None:
+def test_delay_sends_the_same_message_as_celery(
+    fresh: redis.Redis, by_celery: list[str], args: tuple[Any, ...]
+) -> None:
     expected = delayed_by_celery(fresh, *args)
     expected["headers"]["argsrepr"] = repr(args)  # Celery shows some characters in another way
     del by_celery[:]
@@ -265,7 +273,7 @@ def test_copy_has_its_own_arguments_and_id(fresh: redis.Redis) -> None:
     ],
     ids=["countdown", "id", "header", "priority", "keywords", "a date", "a list"],
 )
-def test_celery_sends_what_is_more_than_plain_arguments(
+def test_celery_publishes_calls_with_options_or_complex_arguments(
     fresh: redis.Redis, by_celery: list[str], args: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
     unsnooze_room.delay("a")
@@ -274,7 +282,7 @@ def test_celery_sends_what_is_more_than_plain_arguments(
     assert by_celery == [result.id]
 
 
-def test_celery_sends_what_a_running_task_sends(fresh: redis.Redis, by_celery: list[str]) -> None:
+def test_celery_publishes_calls_made_within_a_task(fresh: redis.Redis, by_celery: list[str]) -> None:
     unsnooze_room.delay("a")
     fresh.delete("support-snooze")
     del by_celery[:]
@@ -284,7 +292,7 @@ def test_celery_sends_what_a_running_task_sends(fresh: redis.Redis, by_celery: l
     assert (message["headers"]["root_id"], message["headers"]["parent_id"]) == ("root-1", "scan-1")
 
 
-def test_wrong_arguments_are_refused_as_celery_does(fresh: redis.Redis) -> None:
+def test_wrong_arguments_are_refused_as_by_celery(fresh: redis.Redis) -> None:
     for args in (("a", "b", "c"), ("a", "b", "c", "d")):
         with pytest.raises(TypeError, match="positional argument"):
             unsnooze_room.delay(*args)
@@ -296,14 +304,14 @@ def test_wrong_arguments_are_refused_as_celery_does(fresh: redis.Redis) -> None:
     [{"room_id": "a"}, {"a"}, "ab", b"a", (one for one in "a")],
     ids=["a dict", "a set", "text", "bytes", "others"],
 )
-def test_what_is_no_list_of_arguments_is_refused_as_celery_does(fresh: redis.Redis, args: Any) -> None:
+def test_arguments_that_are_not_a_list_are_refused_as_by_celery(fresh: redis.Redis, args: Any) -> None:
     unsnooze_room.delay("a")
     with pytest.raises(TypeError):
         unsnooze_room.apply_async(args)
     assert fresh.llen("support-snooze") == 1
 
 
-def test_router_decides_about_each_message(
+def test_router_is_called_for_each_message(
     fresh: redis.Redis, by_celery: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unsnooze_room.delay("connects")
@@ -318,7 +326,7 @@ def test_router_decides_about_each_message(
     fresh.delete("queue-a", "queue-b")
 
 
-def test_router_that_answers_by_turns_is_followed(fresh: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_router_that_alternates_between_queues_is_followed(fresh: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = cycle(("queue-a", "queue-b"))
     monkeypatch.setattr(app.amqp.router, "routes", [lambda *_, **__: {"queue": next(turns)}])
     for _ in range(6):
@@ -332,7 +340,7 @@ def test_router_that_answers_by_turns_is_followed(fresh: redis.Redis, monkeypatc
 
 
 @pytest.mark.parametrize("owner", ["celery.app.task.Task.apply_async", "celery.app.base.Celery.send_task"])
-def test_celery_sends_what_instrumentation_wants_to_see(
+def test_celery_publishes_if_instrumentation_has_wrapped_its_functions(
     fresh: redis.Redis, by_celery: list[str], monkeypatch: pytest.MonkeyPatch, owner: str
 ) -> None:
     for _ in range(2):
@@ -352,7 +360,7 @@ def test_celery_sends_what_instrumentation_wants_to_see(
     assert (len(seen), len(by_celery)) == (2, 2)
 
 
-def test_header_that_is_not_celerys_is_not_copied(fresh: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_that_is_not_from_celery_is_not_copied(fresh: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     unsnooze_room.delay("connects")
     fresh.delete("support-snooze")
     monkeypatch.setattr(unsnooze_room, "original", None)
@@ -370,7 +378,7 @@ def test_header_that_is_not_celerys_is_not_copied(fresh: redis.Redis, monkeypatc
     assert len(set(found)) == 3
 
 
-def test_name_for_people_is_made_for_each_message(
+def test_shadow_name_is_computed_for_each_message(
     fresh: redis.Redis, by_celery: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = type(app.tasks[unsnooze_room.name])
@@ -381,7 +389,9 @@ def test_name_for_people_is_made_for_each_message(
     assert shown == ["open c", "open b", "open a"]
 
 
-def test_celery_opens_the_connection(fresh: redis.Redis, by_celery: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_celery_publishes_while_the_connection_is_closed(
+    fresh: redis.Redis, by_celery: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Connection, "connected", False)
     ids = [unsnooze_room.delay("a").id for _ in range(2)]
     assert by_celery == ids
@@ -389,7 +399,7 @@ def test_celery_opens_the_connection(fresh: redis.Redis, by_celery: list[str], m
 
 
 @pytest.mark.parametrize("attribute", [{"expires": 60}, {"ignore_result": False}, {"compression": "gzip"}])
-def test_celery_sends_what_cannot_be_copied(
+def test_celery_publishes_tasks_whose_options_cannot_be_copied(
     fresh: redis.Redis, by_celery: list[str], monkeypatch: pytest.MonkeyPatch, attribute: dict[str, Any]
 ) -> None:
     for name, value in attribute.items():
@@ -400,7 +410,7 @@ def test_celery_sends_what_cannot_be_copied(
     assert fresh.llen("support-snooze") == 3
 
 
-def test_celery_sends_again_what_redis_did_not_confirm(
+def test_celery_publishes_again_if_redis_did_not_confirm(
     fresh: redis.Redis, by_celery: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
@@ -420,7 +430,7 @@ def test_celery_sends_again_what_redis_did_not_confirm(
     assert ids == [result.id] * 2  # of which one has an effect
 
 
-def test_without_batches_celery_sends_each(
+def test_celery_publishes_each_call_without_batching(
     fresh: redis.Redis, by_celery: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = settings().model_copy(update={"qm_batching": False})

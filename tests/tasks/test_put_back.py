@@ -39,7 +39,7 @@ def bucket() -> Iterator[TokenBucket]:
         state.task_ready(request)
 
 
-def test_it_is_forgotten(bucket: TokenBucket) -> None:
+def test_rate_limited_request_that_was_put_back_is_not_executed(bucket: TokenBucket) -> None:
     consumer = LimitedConsumer()
     kept, put_back = ReceivedRequest("kept"), ReceivedRequest("put back")
     for request in (kept, put_back):

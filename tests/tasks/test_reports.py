@@ -139,7 +139,7 @@ def told(accept: Report, end: Report) -> tuple[Any, ...]:
     return after_acceptance, counted(), worker.acknowledged, worker.events.sent
 
 
-def test_the_same_is_told_as_one_by_one() -> None:
+def test_reports_of_a_batch_equal_those_of_single_tasks() -> None:
     apart, together = told(one_by_one, ended_one_by_one), told(at_once, ended_at_once)
     assert together == apart
     accepted, ended, acknowledged, events = together
@@ -149,7 +149,7 @@ def test_the_same_is_told_as_one_by_one() -> None:
     assert [type for type, _ in events] == ["task-started"] * 3 + ["task-succeeded"] * 3
 
 
-def test_a_request_that_was_revoked_on_the_way_ends_the_process() -> None:
+def test_a_request_terminated_before_it_is_accepted_ends_its_process() -> None:
     worker = Worker()
     requests = worker.receive()
     requests[1].terminate(worker.pool, signal=15)  # no process has it yet
@@ -174,7 +174,7 @@ def test_an_error_of_one_request_does_not_affect_the_others() -> None:
 
 
 @pytest.mark.parametrize("is_off", [True, False])
-def test_nothing_is_sent_if_nobody_wants_events(is_off: bool) -> None:
+def test_no_events_are_sent_if_events_are_disabled(is_off: bool) -> None:
     worker = Worker()
     requests = worker.receive()
     worker.events.enabled = False

@@ -49,7 +49,7 @@ def with_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Non
     settings.cache_clear()
 
 
-def test_scan_sends_one_message_a_room(broker: str) -> None:
+def test_scan_sends_one_message_per_room(broker: str) -> None:
     due = [make_room(server_now() - minutes(age)) for age in (3, 2, 1)]
     make_room(server_now() + minutes(1))
 
@@ -95,7 +95,7 @@ def test_run_is_recorded_for_health(broker: str) -> None:
     assert stored["duration_ms"] >= 0
 
 
-def test_log_says_so_only_when_something_was_sent(broker: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_scan_logs_a_summary_only_if_it_sent_messages(broker: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     scan_expired_snoozes()
     assert not [record for record in caplog.records if "Processed snooze rooms." in str(record.msg)]
@@ -114,7 +114,7 @@ def test_log_says_so_only_when_something_was_sent(broker: str, caplog: pytest.Lo
     ],
     ids=["refused", "uncertain", "uncertain without the fast path"],
 )
-def test_batch_that_the_broker_refused_is_released_and_the_rest_goes_on(
+def test_batch_refused_by_the_broker_is_released_and_the_scan_continues(
     error: Exception,
     state: str,
     broker: str,
@@ -163,7 +163,7 @@ def takes_two(broker: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return broker
 
 
-def test_batch_of_which_the_broker_took_a_part_keeps_its_leases(takes_two: str) -> None:
+def test_batch_partly_accepted_by_the_broker_keeps_its_leases(takes_two: str) -> None:
     rooms = [make_room(server_now() - minutes(age)) for age in (3, 2, 1)]
 
     with pytest.raises(ScanFailed, match="3 items could not be sent: command not allowed"):
@@ -173,7 +173,7 @@ def test_batch_of_which_the_broker_took_a_part_keeps_its_leases(takes_two: str) 
     assert [lease(room).state for room in rooms] == ["in-progress"] * 3
 
 
-def test_a_broker_that_takes_a_part_of_what_is_sent_by_hand_is_unavailable_and_the_leases_are_kept(
+def test_a_manual_retry_partly_accepted_by_the_broker_fails_and_keeps_its_leases(
     takes_two: str,
 ) -> None:
     rooms = [make_room(server_now() - minutes(1)) for _ in range(3)]
@@ -187,7 +187,7 @@ def test_a_broker_that_takes_a_part_of_what_is_sent_by_hand_is_unavailable_and_t
     assert [lease(room).state for room in rooms] == ["in-progress"] * 3
 
 
-def test_items_of_which_none_could_be_sent_by_hand_are_due_at_once(
+def test_items_of_a_manual_retry_that_could_not_be_sent_are_due_immediately(
     broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = make_room(server_now() - minutes(1))
@@ -204,7 +204,7 @@ def test_items_of_which_none_could_be_sent_by_hand_are_due_at_once(
     assert lease(room).state == "free"
 
 
-def test_rooms_that_were_sent_are_not_released_when_that_cannot_be_recorded(
+def test_sent_rooms_are_not_released_if_the_scan_cannot_be_recorded(
     broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = make_room(server_now() - minutes(1))
@@ -223,7 +223,7 @@ def test_rooms_that_were_sent_are_not_released_when_that_cannot_be_recorded(
     assert stored["enqueued"] == 1
 
 
-def test_database_error_in_the_middle_is_raised_after_what_was_claimed_was_sent(
+def test_database_error_during_a_scan_is_raised_after_the_claimed_items_are_sent(
     broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_room(server_now() - minutes(1))
@@ -248,14 +248,14 @@ def test_full_queue_stops_new_claims(broker: str, with_settings: Callable[..., N
     assert len(waiting_messages(broker, QUEUE)) == 3
 
 
-def test_missing_index_says_what_to_run(broker: str) -> None:
+def test_missing_index_error_names_the_command_to_run(broker: str) -> None:
     support_room.rooms().drop_indexes()
     with pytest.raises(ScanFailed, match="an index of support_rooms is missing: run `queue-manager migrate`"):
         scan_expired_snoozes()
 
 
 @pytest.mark.parametrize("place", ["in a batch", "outside"])
-def test_unexpected_error_is_logged_once_with_its_stack(
+def test_unexpected_error_is_logged_once_with_its_traceback(
     place: str, broker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def breaks(*_: object) -> Iterator[DueBatch]:
@@ -271,7 +271,9 @@ def test_unexpected_error_is_logged_once_with_its_stack(
     assert traceback.extract_tb(error.__traceback__)[-1].name == "breaks"
 
 
-def test_scan_that_returns_no_report_says_what_it_must_return(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_scan_without_a_report_says_what_it_must_return(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tasks.support_snooze.dispatch", lambda *_: None)
     said = f"{SCAN} returned None, not the report of `fan_out`"
     with pytest.raises(ScanFailed, match=said):
@@ -282,7 +284,7 @@ def test_scan_that_returns_no_report_says_what_it_must_return(broker: str, monke
 
 
 @pytest.mark.parametrize("error", [AutoReconnect("connection closed"), RedisConnectionError("refused")])
-def test_outage_of_a_server_is_one_line_without_a_stack(
+def test_server_outage_is_logged_in_one_line_without_a_traceback(
     error: Exception, broker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def away(*_: object) -> Iterator[DueBatch]:

@@ -56,7 +56,7 @@ def send(*names: str) -> None:
         app.send_task(TASK, [name], task_id=name, queue=QUEUE)
 
 
-def test_task_that_ends_in_time_is_done_and_one_that_does_not_is_put_back(
+def test_shutdown_completes_tasks_that_end_in_time_and_requeues_the_others(
     start: Callable[..., CeleryProcess], client: redis.Redis
 ) -> None:
     one = start(QM_SHUTDOWN_SECONDS="4")

@@ -77,7 +77,7 @@ def run_batch(messages: list[Message]) -> None:
     strategy.run(unsnooze_room.name, requests)
 
 
-def test_one_trace_leads_from_the_beat_to_the_event(clean: Servers, exporter: InMemorySpanExporter) -> None:
+def test_one_trace_spans_beat_scan_item_and_event(clean: Servers, exporter: InMemorySpanExporter) -> None:
     room = make_room(server_now() - minutes(1))
     beat = LeaderScheduler(app)
     try:
@@ -101,7 +101,9 @@ def test_one_trace_leads_from_the_beat_to_the_event(clean: Servers, exporter: In
     assert kinds == [producer, consumer, producer, consumer, producer, SpanKind.CLIENT]
 
 
-def test_attributes_follow_the_conventions_and_have_no_data(clean: Servers, exporter: InMemorySpanExporter) -> None:
+def test_span_attributes_follow_the_conventions_and_contain_no_document_data(
+    clean: Servers, exporter: InMemorySpanExporter
+) -> None:
     room = make_room(server_now() - minutes(1))
     scan_expired_snoozes()
     message = take(clean.valkey.url, QUEUE)
@@ -127,7 +129,9 @@ def test_attributes_follow_the_conventions_and_have_no_data(clean: Servers, expo
     assert str(room) not in str([span.to_json() for span in exporter.get_finished_spans()])
 
 
-def test_a_batch_has_a_link_to_each_publisher_and_no_parent(clean: Servers, exporter: InMemorySpanExporter) -> None:
+def test_the_span_of_a_batch_has_a_link_to_each_publisher_and_no_parent(
+    clean: Servers, exporter: InMemorySpanExporter
+) -> None:
     for _ in range(2):
         for _ in range(2):
             make_room(server_now() - minutes(1))
@@ -141,7 +145,7 @@ def test_a_batch_has_a_link_to_each_publisher_and_no_parent(clean: Servers, expo
     assert all(attributes(one)["messaging.batch.message_count"] == 2 for one in spans(exporter, f"publish {QUEUE}"))
 
 
-def test_an_attempt_that_fails_is_an_error_without_its_text(
+def test_the_span_of_a_failed_attempt_is_an_error_without_the_error_text(
     clean: Servers, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -161,7 +165,7 @@ def test_an_attempt_that_fails_is_an_error_without_its_text(
 
 
 @pytest.mark.slow
-def test_without_the_setting_nothing_is_imported_and_no_header_is_sent(clean: Servers) -> None:
+def test_without_the_setting_opentelemetry_is_not_imported_and_no_header_is_sent(clean: Servers) -> None:
     make_room(server_now() - minutes(1))
     scan_expired_snoozes()
     assert tracing.TRACE_HEADER not in take(clean.valkey.url, QUEUE).headers
@@ -176,7 +180,9 @@ def test_without_the_setting_nothing_is_imported_and_no_header_is_sent(clean: Se
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_a_missing_package_is_one_sentence(exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_opentelemetry_package_is_reported_in_one_sentence(
+    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
     with pytest.raises(ConfigurationError, match=r"^QM_TRACING: the packages of OpenTelemetry are not installed: pip"):
         tracing.require_opentelemetry()

@@ -38,7 +38,7 @@ def test_queue_runs_through_its_jobs_and_leaves_the_others_alone(lab: Lab) -> No
 @pytest.mark.parametrize(
     "attempts", [[1], [], Decimal128("0"), Decimal128("0.1"), Decimal128("1E+400"), float("inf"), 2**62], ids=str
 )
-def test_a_job_whose_attempts_are_malformed_is_not_started_and_stops_no_other(attempts: Any, lab: Lab) -> None:
+def test_a_job_with_malformed_attempts_is_not_started_and_does_not_stop_others(attempts: Any, lab: Lab) -> None:
     odd, behind, other = lab.run(NAME, priority=1), lab.run(NAME), lab.run("report")
     job.jobs().update_one({"_id": ObjectId(odd)}, {"$set": {"attempts": attempts}})
 
@@ -54,7 +54,7 @@ def test_a_job_whose_attempts_are_malformed_is_not_started_and_stops_no_other(at
     + [{"waiting": value} for value in ([T0], [T0 + hours(1), "x", T0])],
     ids=str,
 )
-def test_a_malformed_job_that_is_due_stops_no_other_and_fails_once(malformed: Any, lab: Lab) -> None:
+def test_a_malformed_due_job_fails_once_and_does_not_stop_others(malformed: Any, lab: Lab) -> None:
     odd, behind, other = lab.run(NAME), lab.run(NAME), lab.run("report")
     job.jobs().update_one({"_id": ObjectId(odd)}, {"$set": malformed})
     assert [queue["oldest_due"] for queue in lab.jobs.status()["queues"]] == [T0, T0]
@@ -78,7 +78,7 @@ def test_a_malformed_job_that_is_due_stops_no_other_and_fails_once(malformed: An
     ],
     ids=str,
 )
-def test_an_executing_job_with_a_malformed_claim_fails_and_blocks_no_queue(claim: Any, lab: Lab) -> None:
+def test_an_executing_job_with_a_malformed_claim_fails_and_does_not_block_its_queue(claim: Any, lab: Lab) -> None:
     odd, behind, other = lab.run(NAME), lab.run(NAME), lab.run("report")
     lab.executing(odd)
     job.jobs().update_one({"_id": ObjectId(odd)}, {"$set": {"claim": claim}})
@@ -93,7 +93,7 @@ def test_an_executing_job_with_a_malformed_claim_fails_and_blocks_no_queue(claim
     assert lab.state(odd) == "success"
 
 
-def test_a_page_of_an_executing_job_that_is_no_list_is_ignored(lab: Lab) -> None:
+def test_a_lost_job_with_a_malformed_page_field_is_executed_again(lab: Lab) -> None:
     odd = lab.run(NAME)
     lab.executing(odd)
     job.jobs().update_one({"_id": ObjectId(odd)}, {"$set": {"page": "none"}})
@@ -147,7 +147,9 @@ def test_a_document_is_a_job_exactly_if_it_is_listed(attempts: Any, lab: Lab) ->
     ],
     ids=str,
 )
-def test_an_executing_job_with_an_odd_number_is_put_back_and_stops_no_other(field: str, value: Any, lab: Lab) -> None:
+def test_an_executing_job_with_an_odd_number_is_requeued_and_does_not_stop_others(
+    field: str, value: Any, lab: Lab
+) -> None:
     odd = lab.run(NAME)
     lab.executing(odd)
     job.jobs().update_one({"_id": ObjectId(odd)}, {"$set": {field: value}})
@@ -160,23 +162,23 @@ def test_an_executing_job_with_an_odd_number_is_put_back_and_stops_no_other(fiel
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), -1, -1e308, None, "1", [1]], ids=str)
-def test_what_is_no_count_counts_as_zero(value: Any) -> None:
+def test_invalid_count_is_read_as_zero(value: Any) -> None:
     assert job.as_count(value) == 0
 
 
 @pytest.mark.parametrize("text", ["NaN", "-NaN", "sNaN", "-sNaN", "Infinity", "-Infinity", "-1", "-1E+400", "1E-6176"])
-def test_a_decimal_that_is_no_count_counts_as_zero(text: str) -> None:
+def test_invalid_decimal_count_is_read_as_zero(text: str) -> None:
     assert job.as_count(Decimal128(text)) == 0
 
 
 @pytest.mark.parametrize("value", [2**53 + 1, Int64(2**63 - 1), 1e308, Decimal128("9007199254740993")], ids=str)
-def test_a_count_is_exact_as_a_double(value: Any) -> None:
+def test_large_count_is_limited_to_an_exact_double(value: Any) -> None:
     assert job.as_count(value) == 2**53
 
 
 @pytest.mark.parametrize("act", ["cancel", "retry", "remove"])
 @pytest.mark.parametrize("state", ["pending", "canceled"])
-def test_a_job_whose_history_is_no_list_is_changed_like_any_other(act: str, state: str, lab: Lab) -> None:
+def test_a_job_with_a_malformed_history_can_be_changed(act: str, state: str, lab: Lab) -> None:
     id = lab.run(NAME)
     if state == "canceled":
         lab.jobs.cancel(id)
@@ -189,7 +191,7 @@ def test_a_job_whose_history_is_no_list_is_changed_like_any_other(act: str, stat
         assert act == "remove" or len(changed["history"]) == 1
 
 
-def test_large_jobs_are_read_by_the_16_mb(lab: Lab) -> None:
+def test_large_jobs_are_read_16_mb_at_a_time(lab: Lab) -> None:
     ids = [lab.run("mail", number, "x" * 1_000_000) for number in range(20)]
     read = job.next_jobs("mail", now=lab.clock(), limit=32)
     assert [str(one["_id"]) for one in read] == ids[: len(read)]
@@ -198,7 +200,7 @@ def test_large_jobs_are_read_by_the_16_mb(lab: Lab) -> None:
     assert [number for number, _ in lab.ran] == [*range(20)]
 
 
-def test_what_release_0_1_made_due_is_not_due_any_more_after_a_take_over(lab: Lab) -> None:
+def test_documents_made_due_by_release_0_1_are_not_due_after_a_take_over(lab: Lab) -> None:
     add_foreign_jobs(NAME, lab.clock())
     now = lab.clock()
     job.jobs().update_many({"state": "failure"}, {"$set": {"waiting": now, "due": now, "first": 1}})
@@ -212,7 +214,7 @@ def test_what_release_0_1_made_due_is_not_due_any_more_after_a_take_over(lab: La
     assert not [one for one in foreign_jobs() if "waiting" in one or "first" in one]
 
 
-def test_failed_jobs_without_a_time_are_left_out_of_the_failures_and_do_not_use_up_their_limit(lab: Lab) -> None:
+def test_failed_jobs_without_a_time_are_not_listed_as_failures_and_do_not_count_towards_the_limit(lab: Lab) -> None:
     ids = [lab.run(NAME, number) for number in range(3)]
     for id in ids:
         end_job(id, JobState.FAILURE, backoff=hours(1), error="boom")
@@ -255,7 +257,7 @@ def _paged(lab: Lab, only: dict[str, Any], sort: str, is_descending: bool) -> li
             return found
 
 
-def test_they_are_counted_and_not_among_the_queues(lab: Lab) -> None:
+def test_foreign_documents_are_counted_and_not_listed_as_queues(lab: Lab) -> None:
     others = add_foreign_jobs("of another program", lab.clock())
     lab.run(NAME)
     status = lab.jobs.status()
@@ -270,7 +272,7 @@ def test_they_are_counted_and_not_among_the_queues(lab: Lab) -> None:
     ]
 
 
-def test_unfinished_ones_are_a_problem_that_names_five(lab: Lab) -> None:
+def test_unfinished_foreign_documents_are_a_problem_that_names_five(lab: Lab) -> None:
     others = add_foreign_jobs(NAME, lab.clock())
     finished = [one for one in others if one.get("state") in ("success", "cancelled")]
     problem = job_queues.stats().problems[Rule.UNADOPTED_JOBS]
@@ -283,7 +285,7 @@ def test_unfinished_ones_are_a_problem_that_names_five(lab: Lab) -> None:
     assert (stats.numbers["other_documents"], stats.problems) == (len(finished), {})
 
 
-def test_unfinished_ones_are_counted_without_reading_the_jobs(lab: Lab) -> None:
+def test_unfinished_foreign_documents_are_counted_without_reading_the_jobs(lab: Lab) -> None:
     add_foreign_jobs(NAME, lab.clock())
     lab.jobs.run_many(NAME, [[number] for number in range(500)])
     with profile(job.JOBS_COLLECTION) as found:
@@ -291,7 +293,7 @@ def test_unfinished_ones_are_counted_without_reading_the_jobs(lab: Lab) -> None:
     assert 9 <= sum(one["keysExamined"] for one in found) < 60
 
 
-def test_each_is_read_with_an_id_of_any_type(lab: Lab) -> None:
+def test_foreign_documents_are_read_with_ids_of_any_type(lab: Lab) -> None:
     for one in add_foreign_jobs(NAME, lab.clock()):
         id = one["_id"]
         name = {5: '{"$numberInt": "5"}'}.get(id, str(id)) if not isinstance(id, dict) else '{"number": 5}'
@@ -307,7 +309,7 @@ def test_each_is_read_with_an_id_of_any_type(lab: Lab) -> None:
         lambda jobs, id: jobs.remove(id),
     ],
 )
-def test_no_command_changes_them(lab: Lab, act: Callable[[Any, str], Any]) -> None:
+def test_foreign_documents_are_not_changed(lab: Lab, act: Callable[[Any, str], Any]) -> None:
     others = add_foreign_jobs(NAME, lab.clock())
     for one in others:
         if not isinstance(one["_id"], dict | int):
@@ -317,6 +319,6 @@ def test_no_command_changes_them(lab: Lab, act: Callable[[Any, str], Any]) -> No
     assert foreign_jobs() == others
 
 
-def test_text_id_of_nothing_is_still_refused_as_an_id(lab: Lab) -> None:
+def test_unknown_text_id_is_refused_as_malformed(lab: Lab) -> None:
     with pytest.raises(job_queues.InvalidJob, match="24 hexadecimal digits"):
         lab.jobs.cancel(TEXT_ID)

@@ -65,7 +65,7 @@ def test_failed_job_that_is_canceled_is_not_tried_again(lab: Lab) -> None:
     assert lab.state(id) == "canceled"
 
 
-def test_running_job_that_is_canceled_is_asked_to_stop_once(lab: Lab) -> None:
+def test_executing_job_that_is_canceled_is_asked_to_stop_once(lab: Lab) -> None:
     id = lab.run("mail")
     lab.executing(id)
     grace = seconds(settings().jobs_grace_seconds)
@@ -76,7 +76,7 @@ def test_running_job_that_is_canceled_is_asked_to_stop_once(lab: Lab) -> None:
         lab.hand.advance(seconds(1))
 
 
-def test_job_that_is_over_cannot_be_canceled(lab: Lab) -> None:
+def test_finished_job_cannot_be_canceled(lab: Lab) -> None:
     id = lab.run("mail")
     lab.run_through()
     with pytest.raises(WrongState, match="is success"):
@@ -93,7 +93,7 @@ ACTS: list[Callable[[Lab, Any], Any]] = [
 
 
 @pytest.mark.parametrize("act", ACTS, ids=["cancel", "get", "retry", "reschedule", "remove"])
-def test_job_that_is_not_there_is_said(lab: Lab, act: Callable[[Lab, Any], Any]) -> None:
+def test_unknown_or_malformed_job_id_is_refused(lab: Lab, act: Callable[[Lab, Any], Any]) -> None:
     with pytest.raises(UnknownJob, match=NOBODY):
         act(lab, NOBODY)
     for malformed in ("", "xyz", None, 5):
@@ -115,7 +115,7 @@ def test_removed_job_is_gone_and_never_runs(lab: Lab, state: str) -> None:
     lab.run("mail", 1, unique=True)  # nothing stands against it any more
 
 
-def test_executing_job_says_that_it_cannot_be_removed(lab: Lab) -> None:
+def test_executing_job_cannot_be_removed(lab: Lab) -> None:
     id = lab.run("mail")
     lab.executing(id)
     with pytest.raises(WrongState, match="is executing and cannot be removed"):
@@ -144,7 +144,7 @@ def test_rescheduled_job_runs_at_its_new_time_and_not_before(lab: Lab, bring: st
     assert lab.state(id) == "success"
 
 
-def test_running_job_cannot_be_rescheduled_or_retried(lab: Lab) -> None:
+def test_executing_job_cannot_be_rescheduled_or_retried(lab: Lab) -> None:
     id = lab.run("mail")
     lab.executing(id)
     with pytest.raises(WrongState, match="cannot be rescheduled"):
@@ -164,14 +164,14 @@ def test_job_that_succeeded_is_not_rescheduled_but_may_be_retried(lab: Lab) -> N
     assert (lab.state(id), len(lab.ran)) == ("success", 2)
 
 
-def test_new_priority_alone_leaves_the_time_as_it_is(lab: Lab) -> None:
+def test_new_priority_alone_keeps_the_due_time(lab: Lab) -> None:
     id = lab.run("mail", delay=hours(1))
     moved = lab.jobs.reschedule(id, priority=9)
     assert (moved["due"], moved["waiting"], moved["priority"]) == (T0 + hours(1), T0 + hours(1), 9)
 
 
 @pytest.mark.parametrize("other", ["reschedule", "cancel", "retry"])
-def test_a_change_is_reported_with_the_job_as_another_change_has_just_left_it(
+def test_a_change_is_reported_with_the_preceding_concurrent_change(
     lab: Lab, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id = lab.run("mail", delay=hours(1))
@@ -197,7 +197,7 @@ def test_a_change_is_reported_with_the_job_as_another_change_has_just_left_it(
     assert after == lab.jobs.get(id)
 
 
-def test_what_was_done_by_hand_is_in_the_history(lab: Lab) -> None:
+def test_manual_changes_are_recorded_in_the_history(lab: Lab) -> None:
     id = failed(lab)
     lab.jobs.reschedule(id, delay=hours(1))
     lab.jobs.cancel(id)
@@ -206,7 +206,7 @@ def test_what_was_done_by_hand_is_in_the_history(lab: Lab) -> None:
     assert states == ["pending", "failure", "pending", "canceled", "pending"]
 
 
-def test_person_brings_back_what_failed_for_good(lab: Lab) -> None:
+def test_permanently_failed_job_can_be_retried_manually(lab: Lab) -> None:
     id = failed(lab, error=PermanentError)
     lab.jobs.retry(id)
     lab.run_through()
@@ -215,7 +215,7 @@ def test_person_brings_back_what_failed_for_good(lab: Lab) -> None:
 
 @pytest.mark.parametrize("how", ["retry", "reschedule"])
 @pytest.mark.parametrize("state", ["pending", "executing", "failure"])
-def test_singular_job_does_not_come_back_next_to_another(lab: Lab, how: str, state: str) -> None:
+def test_singular_job_cannot_be_retried_while_another_exists(lab: Lab, how: str, state: str) -> None:
     canceled = lab.run("mail", 42, singular=True)
     lab.jobs.cancel(canceled)
     other = failed(lab, 42, singular=True) if state == "failure" else lab.run("mail", 42, singular=True)
@@ -226,7 +226,7 @@ def test_singular_job_does_not_come_back_next_to_another(lab: Lab, how: str, sta
     assert (lab.state(canceled), lab.state(other)) == ("canceled", state)
 
 
-def test_singular_job_that_comes_back_is_the_only_one_again(lab: Lab) -> None:
+def test_retried_singular_job_blocks_others_again(lab: Lab) -> None:
     id = lab.run("mail", 42, singular=True)
     lab.run_through()
     lab.jobs.retry(id)
@@ -252,7 +252,7 @@ def test_clear_deletes_the_named_states_of_the_named_queue(lab: Lab) -> None:
     assert lab.jobs.clear(["success", "pending", "failure", "canceled"]) == 1
 
 
-def test_running_job_cannot_be_cleared(lab: Lab) -> None:
+def test_executing_job_cannot_be_cleared(lab: Lab) -> None:
     id = lab.run("mail")
     lab.executing(id)
     with pytest.raises(InvalidJob, match="executing job cannot be deleted"):
@@ -291,9 +291,7 @@ def _raise(error: Exception, *_: Any, **__: Any) -> NoReturn:
     raise error
 
 
-def test_clear_ends_with_the_last_jobs_although_others_enter_their_state_all_the_time(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clear_ends_although_other_jobs_keep_entering_the_state(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     delete = job_operations.clear
 
     def delete_and_store_one(*arguments: Any, **options: Any) -> Any:
@@ -321,23 +319,23 @@ def test_jobs_to_clear_are_counted_up_to_a_limit(lab: Lab) -> None:
 # Pause
 
 
-def test_a_list_has_a_job_at_least(lab: Lab) -> None:
+def test_limit_of_a_list_must_be_at_least_1(lab: Lab) -> None:
     with pytest.raises(InvalidJob, match="limit: must be at least 1"):
         lab.jobs.list(limit=0)
 
 
-def test_names_to_pause_are_a_list(lab: Lab) -> None:
+def test_names_to_pause_must_be_a_list(lab: Lab) -> None:
     for change in (lab.jobs.pause, lab.jobs.resume):
         with pytest.raises(InvalidJob, match="names: must be a list of names, not the text 'mail'"):
             change("mail")
 
 
-def test_states_to_clear_are_a_list(lab: Lab) -> None:
+def test_states_to_clear_must_be_a_list(lab: Lab) -> None:
     with pytest.raises(InvalidJob, match="states: must be a list of states, not the text 'success'"):
         lab.jobs.clear("success")
 
 
-def test_paused_queue_is_not_handed_out_and_goes_on_when_resumed(lab: Lab) -> None:
+def test_paused_queue_is_not_dispatched_until_it_is_resumed(lab: Lab) -> None:
     lab.run("mail")
     lab.run("report")
     lab.jobs.pause(["mail"])
@@ -348,7 +346,7 @@ def test_paused_queue_is_not_handed_out_and_goes_on_when_resumed(lab: Lab) -> No
     assert [report.succeeded for report in lab.serve()] == [1]
 
 
-def test_pause_stops_after_the_job_that_runs(lab: Lab) -> None:
+def test_pause_takes_effect_after_the_executing_job(lab: Lab) -> None:
     lab.run("mail", 1)
     lab.run("mail", 2)
 
@@ -372,7 +370,7 @@ def test_queues_without_jobs_can_be_paused(lab: Lab) -> None:
 # Look
 
 
-def test_status_tells_every_name_and_the_leader(lab: Lab) -> None:
+def test_status_lists_every_name_and_the_leader(lab: Lab) -> None:
     lab.dispatch(epoch=7)
     for due in (-1, -3, 60, 90):
         lab.run("mail", at=T0 + minutes(due))
@@ -391,7 +389,7 @@ def test_status_tells_every_name_and_the_leader(lab: Lab) -> None:
     assert status["leader"] == job_queue.leader() == {"epoch": 7, "heartbeat": T0, "since": T0}
 
 
-def test_queues_are_those_of_the_status_without_counts(lab: Lab) -> None:
+def test_queues_equal_those_of_the_status_without_counts(lab: Lab) -> None:
     lab.run("mail")
     lab.jobs.cancel(lab.run("report"))
     lab.jobs.pause(["later"], reason="Busy")
@@ -439,7 +437,7 @@ def test_repeating_job_that_is_canceled_before_its_success_is_written_does_not_r
     assert (lab.state(id), len(lab.ran)) == ("canceled", 1)
 
 
-def test_cancel_finds_a_job_that_fails_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_applies_to_a_job_that_fails_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     id = lab.run("mail")
     executing, ask_to_stop = lab.executing(id), job_operations.ask_to_stop
 
@@ -452,7 +450,7 @@ def test_cancel_finds_a_job_that_fails_meanwhile(lab: Lab, monkeypatch: pytest.M
     assert lab.jobs.cancel(id)["state"] == "canceled"
 
 
-def test_only_a_failed_job_is_retried_as_one(lab: Lab) -> None:
+def test_retry_failed_accepts_only_failed_jobs(lab: Lab) -> None:
     id = failed(lab)
     assert lab.jobs.retry_failed(id)["state"] == "pending"
     lab.works.clear()
@@ -468,7 +466,7 @@ def test_find_returns_jobs_of_the_same_arguments_newest_first(lab: Lab) -> None:
     assert lab.jobs.find("mail") == []
 
 
-def test_list_pages_from_the_newest_back(lab: Lab) -> None:
+def test_list_is_paged_newest_first(lab: Lab) -> None:
     ids = [lab.run("mail" if number % 2 else "report", number) for number in range(7)][::-1]
     lab.jobs.cancel(ids[0])
 
@@ -484,13 +482,13 @@ def test_list_pages_from_the_newest_back(lab: Lab) -> None:
     assert listed(name="report", state="pending") == ids[2::2]
 
 
-def test_cancel_by_its_other_spelling_is_understood_everywhere(lab: Lab) -> None:
+def test_cancelled_is_accepted_as_a_spelling_of_canceled(lab: Lab) -> None:
     lab.jobs.cancel(lab.run("mail"))
     assert lab.states() == {"canceled": 1}
     assert lab.jobs.clear(["cancelled"]) == 1
 
 
-def test_reschedule_refuses_what_run_refuses(lab: Lab) -> None:
+def test_reschedule_refuses_the_same_options_as_run(lab: Lab) -> None:
     id = lab.run("mail")
     bad: list[dict[str, Any]] = [
         {"at": datetime(2026, 2, 1)},

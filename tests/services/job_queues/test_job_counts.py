@@ -80,7 +80,7 @@ def test_dispatch_adds_finished_jobs_to_the_counts(kept: Lab) -> None:
     assert job_counts.job_counts().find_one({"_id": "mail"}) == {"_id": "mail", "success": 5}
 
 
-def test_what_others_change_is_recounted_within_an_hour(kept: Lab) -> None:
+def test_changes_of_other_programs_are_recounted_within_an_hour(kept: Lab) -> None:
     for number in range(5):
         kept.run("mail", number)
     kept.run_through()
@@ -211,7 +211,7 @@ def test_recount_is_right_although_jobs_change_while_it_reads(lab: Lab, is_first
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_recount_gives_way_to_a_faster_one(lab: Lab, is_first: bool, between: Between) -> None:
+def test_recount_is_discarded_if_another_finished_first(lab: Lab, is_first: bool, between: Between) -> None:
     if not is_first:
         lab.dispatch(epoch=1)
     for number in range(3):
@@ -223,7 +223,7 @@ def test_recount_gives_way_to_a_faster_one(lab: Lab, is_first: bool, between: Be
     assert job_counts.by_name() == count_jobs() == {"mail": {"success": 3}}
 
 
-def test_what_another_program_does_while_a_recount_reads_is_included_by_the_next(kept: Lab, between: Between) -> None:
+def test_changes_of_other_programs_during_a_recount_are_included_in_the_next(kept: Lab, between: Between) -> None:
     for number in range(3):
         kept.run("mail", number)
     kept.run_through()
@@ -240,9 +240,7 @@ def test_what_another_program_does_while_a_recount_reads_is_included_by_the_next
     [float("nan"), float("inf"), 1e308, 2**63 - 1, -3, 2.5, True, None, "5", [0], {"a": 1}, Decimal128("sNaN")],
     ids=str,
 )
-def test_a_malformed_count_is_not_used_and_stops_nothing_until_the_next_recount_drops_it(
-    malformed: Any, kept: Lab
-) -> None:
+def test_a_malformed_count_is_ignored_until_the_next_recount_deletes_it(malformed: Any, kept: Lab) -> None:
     ids = [kept.run("mail", number) for number in range(3)]
     kept.run_through()
     kept.dispatch(epoch=1)
@@ -270,7 +268,7 @@ def test_counts_without_the_time_of_their_recount_are_recounted(recounted_at: An
     assert job_counts.by_name() == {"mail": {"success": 1}}
 
 
-def test_a_count_whose_name_is_no_text_is_not_used_and_is_dropped(kept: Lab) -> None:
+def test_a_count_whose_name_is_not_text_is_ignored_and_deleted(kept: Lab) -> None:
     job_counts.job_counts().insert_one({"_id": 5, "success": 1})
     assert job_counts.by_name() == {}
     kept.hand.now += hours(1)
@@ -278,7 +276,7 @@ def test_a_count_whose_name_is_no_text_is_not_used_and_is_dropped(kept: Lab) -> 
     assert job_counts.job_counts().find_one({"_id": 5}) is None
 
 
-def test_adopted_and_foreign_documents(kept: Lab) -> None:
+def test_foreign_documents_are_not_counted_as_jobs(kept: Lab) -> None:
     add_foreign_jobs("mail", kept.clock())
     kept.dispatch(epoch=1)
     assert job_counts.by_name() == {}
@@ -357,7 +355,7 @@ def test_transaction_that_fails_changes_neither_the_marks_nor_the_counts(
 
 
 @pytest.mark.parametrize("name", [job_counts.RECOUNT_ID, job_counts.ATTEMPT_ID])
-def test_a_finished_job_with_the_name_of_a_record_of_the_counts_changes_none(name: str, lab: Lab) -> None:
+def test_a_job_named_like_an_internal_record_does_not_overwrite_it(name: str, lab: Lab) -> None:
     id = lab.run("mail")
     lab.run_through("mail")
     job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"name": name}})  # as another program may name it

@@ -48,7 +48,7 @@ def test_declared_job_is_stored_by_the_dispatch_and_repeats(lab: Lab) -> None:
     assert (stored()["_id"], stored()["state"]) == (ID, "pending")
 
 
-def test_many_processes_and_restarts_make_one_job(lab: Lab) -> None:
+def test_many_processes_and_restarts_store_one_declared_job(lab: Lab) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: declarations.store(lab.registry.repetitions(), T0), range(16)))
     declaring(every=minutes(1)).dispatch(epoch=2)
@@ -60,7 +60,7 @@ def test_many_processes_and_restarts_make_one_job(lab: Lab) -> None:
     [{"every_ms": 1000, "since": "2026-01-01"}, {"every_ms": 1000, "since": None}, {"since": [T0]}, [{"since": T0}]],
     ids=["text", "null", "list of dates", "list"],
 )
-def test_a_malformed_declared_job_stops_no_other(lab: Lab, repetition: Any) -> None:
+def test_a_malformed_declared_job_does_not_stop_others(lab: Lab, repetition: Any) -> None:
     lab.serve(epoch=1)
     job.jobs().update_one({"_id": ID}, {"$set": {"repetition": repetition, "waiting": T0 + hours(1)}})
     id = lab.run("mail")
@@ -144,7 +144,7 @@ def test_removed_declaration_is_named_and_its_job_is_kept(lab: Lab) -> None:
     assert details(without) == []
 
 
-def test_singular_job_without_arguments_stands_against_a_declaration(lab: Lab) -> None:
+def test_existing_singular_job_blocks_a_declaration(lab: Lab) -> None:
     id = lab.run("sweep", every=hours(1))
     lab.dispatch(epoch=1)
     assert str(stored()["_id"]) == id

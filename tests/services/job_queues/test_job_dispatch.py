@@ -25,7 +25,7 @@ A_MOMENT = seconds(0.001)
 # Dispatch
 
 
-def test_names_with_something_due_are_handed_out_once(lab: Lab) -> None:
+def test_names_with_due_jobs_are_dispatched_once(lab: Lab) -> None:
     for _ in range(3):
         lab.run("mail")
     lab.run("report", delay=minutes(5))
@@ -35,14 +35,14 @@ def test_names_with_something_due_are_handed_out_once(lab: Lab) -> None:
     assert "report" in lab.names_dispatched()
 
 
-def test_what_falls_due_before_the_next_dispatch_is_sent_with_its_time(lab: Lab) -> None:
+def test_job_due_before_the_next_dispatch_is_dispatched_with_its_eta(lab: Lab) -> None:
     lab.run("mail", delay=seconds(2))
     lab.run("report", delay=PERIOD + seconds(1))
     [item] = lab.dispatch()[0]
     assert (item.args, item.eta) == (("mail", None), T0 + seconds(2))
 
 
-def test_job_that_is_run_at_once_overtakes_what_was_sent_with_its_time(lab: Lab) -> None:
+def test_job_run_immediately_overtakes_one_dispatched_with_an_eta(lab: Lab) -> None:
     lab.run("mail", delay=seconds(4))
     lab.dispatch()
     lab.run("mail")
@@ -50,7 +50,7 @@ def test_job_that_is_run_at_once_overtakes_what_was_sent_with_its_time(lab: Lab)
     assert (item.args, item.eta) == (("mail", None), None)
 
 
-def test_what_is_due_now_waits_for_no_message_that_was_sent_with_a_time(lab: Lab) -> None:
+def test_due_job_is_dispatched_although_a_message_with_an_eta_waits(lab: Lab) -> None:
     lab.run("mail", delay=seconds(4))
     assert lab.names_dispatched(epoch=1) == ["mail"]
     assert lab.names_dispatched(epoch=1) == []  # one is on its way
@@ -59,7 +59,7 @@ def test_what_is_due_now_waits_for_no_message_that_was_sent_with_a_time(lab: Lab
     assert lab.names_dispatched(epoch=1) == []  # as it is for what is due now
 
 
-def test_queue_that_executes_is_left_alone(lab: Lab) -> None:
+def test_executing_queue_is_not_dispatched_again(lab: Lab) -> None:
     lab.run("mail")
     [item] = lab.dispatch()[0]
     lab.executing(lab.run("mail"), token=item.token)
@@ -67,7 +67,7 @@ def test_queue_that_executes_is_left_alone(lab: Lab) -> None:
     assert lab.names_dispatched() == []
 
 
-def test_queue_whose_message_was_lost_is_handed_out_again_after_the_lease(lab: Lab) -> None:
+def test_queue_whose_message_was_lost_is_dispatched_again_after_the_lease(lab: Lab) -> None:
     lab.run("mail")
     assert lab.names_dispatched() == ["mail"]
     assert lab.names_dispatched(messages=1, lease=A_MOMENT) == []  # it waits in the broker, as long as it takes
@@ -75,7 +75,7 @@ def test_queue_whose_message_was_lost_is_handed_out_again_after_the_lease(lab: L
 
 
 @pytest.mark.parametrize("wait", [0, 0.1])
-def test_queue_that_hands_on_is_not_sent_again_while_its_message_waits(lab: Lab, wait: float) -> None:
+def test_postponed_queue_is_not_dispatched_again_while_its_message_waits(lab: Lab, wait: float) -> None:
     lab.run("mail")
     [item] = lab.dispatch()[0]
     work = lab.dispatching(lease=A_MOMENT)
@@ -103,7 +103,7 @@ def test_queue_that_failed_as_a_whole_cools_down_for_one_lease(lab: Lab) -> None
     assert lab.names_dispatched(epoch=1) == ["mail"]  # a new leader does not wait
 
 
-def test_queue_whose_run_ended_may_be_handed_out_at_once(lab: Lab) -> None:
+def test_queue_whose_run_ended_can_be_dispatched_immediately(lab: Lab) -> None:
     lab.run("mail", 1)
     [item] = lab.dispatch(epoch=1)[0]
     lab.run_through(token=item.token, epoch=1)
@@ -112,7 +112,7 @@ def test_queue_whose_run_ended_may_be_handed_out_at_once(lab: Lab) -> None:
     assert lab.names_dispatched(epoch=1) == ["mail"]
 
 
-def test_job_run_while_its_queue_is_being_completed_is_found_by_the_next_dispatch(lab: Lab) -> None:
+def test_job_stored_while_its_run_ends_is_found_by_the_next_dispatch(lab: Lab) -> None:
     lab.run("mail", 1)
     [item] = lab.dispatch()[0]
     lab.run_through(token=item.token)
@@ -139,7 +139,7 @@ def test_lost_job_is_due_at_once_and_the_loss_counts_as_an_attempt(lab: Lab) -> 
     assert (lab.state(id), lab.jobs.get(id)["attempts"]) == ("success", 2)
 
 
-def test_job_that_keeps_losing_its_workers_rests_longer_each_time(lab: Lab) -> None:
+def test_job_that_keeps_losing_its_worker_waits_longer_each_time(lab: Lab) -> None:
     id = lab.run("mail")
     rests = []
     for _ in range(10):
@@ -222,7 +222,7 @@ def test_lease_is_never_shortened(lab: Lab) -> None:
 # Who leads
 
 
-def test_new_leader_counts_its_epoch_and_beats(lab: Lab) -> None:
+def test_dispatch_records_epoch_start_and_heartbeat_of_the_leader(lab: Lab) -> None:
     lab.dispatch(epoch=3)
     lab.hand.advance(seconds(5))
     lab.dispatch(epoch=3)
@@ -245,7 +245,7 @@ def test_dispatch_of_an_older_epoch_is_refused_and_changes_nothing(lab: Lab) -> 
     assert (snapshot(), job_queue.leader()) == (before, leader)
 
 
-def test_redis_that_lost_its_data_is_believed_after_a_minute_of_silence(lab: Lab) -> None:
+def test_lower_epoch_after_data_loss_in_redis_is_accepted_after_a_minute_without_heartbeats(lab: Lab) -> None:
     lab.dispatch(epoch=57)
     lab.run("mail")
     for second in (1, 30, 60):
@@ -258,14 +258,14 @@ def test_redis_that_lost_its_data_is_believed_after_a_minute_of_silence(lab: Lab
     assert lab.names_dispatched(epoch=2) == ["mail"]  # sent by epoch 1, and refused from now on
 
 
-def test_person_who_dispatches_needs_no_epoch_and_takes_nothing_over(lab: Lab) -> None:
+def test_manual_dispatch_needs_no_epoch_and_is_no_takeover(lab: Lab) -> None:
     lab.dispatch(epoch=5)
     lab.run("mail")
     assert lab.names_dispatched() == ["mail"]
     assert job_queue.leader_epoch() == 5
 
 
-def test_queue_that_a_person_handed_out_is_left_alone_by_the_leader(lab: Lab) -> None:
+def test_manually_dispatched_queue_is_not_dispatched_by_the_leader(lab: Lab) -> None:
     lab.dispatch(epoch=5)
     lab.run("mail")
     assert lab.names_dispatched() == ["mail"]
@@ -288,7 +288,7 @@ def test_run_of_an_older_epoch_stops_between_two_jobs(lab: Lab) -> None:
     assert lab.run_through(epoch=1).succeeded == 0
 
 
-def test_run_that_a_person_started_goes_on_through_a_take_over(lab: Lab) -> None:
+def test_manually_started_run_continues_through_a_take_over(lab: Lab) -> None:
     lab.dispatch(epoch=1)
     lab.run("mail")
     lab.dispatch(epoch=2)
@@ -313,7 +313,7 @@ def test_take_over_makes_every_failed_job_due_at_once(lab: Lab) -> None:
     assert lab.dispatch(epoch=2)[0] == []  # each once
 
 
-def test_take_over_frees_what_the_older_leader_had_handed_out(lab: Lab) -> None:
+def test_take_over_releases_queues_dispatched_by_the_older_leader(lab: Lab) -> None:
     lab.dispatch(epoch=1)
     failing(lab)
     lab.hand.advance(seconds(6))
@@ -327,7 +327,7 @@ def test_take_over_frees_what_the_older_leader_had_handed_out(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("broken", ["job.make_failed_due", "executing_job.find", "job.due_names"])
-def test_take_over_that_an_outage_cut_short_is_made_up_for(
+def test_take_over_interrupted_by_an_outage_is_completed_later(
     lab: Lab, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab.dispatch(epoch=1)

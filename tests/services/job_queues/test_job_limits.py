@@ -56,9 +56,7 @@ def fail_after_noticing(*_: Any, run: JobRun) -> None:
 
 
 @pytest.mark.parametrize("stops", [leave, report_progress, fail_after_noticing])
-def test_function_that_stops_after_its_time_limit_has_failed_with_that_reason(
-    lab: Lab, stops: Callable[..., None]
-) -> None:
+def test_function_that_stops_after_its_time_limit_fails_with_that_reason(lab: Lab, stops: Callable[..., None]) -> None:
     lab.works["limited"] = stops
     id = lab.run("limited")
     assert lab.run_through("limited").failed == 1
@@ -67,7 +65,7 @@ def test_function_that_stops_after_its_time_limit_has_failed_with_that_reason(
     assert seconds(2) < found["waiting"] - lab.clock() <= seconds(5)  # like the first retry of any failure
 
 
-def test_function_that_finishes_without_noticing_its_time_limit_has_succeeded(lab: Lab) -> None:
+def test_function_that_finishes_without_noticing_its_time_limit_succeeds(lab: Lab) -> None:
     lab.works["limited"] = lambda run: time.sleep(0.3)
     lab.run("limited")
     assert lab.run_through("limited").succeeded == 1
@@ -84,14 +82,14 @@ def test_function_that_fails_without_noticing_its_time_limit_keeps_its_error(lab
     assert lab.jobs.get(id)["last_error"] == "ValueError: boom"
 
 
-def test_limit_of_the_installation_holds_for_functions_without_one(lab: Lab) -> None:
+def test_default_time_limit_applies_to_functions_without_their_own(lab: Lab) -> None:
     lab.works["mail"] = leave
     id = lab.run("mail")
     lab.run_through("mail", timeout=seconds(0.1))
     assert lab.jobs.get(id)["last_error"] == "The job exceeded its time limit of 0.1 s"
 
 
-def test_claim_says_when_the_process_is_ended(lab: Lab) -> None:
+def test_claim_stores_when_the_process_will_be_killed(lab: Lab) -> None:
     claims = []
     lab.works["limited"] = lambda run: claims.append(lab.jobs.get(run.id)["claim"])
     lab.run("limited")
@@ -119,7 +117,7 @@ def test_time_limit_must_be_a_positive_timedelta(lab: Lab, timeout: Any) -> None
 
 
 @pytest.mark.parametrize("stops", [leave, report_progress, fail_after_noticing])
-def test_executing_job_that_is_canceled_is_told_and_ends_as_canceled(lab: Lab, stops: Callable[..., None]) -> None:
+def test_executing_job_learns_of_its_cancellation_and_ends_as_canceled(lab: Lab, stops: Callable[..., None]) -> None:
     def be_canceled(run: JobRun) -> None:
         lab.jobs.cancel(run.id)
         stops(run=run)
@@ -145,7 +143,7 @@ def test_executing_job_that_is_canceled_and_fails_is_not_retried(lab: Lab) -> No
     assert lab.state(id) == "canceled"
 
 
-def test_executing_job_that_finishes_before_it_notices_has_succeeded(lab: Lab) -> None:
+def test_executing_job_that_finishes_before_noticing_its_cancellation_succeeds(lab: Lab) -> None:
     lab.works["mail"] = lambda run: lab.jobs.cancel(run.id)
     id = lab.run("mail")
     lab.run_through()
@@ -159,7 +157,7 @@ def test_repeating_job_that_is_canceled_while_it_executes_is_not_repeated(lab: L
     assert lab.state(id) == "canceled"
 
 
-def test_function_that_asks_often_reads_the_claim_once_a_second(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_is_read_at_most_once_a_second(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     read_at: list[float] = []
     read_claim = job_attempt.read_claim
 
@@ -225,7 +223,7 @@ def test_a_job_of_a_task_that_was_delivered_twice_is_not_lost_with_the_other_pro
     assert lab.state(id) == "executing"
 
 
-def test_claims_of_the_processes_of_this_worker_are_renewed_and_no_others(lab: Lab) -> None:
+def test_only_claims_of_processes_of_this_worker_are_renewed(lab: Lab) -> None:
     id, work, ours = started(lab), lab.dispatching(), os.getpid()
     begun = lab.clock()
     lab.hand.advance(seconds(10))
@@ -236,7 +234,7 @@ def test_claims_of_the_processes_of_this_worker_are_renewed_and_no_others(lab: L
     assert lab.jobs.get(id)["claim"]["claimed_until"] == lab.clock() + LEASE
 
 
-def test_process_of_a_job_over_its_time_limit_is_to_be_ended_after_the_grace_time(lab: Lab) -> None:
+def test_process_of_a_job_over_its_time_limit_must_be_killed_after_the_grace_time(lab: Lab) -> None:
     id, work = started(lab, limit=LIMIT), lab.dispatching()
     running = {"t": os.getpid()}
     lab.hand.advance(LIMIT.timeout + LIMIT.grace - seconds(1))
@@ -252,7 +250,7 @@ def test_process_of_a_job_over_its_time_limit_is_to_be_ended_after_the_grace_tim
     assert "losses" not in found
 
 
-def test_process_of_a_canceled_job_is_to_be_ended_after_the_grace_time(lab: Lab) -> None:
+def test_process_of_a_canceled_job_must_be_killed_after_the_grace_time(lab: Lab) -> None:
     id, work = started(lab, limit=LIMIT), lab.dispatching()
     lab.jobs.cancel(id)
     lab.hand.advance(seconds(settings().jobs_grace_seconds))

@@ -297,7 +297,7 @@ def explore(*, examples: int, steps: int, is_repeatable: bool) -> int:
 
 
 @pytest.mark.usefixtures("clean")
-def test_jobs_do_what_the_model_says(figure: Any) -> None:
+def test_jobs_behave_like_their_model(figure: Any) -> None:
     steps = explore(examples=12, steps=40, is_repeatable=True)
     figure(f"jobs: {steps} random steps compared with the model")
     assert steps >= 300
@@ -306,7 +306,7 @@ def test_jobs_do_what_the_model_says(figure: Any) -> None:
 @pytest.mark.stress
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("clean")
-def test_jobs_do_what_the_model_says_for_long(figure: Any) -> None:
+def test_jobs_behave_like_their_model_in_many_steps(figure: Any) -> None:
     steps = explore(examples=200, steps=60, is_repeatable=False)
     figure(f"jobs: {steps} random steps compared with the model")
     assert steps >= 5_000

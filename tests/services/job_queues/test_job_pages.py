@@ -57,7 +57,7 @@ def walked(lab: Lab, limit: int, **asked: Any) -> list[ObjectId]:
 
 @pytest.mark.parametrize("sort", ["created", *JOB_SORT_FIELDS])
 @pytest.mark.parametrize("is_descending", [True, False])
-def test_pages_are_all_that_matches_in_order(sort: str, is_descending: bool, lab: Lab) -> None:
+def test_pages_contain_all_matching_jobs_in_order(sort: str, is_descending: bool, lab: Lab) -> None:
     every = fill(200)
     field = "_id" if sort == "created" else sort
     every.sort(key=lambda one: (one[field], one["_id"]), reverse=is_descending)
@@ -76,7 +76,9 @@ def test_pages_are_all_that_matches_in_order(sort: str, is_descending: bool, lab
 
 
 @pytest.mark.parametrize("sort", ["created", *JOB_SORT_FIELDS])
-def test_a_search_that_stops_in_time_goes_on_where_it_was(sort: str, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_reaches_its_time_limit_continues_at_its_cursor(
+    sort: str, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(300)
     monkeypatch.setattr(job_pages, "SEARCH_BATCH_SIZE", 7)
     monkeypatch.setattr(job_pages, "MAX_SEARCHED_JOBS", 20)
@@ -88,7 +90,7 @@ def test_a_search_that_stops_in_time_goes_on_where_it_was(sort: str, lab: Lab, m
     assert walked(lab, 5, search="beta", sort=sort) == hits
 
 
-def test_jobs_that_were_stored_without_their_text_are_found_by_texts_and_names(lab: Lab) -> None:
+def test_jobs_stored_without_search_text_are_found_by_text_arguments_and_names(lab: Lab) -> None:
     id = ObjectId(lab.run("mail", "An Address", {"city": "Ulm"}))
     job.jobs().update_one({"_id": id}, {"$unset": {"text": ""}})
     for search, found in (("an addr", [id]), ("MAIL", [id]), ("ulm", [])):
@@ -102,6 +104,6 @@ def test_the_beginning_of_the_arguments_is_searched(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("search", ["\ud800", "x" * 257])
-def test_a_search_that_is_not_accepted(search: str, lab: Lab) -> None:
+def test_invalid_search_is_refused(search: str, lab: Lab) -> None:
     with pytest.raises(InvalidJob, match="search"):
         lab.jobs.page(search=search)

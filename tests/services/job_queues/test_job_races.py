@@ -80,7 +80,7 @@ def test_racing_starters_execute_one_job_of_a_name(lab: Lab, racing: Any) -> Non
         job.jobs().delete_many({})
 
 
-def test_reap_racing_with_finish_one_wins_and_the_job_is_done_once(lab: Lab, racing: Any) -> None:
+def test_reap_racing_with_finish_one_wins_and_the_job_is_completed_once(lab: Lab, racing: Any) -> None:
     for _ in range(ROUNDS // 2):
         id = lab.run("mail")
         mine = lab.executing(id, token="mine")
@@ -96,7 +96,7 @@ def test_reap_racing_with_finish_one_wins_and_the_job_is_done_once(lab: Lab, rac
         job.jobs().delete_many({})
 
 
-def test_two_dispatches_at_once_hand_a_queue_out_once(lab: Lab, racing: Any) -> None:
+def test_two_concurrent_dispatches_send_a_queue_once(lab: Lab, racing: Any) -> None:
     for epoch in range(1, 30):
         lab.hand.advance(seconds(1))
         for name in ("mail", "report"):
@@ -113,7 +113,7 @@ def test_two_dispatches_at_once_hand_a_queue_out_once(lab: Lab, racing: Any) -> 
         job.jobs().delete_many({})
 
 
-def test_runners_of_all_names_at_once_do_each_job_once_and_keep_each_name_consecutive(lab: Lab) -> None:
+def test_concurrent_runs_of_all_names_execute_each_job_once_and_in_order(lab: Lab) -> None:
     names = [f"n{number}" for number in range(4)]
     lab = Lab(lab.hand, *names)
     at_work, overlaps, most = Counter[str](), list[str](), [0]

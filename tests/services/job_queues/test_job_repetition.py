@@ -16,7 +16,7 @@ from tests.job_lab import Lab, lost_lease, only
 from tests.rooms import T0
 
 
-def test_it_runs_once_for_each_due_time(lab: Lab) -> None:
+def test_repeating_job_runs_once_for_each_due_time(lab: Lab) -> None:
     id = lab.run("mail", every=minutes(1))
     for expected in range(1, 5):
         for _ in range(3):
@@ -82,7 +82,7 @@ def test_failure_is_retried_and_the_repetition_goes_on(lab: Lab) -> None:
     assert attempts == [1, 2, 3, 1]
 
 
-def test_permanent_error_stops_it_until_a_retry(lab: Lab) -> None:
+def test_permanent_error_stops_a_repeating_job_until_a_retry(lab: Lab) -> None:
     def fail_for_good(*, run: JobRun) -> None:
         raise PermanentError("no")
 

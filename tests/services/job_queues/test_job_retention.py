@@ -66,7 +66,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return limit
 
 
-def test_dispatch_stops_deleting_when_its_time_is_over(lab: Lab, limits: Callable[..., None]) -> None:
+def test_dispatch_stops_deleting_when_its_time_budget_is_used_up(lab: Lab, limits: Callable[..., None]) -> None:
     limits(2, time_limit=0)
     for number in range(5):
         lab.jobs.cancel(lab.run("mail", number))
@@ -138,7 +138,7 @@ def test_refused_leader_deletes_nothing(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("days", "dry_run", "retention"), [("0", "", None), ("7", "", WEEK), ("7", "job-queues", None)]
 )
-def test_setting_says_the_days_and_a_dry_run_deletes_nothing(
+def test_retention_is_configured_in_days_and_dry_run_deletes_nothing(
     days: str, dry_run: str, retention: timedelta | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JOBS_RETENTION_DAYS", days)

@@ -101,7 +101,7 @@ def test_jobs_that_take_long_are_started_one_by_one(lab: Lab, batches: list[list
     assert batches == [[1], [2], [3], []]
 
 
-def test_repeating_job_has_no_company(lab: Lab, batches: list[list[int]]) -> None:
+def test_repeating_job_is_not_batched(lab: Lab, batches: list[list[int]]) -> None:
     for number in range(3):
         lab.run("mail", number, every=seconds(60))
         lab.run("mail", number + 10)
@@ -110,9 +110,7 @@ def test_repeating_job_has_no_company(lab: Lab, batches: list[list[int]]) -> Non
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_long_job_of_a_batch_is_executing_while_it_runs_and_never_with_another(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_job_of_a_batch_is_the_only_executing_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "RENEWALS_PER_LEASE", 100)  # the heartbeat looks often
     lab = Lab(database.server_now)
     ids = [lab.run("mail", number) for number in range(10)]
@@ -243,7 +241,7 @@ def test_cancel_racing_with_a_reservation_exactly_one_wins(lab: Lab) -> None:
             job.jobs().delete_many({})
 
 
-def test_late_outcome_of_a_reserved_job_is_refused_once_another_run_has_it(lab: Lab) -> None:
+def test_late_outcome_is_refused_after_another_run_has_reserved_the_job(lab: Lab) -> None:
     ids = [lab.run("mail", number) for number in range(3)]
     late = reserve(lab, *ids, token="late")
     lost_lease(ids[0])
@@ -307,7 +305,7 @@ def test_reservation_of_another_run_is_kept_by_one_that_comes_too_late_for_its_f
     assert [successes(id) for id in ids] == [1] * 4
 
 
-def test_run_reserves_again_what_it_had_no_time_for(lab: Lab) -> None:
+def test_run_reserves_again_jobs_it_had_no_time_for(lab: Lab) -> None:
     ids = [lab.run("mail", number) for number in range(4)]
     first, second, third, fourth = reserve(lab, *ids)
     now = lab.clock()
@@ -325,9 +323,7 @@ def test_outcome_of_a_reserved_job_is_written_once(lab: Lab) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_reserved_jobs_of_a_lost_worker_run_alone_so_that_the_culprit_is_found(
-    lab: Lab, batches: list[list[int]]
-) -> None:
+def test_reserved_jobs_of_a_lost_worker_are_executed_alone(lab: Lab, batches: list[list[int]]) -> None:
     ids = [lab.run("mail", number) for number in range(8)]
     reserve(lab, *ids[:5])
     lost_lease(ids[0])
@@ -341,7 +337,9 @@ def test_reserved_jobs_of_a_lost_worker_run_alone_so_that_the_culprit_is_found(
     assert [successes(id) for id in ids] == [1] * 8
 
 
-def test_batches_end_with_their_time(lab: Lab, batches: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_ends_when_its_time_is_used_up(
+    lab: Lab, batches: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner, "BATCH_TIME", 0.03)
     for number in range(30):
         lab.run("mail", number)

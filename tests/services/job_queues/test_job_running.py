@@ -51,7 +51,7 @@ async def never_awaited() -> None: ...
 
 
 @pytest.mark.parametrize("result", [never_awaited, lambda: (number for number in range(0))])
-def test_function_that_returns_what_was_not_executed_fails(lab: Lab, result: Callable[[], Any]) -> None:
+def test_function_that_returns_a_coroutine_or_generator_fails(lab: Lab, result: Callable[[], Any]) -> None:
     lab.works["mail"] = lambda run: result()
     lab.run("mail")
     assert lab.run_through().failed == 1
@@ -68,7 +68,7 @@ def test_jobs_run_by_priority_and_then_by_due_time(lab: Lab) -> None:
     assert [arguments[0] for arguments in lab.ran] == ["high", "sooner", "later", "low"]
 
 
-def test_job_that_comes_first_is_taken_first_though_others_wait_already(lab: Lab) -> None:
+def test_job_of_higher_priority_is_executed_before_older_jobs(lab: Lab) -> None:
     def outrun(number: str, run: Any) -> None:
         if number == "first":
             lab.run("mail", "urgent", priority=5)
@@ -125,7 +125,7 @@ def test_failure_is_tried_again_after_five_seconds_doubling_to_ten_minutes(lab: 
     assert [entry.get("attempt") for entry in failed["history"]] == [None, *range(1, 11)]
 
 
-def test_failing_job_never_blocks_those_behind_it(lab: Lab) -> None:
+def test_failing_job_does_not_block_the_following_ones(lab: Lab) -> None:
     poison = lab.run("mail", "poison", priority=100)
     for number in range(50):
         lab.run("mail", number)
@@ -136,7 +136,7 @@ def test_failing_job_never_blocks_those_behind_it(lab: Lab) -> None:
     assert lab.state(poison) == "failure"
 
 
-def test_permanent_error_waits_for_a_person_or_a_take_over(lab: Lab) -> None:
+def test_permanent_error_is_retried_only_manually_or_by_a_take_over(lab: Lab) -> None:
     lab.dispatch(epoch=1)
     id = lab.run("mail")
     lab.works["mail"] = fails_with(PermanentError("no such invoice"))
@@ -178,14 +178,14 @@ def test_any_exception_of_a_job_is_recorded_as_its_failure(lab: Lab, error: Base
     assert len(failed["last_error"]) < 2_100
 
 
-def test_job_that_is_called_wrongly_fails_like_any_other(lab: Lab) -> None:
+def test_job_with_wrong_arguments_fails(lab: Lab) -> None:
     lab.works["mail"] = lambda a, run: None
     lab.run("mail", 1, 2, 3)
     assert lab.run_through().failed == 1
     assert "TypeError" in only(lab)["last_error"]
 
 
-def test_job_whose_function_is_gone_fails_and_says_so(lab: Lab) -> None:
+def test_job_whose_function_is_gone_fails_with_that_reason(lab: Lab) -> None:
     first, second = lab.run("mail", priority=1), lab.run("mail")
     functions = {**lab.registry._functions}
     lab.registry._functions.clear()
@@ -213,7 +213,7 @@ def test_unknown_job_that_a_function_raises_is_an_error_like_any_other(lab: Lab)
     assert (report.failed, report.stopped, lab.jobs.get(id).get("settled")) == (1, None, None)
 
 
-def test_functions_without_run_and_without_a_signature_are_called_plainly(lab: Lab) -> None:
+def test_functions_without_a_run_parameter_or_signature_are_called_with_the_arguments_alone(lab: Lab) -> None:
     lab.registry.register("plain", sys.exc_info)
     lab.registry.register("bare", dict)
     lab.run("plain")
@@ -269,7 +269,7 @@ def raise_a_frozen_dataclass() -> None:
     [raise_a_kept_error, raise_a_chain, raise_a_group, raise_a_permanent_error, raise_a_frozen_dataclass],
     ids=lambda fail: fail.__name__,
 )
-def test_what_a_failed_job_used_is_freed_without_a_garbage_collection(lab: Lab, fail: Callable[[], None]) -> None:
+def test_memory_of_a_failed_job_is_freed_without_garbage_collection(lab: Lab, fail: Callable[[], None]) -> None:
     used: list[ref[Large]] = []
 
     def act(*_: Any, run: Any) -> None:
@@ -358,7 +358,7 @@ def test_progress_is_shown_while_the_job_runs_and_at_most_twice_a_second(
     assert only(lab)["progress"] == {"percent": 100.0, "note": "? done"}
 
 
-def test_progress_of_a_job_that_is_another_workers_is_not_written(lab: Lab) -> None:
+def test_progress_is_not_written_after_another_worker_took_the_job(lab: Lab) -> None:
     id = lab.run("mail")
     seen: list[tuple[str, bool]] = []
 
@@ -379,7 +379,7 @@ def test_progress_of_a_job_that_is_another_workers_is_not_written(lab: Lab) -> N
 # One at a time, and late results
 
 
-def test_second_run_of_a_name_is_calm_while_another_executes(lab: Lab) -> None:
+def test_second_run_of_a_name_executes_nothing_while_another_executes(lab: Lab) -> None:
     first, second = lab.run("mail", 1), lab.run("mail", 2)
     lab.executing(first)
     report = lab.run_through()
@@ -389,7 +389,7 @@ def test_second_run_of_a_name_is_calm_while_another_executes(lab: Lab) -> None:
     assert (lab.state(first), lab.state(second)) == ("executing", "pending")
 
 
-def test_other_names_run_meanwhile(lab: Lab) -> None:
+def test_queues_of_other_names_run_concurrently(lab: Lab) -> None:
     lab.executing(lab.run("mail"))
     lab.run("report")
     assert lab.run_through("report").succeeded == 1
@@ -463,7 +463,7 @@ def test_late_result_is_refused_though_the_overtaker_is_the_same_task_delivered_
     assert successes(id) == 1
 
 
-def test_job_is_not_started_by_a_look_that_is_out_of_date(lab: Lab) -> None:
+def test_job_is_not_started_from_an_outdated_read(lab: Lab) -> None:
     id = lab.run("mail")
     seen = lab.jobs.get(id)
     lab.works["mail"] = fails_with(ValueError())
@@ -491,7 +491,7 @@ def test_long_job_keeps_its_lease(lab: Lab) -> None:
     assert len(lab.ran) == 1
 
 
-def test_heartbeat_outlives_an_outage(lab: Lab) -> None:
+def test_heartbeat_continues_after_an_outage(lab: Lab) -> None:
     """The clock is asked of the database too, and fails with it."""
     fails = threading.Event()
     failed = 0
@@ -592,7 +592,7 @@ def test_success_of_a_repeating_job_is_kept_through_an_outage(lab: Lab, outage: 
     assert len(during.ran) == successes(id) == 1
 
 
-def test_outage_that_outlasts_the_lease_is_an_error_and_the_job_comes_back(lab: Lab, outage: threading.Event) -> None:
+def test_outage_longer_than_the_lease_is_an_error_and_the_job_is_retried(lab: Lab, outage: threading.Event) -> None:
     id = lab.run("mail")
     lab.works["mail"] = lambda *_, run: outage.set()
     with pytest.raises(AutoReconnect):
@@ -606,9 +606,7 @@ def test_outage_that_outlasts_the_lease_is_an_error_and_the_job_comes_back(lab: 
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_lost_reply_of_a_write_that_was_made_counts_as_written(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, lost: int
-) -> None:
+def test_write_whose_reply_was_lost_counts_as_written(lab: Lab, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
     ids = [lab.run("mail", number) for number in range(3)]
     finish_and_start, writes = job_attempt.finish_and_start, count(1)
 
@@ -658,7 +656,7 @@ def installed(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return real
 
 
-def test_queue_that_is_done_says_what_it_did(installed: Lab) -> None:
+def test_run_returns_its_report(installed: Lab) -> None:
     installed.run("mail")
     assert job_queues.run_queue("mail", None, token="t") == {
         "succeeded": 1,
@@ -669,7 +667,9 @@ def test_queue_that_is_done_says_what_it_did(installed: Lab) -> None:
     }
 
 
-def test_queue_with_more_due_hands_on_when_its_time_is_over(installed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_more_due_jobs_continues_later_when_its_time_is_used_up(
+    installed: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(queue_run, "RUN_BUDGET", seconds(0.5))
     for number in range(3):
         installed.run("mail", number)
@@ -695,7 +695,7 @@ def test_second_copy_of_a_task_in_the_same_process_runs_nothing(installed: Lab) 
     assert job_queues.run_queue("mail", None, token="t")["stopped"] is None
 
 
-def test_queue_whose_next_job_is_due_before_the_next_dispatch_comes_back_for_it(installed: Lab) -> None:
+def test_run_is_rescheduled_for_a_job_due_before_the_next_dispatch(installed: Lab) -> None:
     id = installed.run("mail", delay=seconds(4.5))
     due, before = installed.jobs.get(id)["due"], database.server_now()
     with pytest.raises(NotYetDue) as early:
@@ -724,14 +724,14 @@ def test_production_only_refuses_to_run_elsewhere(installed: Lab, monkeypatch: p
         settings.cache_clear()
 
 
-def test_documents_of_jobs_that_wait_or_execute_say_so_exactly(lab: Lab) -> None:
+def test_job_document_has_either_a_waiting_time_or_a_claim(lab: Lab) -> None:
     id = lab.run("mail")
     assert ("waiting" in lab.jobs.get(id), "claim" in lab.jobs.get(id)) == (True, False)
     lab.executing(id)
     assert ("waiting" in lab.jobs.get(id), "claim" in lab.jobs.get(id)) == (False, True)
 
 
-def test_history_says_which_worker_ran_or_lost_each_attempt(lab: Lab) -> None:
+def test_history_names_the_worker_of_each_attempt(lab: Lab) -> None:
     def fail_once(*_: object, run: JobRun) -> None:
         if run.attempt == 1:
             raise ValueError

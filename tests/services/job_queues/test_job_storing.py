@@ -125,7 +125,7 @@ def test_job_is_stored_before_run_returns(lab: Lab) -> None:
         ({"delay": timedelta(microseconds=1999)}, T0 + timedelta(milliseconds=1)),
     ],
 )
-def test_due_time_is_now_or_what_was_asked_for(lab: Lab, when: dict[str, Any], due: datetime) -> None:
+def test_due_time_is_now_or_as_requested(lab: Lab, when: dict[str, Any], due: datetime) -> None:
     assert lab.jobs.get(lab.run("mail", **when))["due"] == due
 
 
@@ -156,7 +156,7 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("named", "arguments", "options"), BAD, ids=range(len(BAD)))
-def test_what_cannot_be_stored_is_named_and_nothing_is_stored(
+def test_arguments_that_cannot_be_stored_are_named_and_nothing_is_stored(
     lab: Lab, named: str, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidJob, match=named):
@@ -167,11 +167,11 @@ def test_what_cannot_be_stored_is_named_and_nothing_is_stored(
 @pytest.mark.parametrize(
     "argument", [{"$ref": "a"}, {"$ref": 5, "$id": 5}, {"a": "$ref", "$id": 5}, {"a": DBRef("b", 5)}], ids=str
 )
-def test_arguments_that_resemble_references_reach_the_function_as_they_were(lab: Lab, argument: Any) -> None:
+def test_arguments_that_resemble_references_reach_the_function_unchanged(lab: Lab, argument: Any) -> None:
     assert lab.jobs.get(lab.run("mail", argument))["arguments"] == [argument]
 
 
-def test_deep_arguments_that_mongodb_takes_are_taken(lab: Lab) -> None:
+def test_nested_arguments_are_accepted_up_to_the_limit_of_mongodb(lab: Lab) -> None:
     assert lab.jobs.get(lab.run("mail", nested(60)))["arguments"] == [nested(60)]
 
 
@@ -211,7 +211,7 @@ def test_malformed_name_is_refused(lab: Lab, name: Any) -> None:
     assert job.jobs().count_documents({}) == 0
 
 
-def test_without_any_job_the_message_says_where_they_are_listed(lab: Lab) -> None:
+def test_error_without_registered_jobs_names_the_setting_that_lists_them(lab: Lab) -> None:
     with pytest.raises(UnknownJob, match="JOBS_IMPORTS"):
         Registry().function_for("mail")
 
@@ -219,7 +219,7 @@ def test_without_any_job_the_message_says_where_they_are_listed(lab: Lab) -> Non
 # Many at once
 
 
-def test_many_jobs_are_stored_like_single_ones(lab: Lab) -> None:
+def test_jobs_stored_in_bulk_equal_single_ones(lab: Lab) -> None:
     found = lab.jobs.run_many("mail", [(1, "a"), [2], ()], priority=3, delay=minutes(1))
     one = lab.jobs.run("mail", 1, "a", priority=3, delay=minutes(1))
     assert (found.stored, found.blocked) == (3, 0)
@@ -263,7 +263,7 @@ def test_after_a_list_of_times_only_the_jobs_that_are_returned_are_read(lab: Lab
 
 
 @pytest.mark.parametrize("option", ["unique", "singular"])
-def test_of_many_jobs_those_that_exist_are_blocked(lab: Lab, option: str) -> None:
+def test_existing_unique_jobs_of_a_bulk_are_blocked(lab: Lab, option: str) -> None:
     lab.run("mail", 1)
     only: dict[str, Any] = {option: True}
     found = lab.jobs.run_many("mail", [[0], [1], [2], [0], [3]], **only)
@@ -287,7 +287,7 @@ def test_many_threads_store_each_unique_job_once(lab: Lab) -> None:
         ([[1, 2], [1, 2, 3]], r"^calls\[1\]\.arguments: too many positional arguments"),
     ],
 )
-def test_no_job_of_many_is_stored_if_one_is_invalid(lab: Lab, calls: list[Any], named: str) -> None:
+def test_no_job_of_a_bulk_is_stored_if_one_is_invalid(lab: Lab, calls: list[Any], named: str) -> None:
     lab.registry.register("pair", lambda one, other=None: None)
     with pytest.raises(InvalidJob, match=named):
         lab.jobs.run_many("pair", calls)
@@ -329,7 +329,7 @@ def generating() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("work", [None, "a text", 5, asynchronous, generating])
-def test_what_cannot_do_the_work_by_being_called_is_not_registered(work: Any) -> None:
+def test_object_that_is_not_a_plain_function_is_not_registered(work: Any) -> None:
     with pytest.raises(InvalidJob, match="mail"):
         Registry().register("mail", work)
 
@@ -408,7 +408,7 @@ STATES = ["pending", "executing", "failure", "success", "canceled"]
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "alike"])
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("option", ["unique", "singular"])
-def test_the_only_one_is_blocked_by_the_states_that_it_must_not_share(
+def test_unique_and_singular_jobs_are_blocked_by_jobs_in_their_states(
     lab: Lab, option: str, state: str, plain: bool
 ) -> None:
     only: dict[str, Any] = {option: True}
@@ -420,13 +420,13 @@ def test_the_only_one_is_blocked_by_the_states_that_it_must_not_share(
     assert lab.jobs.run("report", "42", **only) is not None
 
 
-def test_unique_job_that_was_cleared_may_come_again(lab: Lab) -> None:
+def test_unique_job_can_be_stored_again_after_it_was_cleared(lab: Lab) -> None:
     in_state(lab, "success", unique=True)
     lab.jobs.clear(["success"])
     assert lab.jobs.run("mail", "42", unique=True) is not None
 
 
-def test_arguments_are_the_same_when_mongodb_would_say_so(lab: Lab) -> None:
+def test_arguments_are_equal_if_mongodb_stores_them_equally(lab: Lab) -> None:
     lab.run("mail", {"a": 1, "b": (2, 3)}, unique=True)
     assert lab.jobs.run("mail", {"b": [2, 3], "a": 1}, unique=True) is None
     assert lab.jobs.run("mail", {"a": 1.0, "b": [2, 3]}, unique=True) is not None

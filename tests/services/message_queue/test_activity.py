@@ -24,7 +24,7 @@ def anomalies(lab: Lab) -> list[str | None]:
     return [entry.anomaly.type if entry.anomaly else None for entry in lab.contents.activity()]
 
 
-def test_log_has_an_entry_for_each_message_of_each_event(lab: Lab) -> None:
+def test_activity_log_has_an_entry_for_each_message_of_each_event(lab: Lab) -> None:
     for id in ("a", "b"):
         lab.queue.enqueue("mail", id=id, max_attempts=5)
     lab.contents.delete(["a", "b"])
@@ -40,7 +40,7 @@ def test_log_has_an_entry_for_each_message_of_each_event(lab: Lab) -> None:
     assert len({entry.log_id for entry in entries}) == 4
 
 
-def test_delivery_tells_the_attempt_the_age_and_the_consumer(lab: Lab) -> None:
+def test_delivery_entry_has_attempt_age_and_consumer(lab: Lab) -> None:
     lab.queue.enqueue("mail", id="a", max_attempts=5)
     lab.queue.dequeue(consumer_id='worker "1"')
     lab.lapse("a")
@@ -56,7 +56,7 @@ def test_delivery_tells_the_attempt_the_age_and_the_consumer(lab: Lab) -> None:
     assert second.age_ms >= first.age_ms >= 0
 
 
-def test_log_takes_no_memory_for_a_message_that_waits(lab: Lab) -> None:
+def test_activity_log_uses_no_memory_for_waiting_messages(lab: Lab) -> None:
     lab.queue.enqueue("mail", id="a")
     record = lab.client.hget("q_metadata", "a")
     lab.contents.activity()
@@ -64,7 +64,7 @@ def test_log_takes_no_memory_for_a_message_that_waits(lab: Lab) -> None:
     assert b"events" not in record
 
 
-def test_log_is_bounded(lab: Lab) -> None:
+def test_activity_log_is_bounded(lab: Lab) -> None:
     for number in range(12):
         store(lab, "enqueue", *(f"{number}-{index}" for index in range(1_000)))
     entries = lab.contents.activity()
@@ -83,14 +83,14 @@ def test_events_of_several_pages_are_in_order(lab: Lab) -> None:
 @pytest.mark.parametrize(
     "text", ["nonsense", "[]", '{"type":"new"}', '{"type":"enqueue","timestamp":0,"payload":{"ids":[1]}}']
 )
-def test_entries_that_are_no_events_are_omitted(lab: Lab, text: str) -> None:
+def test_invalid_entries_are_omitted_from_the_activity_log(lab: Lab, text: str) -> None:
     lab.client.xadd("q:events", {"event": text})
     lab.client.xadd("q:events", {"other": ""})
     store(lab, "enqueue", "a")
     assert [entry.message_id for entry in lab.contents.activity()] == ["a"]
 
 
-def test_time_of_processing_ends_with_the_delivery(lab: Lab) -> None:
+def test_processing_time_is_measured_per_delivery(lab: Lab) -> None:
     store(lab, "dequeue", "a")
     store(lab, "touch", "a", at=200)
     store(lab, "acknowledge", "a", at=300)
@@ -99,7 +99,7 @@ def test_time_of_processing_ends_with_the_delivery(lab: Lab) -> None:
     assert took == [None, None, pytest.approx(0.3), None]
 
 
-def test_anomalies_of_deliveries(lab: Lab) -> None:
+def test_anomalies_of_deliveries_are_detected(lab: Lab) -> None:
     store(lab, "dequeue", "usual", attempt=1, age_ms=5_000)
     store(lab, "dequeue", "flash", attempt=1, age_ms=10)
     store(lab, "dequeue", "zombie", attempt=1, age_ms=4_000_000)
@@ -109,7 +109,7 @@ def test_anomalies_of_deliveries(lab: Lab) -> None:
     assert anomalies(lab) == [None, "flash_message", "zombie_message", "near_dlq", "near_dlq", None]
 
 
-def test_anomaly_of_a_burst_is_of_one_consumer(lab: Lab) -> None:
+def test_burst_anomaly_is_detected_per_consumer(lab: Lab) -> None:
     for number in range(activity.BURST_COUNT):
         at = number * 500
         store(lab, "dequeue", f"a{number}", at=at, consumer_id="fast")
@@ -119,7 +119,7 @@ def test_anomaly_of_a_burst_is_of_one_consumer(lab: Lab) -> None:
     assert [(entry.message_id, entry.anomaly and entry.anomaly.type) for entry in found] == [("a9", "burst_dequeue")]
 
 
-def test_anomalies_of_operations(lab: Lab) -> None:
+def test_anomalies_of_operations_are_detected(lab: Lab) -> None:
     many = [f"{number}" for number in range(activity.BULK_MESSAGES + 1)]
     store(lab, "move", "a", to="dead")
     store(lab, "move_to_dlq", "b")
@@ -130,7 +130,7 @@ def test_anomalies_of_operations(lab: Lab) -> None:
     assert [*dict.fromkeys(anomalies(lab))] == ["dlq_movement", "queue_cleared", "bulk_move", "bulk_delete", None]
 
 
-def test_anomaly_of_long_processing(lab: Lab) -> None:
+def test_long_processing_is_an_anomaly(lab: Lab) -> None:
     timeout = int(lab.ack_timeout.total_seconds() * 1000)
     for id, took in (("short", timeout), ("long", timeout + 1)):
         store(lab, "dequeue", id)

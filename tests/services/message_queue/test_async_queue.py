@@ -73,7 +73,7 @@ def test_each_call_gets_its_own_error(lab: Lab, queue: AsyncMessageQueue) -> Non
     assert isinstance(refused, LockLost)
 
 
-def test_a_server_that_has_forgotten_the_scripts_runs_them(lab: Lab, queue: AsyncMessageQueue) -> None:
+def test_scripts_are_loaded_again_after_the_server_lost_them(lab: Lab, queue: AsyncMessageQueue) -> None:
     together(enqueue(queue, "before"))
     lab.client.script_flush()
 
@@ -83,7 +83,7 @@ def test_a_server_that_has_forgotten_the_scripts_runs_them(lab: Lab, queue: Asyn
     assert {lab.take().id, lab.take().id} == {"a", "b"}
 
 
-def test_a_cancelled_call_disturbs_no_other(lab: Lab, queue: AsyncMessageQueue) -> None:
+def test_a_cancelled_call_does_not_affect_others(lab: Lab, queue: AsyncMessageQueue) -> None:
     async def run() -> Any:
         given_up = asyncio.create_task(enqueue(queue, "given-up"))
         kept = asyncio.create_task(enqueue(queue, "kept"))
@@ -112,7 +112,7 @@ def test_a_cancelled_caller_receives_no_message(
     assert round_trips == [["dequeue"]]
 
 
-def test_a_full_server_refuses_only_what_adds(lab: Lab, queue: AsyncMessageQueue) -> None:
+def test_a_full_server_refuses_only_enqueues(lab: Lab, queue: AsyncMessageQueue) -> None:
     lab.queue.enqueue("job", id="held")
     held = lab.take()
     lab.client.config_set("maxmemory", 1)
@@ -123,7 +123,9 @@ def test_a_full_server_refuses_only_what_adds(lab: Lab, queue: AsyncMessageQueue
     assert acked is None
 
 
-def test_every_call_is_told_of_an_outage(lab: Lab, queue: AsyncMessageQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_concurrent_call_raises_the_outage(
+    lab: Lab, queue: AsyncMessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = lab.scripts.client.connection_pool.connection_kwargs
     with monkeypatch.context() as outage:
         outage.setitem(options, "port", 1)

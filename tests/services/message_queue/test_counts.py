@@ -90,7 +90,7 @@ def test_the_minutes_of_a_day_expire(lab: Lab) -> None:
     assert 24 * 3600 < lab.client.ttl(key) < 25 * 3600
 
 
-def test_counts_that_nobody_adds_up_are_bounded(lab: Lab) -> None:
+def test_unprocessed_counts_are_bounded(lab: Lab) -> None:
     assert "'MAXLEN', '~', MAX_EVENTS" in source("dequeue")
     lab.client.xadd("q:events", {"event": "old"}, id="1-1")
     for _ in range(10_300 // 100):

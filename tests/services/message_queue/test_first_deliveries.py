@@ -59,7 +59,9 @@ def stored(lab: Lab) -> Any:
 
 @pytest.mark.parametrize("consumer", CONSUMERS.values(), ids=CONSUMERS)
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
-def test_text_and_encoder_write_the_same(lab: Lab, message: NewMessage, consumer: dict[str, Any]) -> None:
+def test_text_substitution_and_json_encoder_write_the_same(
+    lab: Lab, message: NewMessage, consumer: dict[str, Any]
+) -> None:
     outcomes = []
     # One message is delivered and acknowledged by code of its own, and with a pause every message is decoded.
     for limit, is_text in ((1, True), (2, True), (1, False)):
@@ -101,7 +103,7 @@ def test_sweep_of_text_and_of_decoded_records_is_the_same(
     assert outcomes[0] == outcomes[1]
 
 
-def test_message_delivered_as_text_goes_on_like_any_other(lab: Lab) -> None:
+def test_message_delivered_as_text_is_processed_like_any_other(lab: Lab) -> None:
     lab.queue.enqueue_batch([NewMessage(type="mail", id="a", max_attempts=3), NewMessage(type='"m\\"', id="escapes")])
     message, escapes = lab.queue.receive_many(2)
     assert (message.id, message.attempt, escapes.type) == ("a", 1, '"m\\"')
@@ -115,7 +117,7 @@ def test_message_delivered_as_text_goes_on_like_any_other(lab: Lab) -> None:
     assert lab.ids("acknowledged") == ["a", "escapes"]
 
 
-def test_entry_is_as_its_producer_wrote_it_after_its_outcome_is_removed(lab: Lab) -> None:
+def test_entry_without_its_outcome_equals_that_of_its_producer(lab: Lab) -> None:
     lab.queue.enqueue("mail", {"empty": []}, id="a")
     ((_, before),) = lab.client.xrange("q")
     lab.queue.ack("a", lab.take().lock_token)

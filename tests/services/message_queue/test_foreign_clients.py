@@ -88,7 +88,7 @@ def test_message_of_another_producer_is_delivered_and_acknowledged(lab: Lab, wri
     assert lab.client.hkeys("q_metadata") == [message.id.encode()]
 
 
-def test_what_another_producer_says_is_used(lab: Lab) -> None:
+def test_options_of_another_producer_are_used(lab: Lab) -> None:
     written = data(id="a", custom_ack_timeout=7, custom_max_attempts=1, attempt_count=0)
     lab.client.xadd("q_p2", {"data": written})
     lab.client.xadd("q", {"data": data(id="b")})
@@ -117,7 +117,7 @@ def test_message_of_another_producer_is_found_by_its_type(
     assert lab.contents.counts().main == others
 
 
-def test_type_follows_the_order_of_the_stream_for_all_producers(lab: Lab) -> None:
+def test_consumer_of_a_type_gets_messages_in_stream_order_from_all_producers(lab: Lab) -> None:
     for number in range(6):
         if number % 2:
             lab.queue.enqueue("job", id=f"{number}")
@@ -130,7 +130,7 @@ def test_type_follows_the_order_of_the_stream_for_all_producers(lab: Lab) -> Non
 # Consumers
 
 
-def test_message_that_another_consumer_took_and_dropped_comes_back(lab: Lab) -> None:
+def test_message_abandoned_by_another_consumer_is_requeued(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a", ack_timeout=0.05)
     take_as_another(lab)
     assert lab.queue.dequeue() is None
@@ -145,7 +145,7 @@ def test_message_that_another_consumer_took_and_dropped_comes_back(lab: Lab) -> 
     assert (message.id, message.attempt, message.fields["last_error"]) == ("a", 2, "Processing timeout")
 
 
-def test_message_that_another_consumer_works_on_gets_its_deadline_once(lab: Lab) -> None:
+def test_message_held_by_another_consumer_gets_one_deadline(lab: Lab) -> None:
     lab.client.xadd("q_p1", {"data": data(id="a", custom_ack_timeout=500)})
     take_as_another(lab, "q_p1")
 
@@ -160,7 +160,7 @@ def test_message_that_another_consumer_works_on_gets_its_deadline_once(lab: Lab)
     }
 
 
-def test_many_messages_in_processing_keep_none_from_a_deadline_and_no_lost_record_from_its_deletion(
+def test_deadlines_and_lost_records_are_handled_with_many_messages_in_processing(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [f"{number}" for number in range(10)]
@@ -189,7 +189,7 @@ def test_many_messages_in_processing_keep_none_from_a_deadline_and_no_lost_recor
     assert lab.client.zscore("q:deadlines", ids[-1])
 
 
-def test_type_index_does_not_offer_what_another_consumer_holds(lab: Lab) -> None:
+def test_type_index_does_not_deliver_messages_held_by_another_consumer(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a")
     lab.queue.enqueue("job", id="b")
     take_as_another(lab)
@@ -221,7 +221,7 @@ def test_message_that_another_consumer_acknowledged_stays_done(
     assert lab.client.zcard("q:deadlines") == lab.client.scard("q:pending_ids") == 0
 
 
-def test_index_does_not_keep_what_other_consumers_take(lab: Lab) -> None:
+def test_type_index_drops_messages_taken_by_other_consumers(lab: Lab) -> None:
     for number in range(50):
         id = lab.queue.enqueue("job", priority=number % 2)
         sid = take_as_another(lab, lab.streams[number % 2])
@@ -232,7 +232,7 @@ def test_index_does_not_keep_what_other_consumers_take(lab: Lab) -> None:
     assert lab.client.zcard("q:type:job") <= 2
 
 
-def test_entry_that_was_deleted_under_its_consumer_is_forgotten(lab: Lab) -> None:
+def test_record_of_an_entry_deleted_while_held_is_removed(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a")
     message = lab.take()
     lab.client.xdel("q", message.fields["_stream_id"])
@@ -283,7 +283,7 @@ LEAVE_PROCESSING: dict[str, tuple[Callable[[Lab, Message], object], MessageState
         if (key, name) != (":deadlines", "sweep")
     ],
 )
-def test_key_of_another_type_holds_no_message_in_processing(lab: Lab, key: str, name: str) -> None:
+def test_key_of_another_type_does_not_keep_messages_in_processing(lab: Lab, key: str, name: str) -> None:
     act, place = LEAVE_PROCESSING[name]
     lab.queue.enqueue("job", id="a")
     held = lab.take()
@@ -319,7 +319,7 @@ def rename_stream_and_back(lab: Lab) -> None:
 
 @pytest.mark.parametrize("interfere", [forget_parked, forget_pauses, rename_stream_and_back])
 @pytest.mark.parametrize("is_index_kept", [False, True])
-def test_parked_messages_that_were_forgotten_are_received_again(
+def test_parked_messages_with_lost_index_entries_are_delivered(
     lab: Lab, interfere: Callable[[Lab], None], is_index_kept: bool
 ) -> None:
     if is_index_kept:
@@ -360,7 +360,7 @@ def test_message_whose_consumer_was_deleted_from_the_group_is_received_again(lab
     assert lab.contents.counts().main == lab.contents.counts().processing == 0
 
 
-def test_entry_that_is_deleted_a_moment_after_it_was_acknowledged_stays_done(lab: Lab) -> None:
+def test_entry_deleted_shortly_after_its_ack_stays_acknowledged(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a")
     sid = take_as_another(lab)
     lab.client.xack("q", "q_group", sid)
@@ -372,7 +372,7 @@ def test_entry_that_is_deleted_a_moment_after_it_was_acknowledged_stays_done(lab
     assert lab.contents.counts().main == 0
 
 
-def test_entries_that_another_program_keeps_are_not_delivered_again(lab: Lab) -> None:
+def test_acknowledged_entries_kept_by_another_program_are_not_redelivered(lab: Lab) -> None:
     lab.client.xadd("q", {"data": data()})
     lab.client.xack("q", "q_group", take_as_another(lab))
     lab.heal()
@@ -383,7 +383,7 @@ def test_entries_that_another_program_keeps_are_not_delivered_again(lab: Lab) ->
 
 
 @pytest.mark.parametrize("created_at", [9e14, -9e14])
-def test_time_that_no_calendar_has_becomes_now(lab: Lab, created_at: float) -> None:
+def test_impossible_time_becomes_now(lab: Lab, created_at: float) -> None:
     lab.client.xadd("q", {"data": json.dumps({"id": "a", "type": "job", "payload": 1, "created_at": created_at})})
     (listed,) = lab.everything("main")
     assert abs(listed.fields["created_at"] - lab.now_ms() / 1000) < 60
@@ -414,7 +414,7 @@ def test_requeue_of_another_worker_keeps_the_attempts(lab: Lab) -> None:
     assert not lab.client.exists("q:type:job")
 
 
-def test_lock_of_another_sweeper_is_respected(lab: Lab) -> None:
+def test_sweep_does_nothing_while_another_sweeper_holds_the_lock(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a")
     lab.take()
     lab.lapse("a")
@@ -430,7 +430,7 @@ def test_lock_of_another_sweeper_is_respected(lab: Lab) -> None:
     assert lab.sweeper.sweep().requeued == ["a"]
 
 
-def test_group_that_was_deleted_loses_no_message(lab: Lab) -> None:
+def test_deleted_consumer_group_loses_no_message(lab: Lab) -> None:
     for id in ("a", "b"):
         lab.queue.enqueue("job", id=id)
     message = lab.take()
@@ -481,7 +481,7 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record[:50].decode("latin-1"))
-def test_record_that_another_wrote_breaks_nothing(lab: Lab, record: bytes) -> None:
+def test_malformed_record_of_another_program_does_not_stop_its_message(lab: Lab, record: bytes) -> None:
     """The message goes all the way, once as it is taken, once by its type, once as another's consumer took it."""
     for way in ("any", "type", "healed"):
         id = f"of-{way}"
@@ -558,7 +558,7 @@ NO_MESSAGES: dict[str, dict[Any, Any]] = {
 
 @pytest.mark.parametrize("kind_of_taking", ["any", "type", "heal"])
 @pytest.mark.parametrize("fields", NO_MESSAGES.values(), ids=NO_MESSAGES)
-def test_what_is_no_message_is_a_dead_letter_and_blocks_nothing(
+def test_malformed_entry_is_dead_lettered_and_does_not_block_others(
     lab: Lab, fields: dict[Any, Any], kind_of_taking: str
 ) -> None:
     lab.queue.enqueue("job", id="live")
@@ -599,7 +599,7 @@ def test_what_is_no_message_is_a_dead_letter_and_blocks_nothing(
     assert lab.contents.counts().dead == 0
 
 
-def test_undecodable_entry_cannot_be_replayed_but_archived(lab: Lab) -> None:
+def test_undecodable_entry_can_be_archived_but_not_replayed(lab: Lab) -> None:
     lab.client.xadd("q", {"data": "garbage"})
     assert lab.queue.dequeue() is None
     [id] = lab.ids("dead")
@@ -616,7 +616,7 @@ def test_undecodable_entry_cannot_be_replayed_but_archived(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("stream", ["q", "q_p2", "q_dlq", "q_archived"])
-def test_listed_entry_that_is_no_message_is_found_moved_deleted_and_restored(lab: Lab, stream: str) -> None:
+def test_malformed_entry_can_be_found_moved_deleted_and_restored(lab: Lab, stream: str) -> None:
     place: Any = {"q_dlq": "dead", "q_archived": "archived"}.get(stream, "main")
     lab.client.xadd(stream, {"data": "garbage"})
     [listed] = lab.everything(place)
@@ -638,7 +638,7 @@ def test_listed_entry_that_is_no_message_is_found_moved_deleted_and_restored(lab
 
 
 @pytest.mark.parametrize("where", ["main", "processing", "dead", "acknowledged", "archived"])
-def test_second_message_of_an_id_is_a_dead_letter_of_its_own(lab: Lab, where: Any) -> None:
+def test_second_message_with_the_same_id_is_dead_lettered_separately(lab: Lab, where: Any) -> None:
     lab.queue.enqueue("job", "first", id="twin")
     if where == "processing":
         lab.take()
@@ -659,7 +659,7 @@ def test_second_message_of_an_id_is_a_dead_letter_of_its_own(lab: Lab, where: An
     assert lab.contents.counts().archived == 1
 
 
-def test_of_two_new_messages_with_an_id_one_is_received(lab: Lab) -> None:
+def test_one_of_two_new_messages_with_the_same_id_is_delivered(lab: Lab) -> None:
     for stream, payload in [("q_p1", "first"), ("q", "second"), ("q", "third")]:
         lab.client.xadd(stream, {"data": data(id="twin", payload=payload)})
 
@@ -785,14 +785,14 @@ def is_drained(lab: Lab, stream: str) -> bool:
 
 
 @pytest.mark.slow
-def test_nothing_that_others_write_is_lost_or_stops_the_queue(server: Valkey) -> None:
+def test_arbitrary_foreign_entries_are_not_lost_and_do_not_stop_the_queue(server: Valkey) -> None:
     with Lab(server.url) as lab:
         fuzz(lab, examples=30)
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(1800)
-def test_nothing_that_others_write_is_lost_or_stops_the_queue_in_many_tries(
+def test_arbitrary_foreign_entries_are_not_lost_and_do_not_stop_the_queue_in_many_tries(
     server: Valkey, figure: Callable[[str], None], kind: str
 ) -> None:
     with Lab(server.url) as lab:
@@ -800,7 +800,7 @@ def test_nothing_that_others_write_is_lost_or_stops_the_queue_in_many_tries(
     figure(f"message queue on {kind}: 5,000 lists of any entries and records, nothing lost")
 
 
-def test_id_that_another_consumer_has_finished_with_may_be_used_again(lab: Lab) -> None:
+def test_id_of_a_message_finished_by_another_consumer_can_be_used_again(lab: Lab) -> None:
     lab.queue.enqueue("job", 1, id="again")
     sid = take_as_another(lab)
     lab.client.xack("q", "q_group", sid)
@@ -810,7 +810,7 @@ def test_id_that_another_consumer_has_finished_with_may_be_used_again(lab: Lab) 
 
 
 @pytest.mark.parametrize("record", [b"garbage", b"{}", b'{"attempt_count":1,"dequeued_at":1704067200}'])
-def test_id_of_which_another_consumer_left_only_the_record_may_be_used_again(lab: Lab, record: bytes) -> None:
+def test_id_with_only_a_leftover_record_can_be_used_again(lab: Lab, record: bytes) -> None:
     lab.client.hset("q_metadata", "again", record)
 
     added = lab.queue.enqueue_batch([{"type": "job", "id": "again"}] * 2)
@@ -819,7 +819,7 @@ def test_id_of_which_another_consumer_left_only_the_record_may_be_used_again(lab
     assert lab.take().id == "again"
 
 
-def test_id_of_a_message_that_another_consumer_holds_is_known(lab: Lab) -> None:
+def test_id_of_a_message_held_by_another_consumer_cannot_be_used_again(lab: Lab) -> None:
     lab.queue.enqueue("job", id="held")
     take_as_another(lab)
     lab.client.hset("q_metadata", "held", json.dumps({"attempt_count": 1, "dequeued_at": lab.now_ms() / 1000}))

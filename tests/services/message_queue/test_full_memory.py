@@ -21,7 +21,7 @@ def full(lab: Lab) -> Iterator[Lab]:
     lab.client.config_set("maxmemory", 0)
 
 
-def test_enqueue_is_refused_as_a_whole(full: Lab) -> None:
+def test_full_server_refuses_a_batch_as_a_whole(full: Lab) -> None:
     before = full.dump()
 
     with pytest.raises(QueueFull):
@@ -32,14 +32,14 @@ def test_enqueue_is_refused_as_a_whole(full: Lab) -> None:
     assert full.dump() == before
 
 
-def test_script_that_the_server_does_not_know_is_refused_in_the_same_way(full: Lab) -> None:
+def test_full_server_refuses_unloaded_scripts_with_the_same_error(full: Lab) -> None:
     full.client.script_flush()
     with pytest.raises(QueueFull):
         full.queue.enqueue("job")
     assert full.take().id == "0"
 
 
-def test_what_is_there_can_be_taken_and_acknowledged(full: Lab) -> None:
+def test_full_server_delivers_and_acknowledges_messages(full: Lab) -> None:
     for number in range(MESSAGES // 2):
         message = full.take()
         full.queue.touch(message.id, message.lock_token, 60)
@@ -53,7 +53,7 @@ def test_what_is_there_can_be_taken_and_acknowledged(full: Lab) -> None:
     assert full.client.exists("q:type:job") == 0
 
 
-def test_what_is_there_can_be_given_back_swept_and_healed(full: Lab) -> None:
+def test_full_server_nacks_sweeps_and_heals_messages(full: Lab) -> None:
     messages = [full.take(ack_timeout=0.001 if number else None) for number in range(MESSAGES)]
     assert full.queue.nack("0", messages[0].lock_token, "boom") is True
     full.until_passed((messages[-1].deadline_at or 0) * 1000)
@@ -65,7 +65,7 @@ def test_what_is_there_can_be_given_back_swept_and_healed(full: Lab) -> None:
     assert full.contents.counts().main == MESSAGES
 
 
-def test_people_can_make_room(full: Lab) -> None:
+def test_full_server_lets_operators_move_change_and_delete_messages(full: Lab) -> None:
     assert full.contents.move(["0", "1"], to="dead") == {"0": "MOVED", "1": "MOVED"}
     assert full.contents.replay(["0"]) == {"0": "MOVED"}
     full.contents.update("2", {"payload": None})

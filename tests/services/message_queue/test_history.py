@@ -20,7 +20,7 @@ def kinds(lab: Lab, id: str) -> list[str]:
     return [event.event for event in history(lab, id)]
 
 
-def test_whole_life_of_a_message_is_kept_in_order(lab: Lab) -> None:
+def test_history_has_all_events_of_a_message_in_order(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a", max_attempts=3)
     first = lab.take(consumer_id="worker 1")
     lab.queue.touch("a", first.lock_token)
@@ -62,13 +62,13 @@ def test_message_that_an_operator_moves_to_main_keeps_the_reason(lab: Lab) -> No
     assert (newest.event, newest.reason) == ("requeued", "the consumer hung")
 
 
-def test_message_that_was_never_delivered_needs_no_memory_for_it(lab: Lab) -> None:
+def test_undelivered_message_uses_no_memory_for_its_history(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a")
     lab.contents.list("main")
     assert "events" not in json.loads(lab.client.hget("q_metadata", "a") or "")
 
 
-def test_history_is_no_member_of_a_message(lab: Lab) -> None:
+def test_history_is_not_a_field_of_a_message(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a")
     assert "events" not in lab.take().fields
     assert "events" not in lab.everything("processing")[0].fields
@@ -101,7 +101,7 @@ def test_touches_of_two_deliveries_are_two_events(lab: Lab) -> None:
     assert [event.touches for event in history(lab, "a") if event.touches] == [12, 12]
 
 
-def test_message_that_another_consumer_took_has_its_delivery(lab: Lab) -> None:
+def test_delivery_to_another_consumer_is_in_the_history(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a")
     lab.client.xgroup_create("q", "q_group", "0")
     lab.client.xreadgroup("q_group", "another", {"q": ">"}, count=1)
@@ -125,5 +125,5 @@ def test_message_that_another_consumer_took_has_its_delivery(lab: Lab) -> None:
         "nonsense 1 2",
     ],
 )
-def test_lines_that_another_program_wrote_are_omitted(packed: str) -> None:
+def test_malformed_history_lines_are_omitted(packed: str) -> None:
     assert list(parse_events(packed)) == []

@@ -68,7 +68,7 @@ def test_waiting_consumer_is_woken(long_reads: None, lab: Lab, type: str | None,
 
 
 @pytest.mark.slow
-def test_waiting_consumers_look_again_only_when_they_are_woken(lab: Lab) -> None:
+def test_waiting_consumers_dequeue_only_when_they_are_woken(lab: Lab) -> None:
     with waiting(lab, {}, {"type": "job"}) as consumers:
         eventually(lambda: lab.commands().get("xread", 0) >= 2)  # one of them, at least, lasted two seconds
         assert lab.commands()["evalsha"] == 2
@@ -77,7 +77,7 @@ def test_waiting_consumers_look_again_only_when_they_are_woken(lab: Lab) -> None
         assert all(consumer.result(PATIENT) for consumer in consumers)
 
 
-def test_waiting_consumer_is_woken_by_a_message_that_comes_back(lab: Lab) -> None:
+def test_waiting_consumer_is_woken_by_a_requeued_message(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a")
     held = lab.take()
     with waiting(lab, {}) as [consumer]:
@@ -92,13 +92,13 @@ def test_waiting_consumer_is_woken_by_a_message_that_comes_back(lab: Lab) -> Non
         assert message.attempt == 3
 
 
-def test_message_that_is_there_is_taken_without_waiting(long_reads: None, lab: Lab) -> None:
+def test_available_message_is_delivered_without_waiting(long_reads: None, lab: Lab) -> None:
     lab.queue.enqueue("job")
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(lab.queue.dequeue, timeout=LONGER).result(PATIENT) is not None
 
 
-def test_nothing_comes_to_who_has_waited_enough(long_reads: None, lab: Lab) -> None:
+def test_dequeue_returns_nothing_after_its_timeout(long_reads: None, lab: Lab) -> None:
     began = time.monotonic()
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(lab.queue.dequeue, timeout=0.2).result(PATIENT) is None
@@ -107,7 +107,7 @@ def test_nothing_comes_to_who_has_waited_enough(long_reads: None, lab: Lab) -> N
     assert lab.take().id == "later"
 
 
-def test_fifty_that_wait_share_one_connection_and_take_each_message_once(lab: Lab) -> None:
+def test_fifty_waiting_consumers_share_one_connection_and_get_each_message_once(lab: Lab) -> None:
     kinds: list[dict[str, Any]] = [{}] * 30 + [{"type": "job"}] * 20
     with waiting(lab, *kinds) as consumers:
         assert len(connections(lab)) == 1
@@ -131,7 +131,7 @@ def test_one_message_wakes_one_consumer_and_the_others_wait_on(lab: Lab) -> None
         assert all(consumer.result(PATIENT) for consumer in consumers)
 
 
-def test_message_of_another_type_is_left_to_who_wants_it(lab: Lab) -> None:
+def test_message_of_another_type_is_left_to_consumers_of_that_type(lab: Lab) -> None:
     with waiting(lab, {"type": "mine"}, {"type": "yours"}) as [mine, yours]:
         lab.queue.enqueue("yours")
         message = yours.result(PATIENT)
@@ -144,7 +144,7 @@ def test_message_of_another_type_is_left_to_who_wants_it(lab: Lab) -> None:
         assert message.type == "mine"
 
 
-def test_who_was_woken_but_does_not_look_passes_it_on(lab: Lab) -> None:
+def test_consumer_that_times_out_when_woken_passes_the_wake_up_on(lab: Lab) -> None:
     """A consumer's time may end in the moment in which it is woken: the message is for the next one."""
     with waiting(lab, {}) as [patient]:
         impatient = lab.arrivals.subscribe()
@@ -162,7 +162,7 @@ def test_who_was_woken_but_does_not_look_passes_it_on(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_no_message_is_missed_whenever_it_comes(lab: Lab) -> None:
+def test_no_message_is_missed_at_any_time_of_arrival(lab: Lab) -> None:
     """The moments at which somebody begins to wait, and the reader stops, are hit often."""
     taken: list[str] = []
 
@@ -188,7 +188,7 @@ def test_no_message_is_missed_whenever_it_comes(lab: Lab) -> None:
     assert slowest < pace.allowed(LATE)
 
 
-def test_restart_of_the_server_leaves_nobody_waiting_for_ever(
+def test_waiting_consumers_survive_a_restart_of_the_server(
     kind: str, server_of: Callable[[str], Valkey], tmp_path: Path
 ) -> None:
     with type(server_of(kind))(tmp_path / "server", config={"appendfsync": "always"}) as server:
@@ -206,7 +206,9 @@ def test_restart_of_the_server_leaves_nobody_waiting_for_ever(
                         assert lab.queue.dequeue(timeout=PATIENT) is not None
 
 
-def test_server_that_is_away_is_told_at_once(kind: str, server_of: Callable[[str], Valkey], tmp_path: Path) -> None:
+def test_unavailable_server_is_reported_immediately(
+    kind: str, server_of: Callable[[str], Valkey], tmp_path: Path
+) -> None:
     with type(server_of(kind))(tmp_path / "server") as server:
         with Lab(server.url) as lab:
             assert lab.queue.dequeue(timeout=0.01) is None
@@ -220,7 +222,7 @@ def test_server_that_is_away_is_told_at_once(kind: str, server_of: Callable[[str
 
 
 @pytest.mark.parametrize("timeout", [-1, 61, float("nan"), "5", None])
-def test_time_that_cannot_be_waited_is_refused(lab: Lab, timeout: Any) -> None:
+def test_invalid_timeout_is_refused(lab: Lab, timeout: Any) -> None:
     with pytest.raises(InvalidMessage) as refusal:
         lab.queue.dequeue(timeout=timeout)
     assert refusal.value.field == "timeout"

@@ -60,7 +60,7 @@ EVENTS: dict[str, Act] = {
 
 @pytest.mark.parametrize("late", [ack, nack, touch])
 @pytest.mark.parametrize("event", EVENTS)
-def test_late_holder_is_refused_and_nothing_is_written(lab: Lab, event: str, late: Act) -> None:
+def test_late_consumer_is_refused_and_nothing_is_written(lab: Lab, event: str, late: Act) -> None:
     lab.queue.enqueue("job", [1])
     message = lab.take()
     EVENTS[event](lab, message)
@@ -88,7 +88,7 @@ def test_wrong_token_is_refused_and_nothing_is_written(lab: Lab, late: Act) -> N
 
 
 @pytest.mark.parametrize("late", [ack, nack, touch])
-def test_message_that_waits_is_held_by_nobody(lab: Lab, late: Act) -> None:
+def test_waiting_message_cannot_be_acknowledged_rejected_or_touched(lab: Lab, late: Act) -> None:
     lab.queue.enqueue("job", id="mine")
     before = lab.dump()
 
@@ -113,7 +113,7 @@ def test_deleted_message_is_unknown(lab: Lab) -> None:
     assert lab.dump() == before
 
 
-def test_clients_of_the_old_service_need_no_token_but_hold_the_message(lab: Lab) -> None:
+def test_clients_of_the_old_service_need_no_lock_token_but_must_hold_the_message(lab: Lab) -> None:
     with Lab(lab.url, is_token_required=False) as old:
         for id in ("a", "b", "c"):
             old.queue.enqueue("job", id=id)

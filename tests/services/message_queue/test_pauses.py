@@ -45,7 +45,7 @@ def parked(lab: Lab) -> Lab:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
-def test_messages_of_other_types_are_delivered_meanwhile(lab: Lab, limit: int) -> None:
+def test_messages_of_other_types_are_delivered_during_a_pause(lab: Lab, limit: int) -> None:
     enqueue(lab, "mail m1", "sms s1", "mail m2", "sms s2", "sms s3 1", "mail m3 1")
     pause(lab, "mail")
 
@@ -54,7 +54,7 @@ def test_messages_of_other_types_are_delivered_meanwhile(lab: Lab, limit: int) -
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
-def test_resumed_messages_come_in_their_order_before_younger_ones(lab: Lab, limit: int) -> None:
+def test_resumed_messages_are_delivered_in_order_before_newer_ones(lab: Lab, limit: int) -> None:
     enqueue(lab, "mail m1", "fax f1", "mail m2 1", "mail m3")
     pause(lab, "mail", "fax")
     assert received(lab, limit) == []
@@ -66,7 +66,7 @@ def test_resumed_messages_come_in_their_order_before_younger_ones(lab: Lab, limi
     assert lab.client.exists("q:pauses", "q:parked:mail", "q:parked:fax") == 0
 
 
-def test_resumed_messages_come_in_their_order_to_consumers_of_the_type(parked: Lab) -> None:
+def test_resumed_messages_are_delivered_in_order_to_consumers_of_the_type(parked: Lab) -> None:
     enqueue(parked, "mail m5", "mail m6 3")
     assert received(parked, type="mail") == []
 
@@ -76,7 +76,7 @@ def test_resumed_messages_come_in_their_order_to_consumers_of_the_type(parked: L
     assert parked.client.exists("q:pauses", "q:parked:mail", "q:type:mail") == 0
 
 
-def test_message_that_returns_during_the_pause_waits_for_the_resume(lab: Lab) -> None:
+def test_message_requeued_during_a_pause_waits_for_the_resume(lab: Lab) -> None:
     enqueue(lab, "mail m1", "mail m2")
     message, late = lab.take(), lab.take()
     pause(lab, "mail")
@@ -90,7 +90,7 @@ def test_message_that_returns_during_the_pause_waits_for_the_resume(lab: Lab) ->
     assert received(lab) == ["m1", "m2"]
 
 
-def test_pause_has_who_when_and_why_until_it_is_resumed(lab: Lab) -> None:
+def test_pause_stores_actor_time_and_reason_until_it_is_resumed(lab: Lab) -> None:
     pause(lab, "mail")
     lab.contents.pause(["mail"], by="bob")
 
@@ -193,7 +193,7 @@ def test_clear_deletes_parked_messages(parked: Lab, state: Any) -> None:
     assert parked.client.exists("q:pauses") == 0
 
 
-def test_parked_message_that_is_changed_keeps_its_place(parked: Lab) -> None:
+def test_changed_parked_message_keeps_its_position(parked: Lab) -> None:
     parked.contents.update("m3", {"ack_timeout": 60})
     parked.contents.update("m1", {"payload": Json('"changed"')})
 
@@ -201,7 +201,7 @@ def test_parked_message_that_is_changed_keeps_its_place(parked: Lab) -> None:
     assert received(parked) == ["m2", "m3", "m4", "m1"]
 
 
-def test_parked_message_of_another_type_is_delivered_in_its_place(parked: Lab) -> None:
+def test_parked_message_changed_to_another_type_is_delivered_at_its_position(parked: Lab) -> None:
     enqueue(parked, "sms s1")
     parked.contents.update("m1", {"type": "sms"})
 
@@ -209,7 +209,7 @@ def test_parked_message_of_another_type_is_delivered_in_its_place(parked: Lab) -
     assert set(parked.client.hkeys("q:pauses")) == {b"mail"}
 
 
-def test_waiting_message_that_gets_a_paused_type_waits(lab: Lab) -> None:
+def test_waiting_message_changed_to_a_paused_type_is_parked(lab: Lab) -> None:
     enqueue(lab, "sms s1", "sms s2")
     pause(lab, "mail")
     lab.contents.update("s1", {"type": "mail"})
@@ -250,7 +250,7 @@ def test_group_that_another_program_deletes_loses_no_parked_message(parked: Lab)
     assert sorted(received(parked)) == ["m1", "m2", "m3", "m4"]
 
 
-def test_parked_messages_keep_their_places(parked: Lab) -> None:
+def test_parked_messages_keep_their_positions(parked: Lab) -> None:
     before = parked.dump()
     parked.heal()
     parked.heal()
@@ -261,7 +261,7 @@ def test_parked_messages_keep_their_places(parked: Lab) -> None:
 # Consumers that wait, and the load
 
 
-def test_message_that_gets_another_type_wakes_the_consumer_of_that_type(lab: Lab) -> None:
+def test_message_changed_to_another_type_wakes_a_consumer_of_that_type(lab: Lab) -> None:
     id = lab.queue.enqueue("letter")
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(lab.queue.dequeue, timeout=60, type="mail")
@@ -283,7 +283,7 @@ def test_resume_wakes_the_consumers_that_wait(parked: Lab, type: str | None) -> 
     assert sorted(ids) == ["m1", "m2"]
 
 
-def test_without_pauses_a_dequeue_reads_nothing_for_them(lab: Lab) -> None:
+def test_dequeue_reads_no_pause_keys_if_nothing_is_paused(lab: Lab) -> None:
     enqueue(lab, "mail m1", "sms s1", "sms s2")
     lab.client.config_resetstat()
     lab.take()
@@ -294,7 +294,7 @@ def test_without_pauses_a_dequeue_reads_nothing_for_them(lab: Lab) -> None:
 
 @pytest.mark.scale
 @pytest.mark.timeout(600)
-def test_100_000_messages_are_parked_and_resumed_in_their_order(lab: Lab, figure: Callable[[str], None]) -> None:
+def test_100_000_messages_are_parked_and_resumed_in_order(lab: Lab, figure: Callable[[str], None]) -> None:
     for begin in range(0, 100_000, 500):
         lab.queue.enqueue_batch([NewMessage(type="mail", id=f"m{at:06}") for at in range(begin, begin + 500)])
     enqueue(lab, "sms s1")

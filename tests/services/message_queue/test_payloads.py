@@ -92,7 +92,7 @@ def test_payload_stays_as_its_producer_wrote_it(lab: Lab, text: str) -> None:
 @pytest.mark.parametrize(
     "change", [{"priority": 2}, {"payload": Json("{ }"), "priority": 2}], ids=["moved", "new payload"]
 )
-def test_entry_of_a_changed_message_has_what_a_producer_would_write(lab: Lab, change: dict[str, Any]) -> None:
+def test_entry_of_a_changed_message_equals_one_written_by_a_producer(lab: Lab, change: dict[str, Any]) -> None:
     """Other programs read only entries."""
     id = lab.queue.enqueue("old", Json("{ }"), ack_timeout=77, max_attempts=9)
     lab.contents.update(id, {"type": "new", "ack_timeout": 5, **change})
@@ -103,7 +103,7 @@ def test_entry_of_a_changed_message_has_what_a_producer_would_write(lab: Lab, ch
     assert data.endswith(',"payload":{ }}')
 
 
-def test_entry_of_a_message_that_keeps_its_place_stays_as_it_is(lab: Lab) -> None:
+def test_entry_is_not_rewritten_if_the_message_keeps_its_position(lab: Lab) -> None:
     """Redis changes no entry of a stream: the record has the new values, until the message moves to the end."""
     id = lab.queue.enqueue("old", ack_timeout=77)
     [entry] = lab.client.xrange("q")
@@ -117,7 +117,7 @@ def test_entry_of_a_message_that_keeps_its_place_stays_as_it_is(lab: Lab) -> Non
     assert (written["type"], written["custom_ack_timeout"], written["payload"]) == ("new", 5, 1)
 
 
-def test_changes_at_the_same_moment_are_returned_one_after_the_other(lab: Lab) -> None:
+def test_concurrent_changes_are_returned_in_sequence(lab: Lab) -> None:
     id = lab.queue.enqueue("job")
     with ThreadPoolExecutor(THREADS) as threads:
         changes = threads.map(lambda number: lab.contents.update(id, {"priority": number % lab.levels}), range(ROUNDS))
@@ -146,7 +146,7 @@ def test_any_value_comes_back_equal(server: Valkey) -> None:
 
 @given(text=st.text(max_size=40))
 @settings(max_examples=100, deadline=None, database=None)
-def test_text_with_halves_of_pairs_can_be_said(text: str) -> None:
+def test_text_with_unpaired_surrogates_can_be_encoded(text: str) -> None:
     assert json.loads(as_json(text)) == text
     assert json.loads(members(f'{{"payload" : {as_json(text)} }}')["payload"]) == text
 
@@ -168,7 +168,7 @@ def test_payload_of_another_producer_stays_as_it_was_written(lab: Lab) -> None:
     assert fields[b"data"] == data.encode()
 
 
-def test_entry_of_a_message_that_is_over_says_how_and_forgets_it_when_it_goes_back(lab: Lab) -> None:
+def test_entry_of_a_dead_letter_has_its_outcome_which_a_replay_removes(lab: Lab) -> None:
     """Readers of the streams alone, such as those of an older service, find the reason where they look for it."""
     lab.queue.enqueue("job", Json("[1, 2.50]"), max_attempts=1, id="m")
     [(_, fresh)] = lab.client.xrange("q")

@@ -59,7 +59,7 @@ def test_pages_have_each_message_once_and_the_newest_first(server: Valkey, level
         assert places == sorted(places, reverse=True)
 
 
-def test_message_that_comes_or_goes_between_pages_leaves_the_others_where_they_are(lab: Lab) -> None:
+def test_added_and_removed_messages_do_not_shift_the_following_pages(lab: Lab) -> None:
     ids = fill(lab, 300)
     first = lab.contents.list("main", limit=100)
     lab.queue.enqueue("new")
@@ -83,7 +83,7 @@ def test_entries_can_be_skipped(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("place", ["dead", "archived", "acknowledged"])
-def test_kept_messages_are_listed_the_newest_first(lab: Lab, place: Any) -> None:
+def test_archived_and_dead_messages_are_listed_newest_first(lab: Lab, place: Any) -> None:
     ids = fill(lab, 90)
     random.Random(3).shuffle(ids)
     lab.contents.move(ids, to=place)
@@ -91,7 +91,7 @@ def test_kept_messages_are_listed_the_newest_first(lab: Lab, place: Any) -> None
     assert [message.id for message in lab.everything(place, limit=7)] == ids[::-1]
 
 
-def test_held_messages_are_listed_by_deadline_the_latest_first(lab: Lab) -> None:
+def test_messages_in_processing_are_listed_by_deadline_latest_first(lab: Lab) -> None:
     for number in range(30):
         lab.queue.enqueue("job", id=f"{number:02}")
         lab.take(ack_timeout=100 + number)
@@ -127,7 +127,7 @@ def test_held_messages_are_listed_by_deadline_the_latest_first(lab: Lab) -> None
         (Filter(until=0), []),
     ],
 )
-def test_filter_gives_what_matches(lab: Lab, wanted: Filter, expected: list[str]) -> None:
+def test_filter_returns_only_matching_messages(lab: Lab, wanted: Filter, expected: list[str]) -> None:
     lab.queue.enqueue("mail", {"to": "ada"}, id="a")
     lab.queue.enqueue("sms", {"to": "Berlin"}, id="b", priority=1)
     lab.queue.enqueue("mail", {"to": "Ärger"}, id="c", priority=2)
@@ -152,7 +152,7 @@ def test_filter_gives_what_matches(lab: Lab, wanted: Filter, expected: list[str]
         r'{"to":"\u00c4rger","url":"https:\/\/a.example\/b","n":7}',  # as PHP writes it
     ],
 )
-def test_payloads_are_found_in_each_spelling_of_their_json(lab: Lab, payload: str, search: str) -> None:
+def test_payload_search_accepts_each_spelling_of_json(lab: Lab, payload: str, search: str) -> None:
     lab.queue.enqueue("mail", Json(payload), id="a")
     lab.queue.enqueue("mail", {"to": "Ada", "n": 8}, id="b")
 
@@ -175,7 +175,9 @@ def test_last_error_and_attempts_are_searched(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_filtered_page_looks_for_a_bounded_time_and_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filtered_page_ends_after_a_time_limit_and_continues_at_its_cursor(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(browser, "LIST_SEARCH_BUDGET", seconds(0))
     count = 12_000
     for begin in range(0, count, 500):
@@ -193,7 +195,7 @@ def test_filtered_page_looks_for_a_bounded_time_and_goes_on(lab: Lab, monkeypatc
 
 
 @pytest.mark.slow
-def test_page_behind_many_others_skips_them_for_a_bounded_time(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipping_to_a_distant_page_has_a_time_limit(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(lab)
     ids = [message.id for message in lab.everything("main", limit=1000)]
     behind = lab.contents.list("main", skip=2_500, limit=50)
@@ -212,7 +214,7 @@ def test_page_behind_many_others_skips_them_for_a_bounded_time(lab: Lab, monkeyp
 
 
 @pytest.mark.scale
-def test_page_of_large_messages_ends_early_and_goes_on(lab: Lab) -> None:
+def test_page_of_large_messages_ends_early_and_continues_at_its_cursor(lab: Lab) -> None:
     for number in range(22):
         lab.queue.enqueue("job", Json('"' + "x" * 900_000 + '"'), id=f"{number:02}")
 
@@ -244,7 +246,7 @@ def test_large_messages_of_another_priority_do_not_shorten_the_slices(lab: Lab) 
 
 
 @pytest.mark.parametrize("place", MESSAGE_STATES)
-def test_other_fields_are_refused_with_those_that_are_possible(lab: Lab, place: MessageState) -> None:
+def test_unknown_sort_field_is_refused_with_the_known_ones(lab: Lab, place: MessageState) -> None:
     for sort_by in ("id", "type", "attempt_count", "history"):
         with pytest.raises(InvalidMessage) as refusal:
             lab.contents.list(place, sort_by=sort_by)
@@ -256,7 +258,7 @@ def test_other_fields_are_refused_with_those_that_are_possible(lab: Lab, place: 
 
 
 @pytest.mark.parametrize("place", ["dead", "archived", "acknowledged"])
-def test_what_another_system_kept_can_be_replayed_and_is_never_delivered_by_itself(lab: Lab, place: Any) -> None:
+def test_dead_letters_of_another_program_can_be_replayed_and_are_not_delivered_otherwise(lab: Lab, place: Any) -> None:
     stream = {"dead": "q_dlq", "archived": "q_archived", "acknowledged": "q_acknowledged"}[place]
     lab.client.xadd(stream, {"data": '{"id":"theirs","type":"job","payload":[1],"last_error":"boom","failed_at":7}'})
 
@@ -268,7 +270,7 @@ def test_what_another_system_kept_can_be_replayed_and_is_never_delivered_by_itse
     assert lab.take(type="job").payload == [1]
 
 
-def test_messages_of_other_producers_are_listed_before_anybody_looks_at_them(lab: Lab) -> None:
+def test_messages_of_other_producers_are_listed_before_they_are_delivered(lab: Lab) -> None:
     lab.client.xadd("q_p2", {"data": '{"id":"theirs","type":"job","payload":[1]}'})
     lab.client.xadd("q_p2", {"data": "garbage"})
     lab.client.xadd("q_p2", {"no": "data"})
@@ -284,7 +286,7 @@ def test_messages_of_other_producers_are_listed_before_anybody_looks_at_them(lab
 @pytest.mark.parametrize(
     "cursor", ["x", "-1", "1", "1.5", "inf", "1e400", "9" * 30, "1-1", "1-1/x", f"{'9' * 30}-1/0", "\ud800"]
 )
-def test_cursor_of_nobody_is_refused(lab: Lab, place: Any, cursor: str) -> None:
+def test_malformed_cursor_is_refused(lab: Lab, place: Any, cursor: str) -> None:
     lab.queue.enqueue("job")
     lab.queue.enqueue("job")
     lab.take()
@@ -295,13 +297,13 @@ def test_cursor_of_nobody_is_refused(lab: Lab, place: Any, cursor: str) -> None:
     assert refusal.value.field == "cursor"
 
 
-def test_text_that_no_server_can_look_for_is_refused(lab: Lab) -> None:
+def test_search_text_with_unpaired_surrogates_is_refused(lab: Lab) -> None:
     for wanted in (Filter(search="\ud800"), Filter(type="\ud800")):
         with pytest.raises(InvalidMessage):
             lab.contents.list("main", where=wanted)
 
 
-def test_reason_of_a_move_is_any_text(lab: Lab) -> None:
+def test_reason_of_a_move_may_be_any_text(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a")
     assert lab.contents.move(["a"], to="dead", reason="\ud800" + "ü" * 10_000) == {"a": "MOVED"}
     [dead] = lab.contents.list("dead").messages

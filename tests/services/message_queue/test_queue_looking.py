@@ -54,7 +54,7 @@ def ids_of(messages: Sequence[Message]) -> list[str]:
 
 @pytest.mark.parametrize("limit", [7, 1000])
 @pytest.mark.parametrize("ascending", [True, False])
-def test_priority_orders_everything_and_of_each_the_newest_is_first(lab: Lab, ascending: bool, limit: int) -> None:
+def test_list_is_ordered_by_priority_and_then_newest_first(lab: Lab, ascending: bool, limit: int) -> None:
     fill(lab, 400)
     newest_first = lab.everything("main")
 
@@ -67,7 +67,7 @@ def test_priority_orders_everything_and_of_each_the_newest_is_first(lab: Lab, as
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [7, 1000])
-def test_ascending_alone_is_the_opposite_order(lab: Lab, limit: int) -> None:
+def test_ascending_alone_reverses_the_default_order(lab: Lab, limit: int) -> None:
     fill(lab, 400)
     for _ in range(50):
         lab.take()
@@ -80,7 +80,7 @@ def test_ascending_alone_is_the_opposite_order(lab: Lab, limit: int) -> None:
 
 
 @pytest.mark.parametrize("ascending", [True, False])
-def test_held_messages_are_in_the_order_of_their_deadlines_however_many_share_one(lab: Lab, ascending: bool) -> None:
+def test_messages_in_processing_are_paged_by_deadline_although_many_share_one(lab: Lab, ascending: bool) -> None:
     fill(lab, 60)
     held = [lab.take(ack_timeout=100).id for _ in range(60)]
     deadlines = {id: 5_000_000_000_000 + number // 20 for number, id in enumerate(held)}
@@ -188,7 +188,7 @@ def filters(now: float) -> Iterator[Filter]:
 
 
 @pytest.mark.slow
-def test_what_is_found_and_counted_is_what_a_plain_reading_finds(lab: Lab) -> None:
+def test_filters_find_and_count_the_same_as_a_plain_read(lab: Lab) -> None:
     mixed(lab)
     now = lab.now_ms() / 1000
     for place in MESSAGE_STATES:
@@ -204,7 +204,7 @@ def test_what_is_found_and_counted_is_what_a_plain_reading_finds(lab: Lab) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ascending", [True, False])
-def test_everything_is_sorted_as_a_plain_reading_would_sort_it(lab: Lab, ascending: bool) -> None:
+def test_orders_equal_those_of_a_plain_read(lab: Lab, ascending: bool) -> None:
     mixed(lab)
     for place, fields in SORT_FIELDS_BY_STATE.items():
         everything = ids_of(lab.everything(place))
@@ -221,7 +221,7 @@ def test_everything_is_sorted_as_a_plain_reading_would_sort_it(lab: Lab, ascendi
 # Counting and replaying
 
 
-def test_count_says_when_its_time_was_too_short(lab: Lab) -> None:
+def test_count_reports_that_it_reached_its_time_limit(lab: Lab) -> None:
     fill(lab, 3 * SLICE)
 
     counted = lab.contents.count("main", Filter(type="job"), within=seconds(0))
@@ -232,7 +232,7 @@ def test_count_says_when_its_time_was_too_short(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_all_that_match_are_replayed_in_the_order_in_which_they_failed(lab: Lab) -> None:
+def test_matching_dead_letters_are_replayed_in_the_order_of_their_failures(lab: Lab) -> None:
     ids = fill(lab, 2_500, priority=0)
     others = fill(lab, 300, type="other", priority=0)
     dead = [*ids, *others]
@@ -247,7 +247,7 @@ def test_all_that_match_are_replayed_in_the_order_in_which_they_failed(lab: Lab)
 
 
 @pytest.mark.slow
-def test_what_fails_again_while_all_are_replayed_is_replayed_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_that_fails_again_during_a_replay_is_replayed_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = fill(lab, 2_500)
     bury(lab, ids)
     run = lab.scripts.run
@@ -267,7 +267,7 @@ def test_what_fails_again_while_all_are_replayed_is_replayed_once(lab: Lab, monk
     assert {len(message.fields["history"]) for message in letters} == {1}
 
 
-def test_replay_stops_when_its_time_is_over_and_goes_on_the_next_time(lab: Lab) -> None:
+def test_replay_stops_at_its_time_limit_and_continues_the_next_time(lab: Lab) -> None:
     bury(lab, fill(lab, 300))
 
     stopped = lab.contents.replay_matching(Filter(), within=seconds(0))
@@ -308,7 +308,7 @@ def one_by_one(lab: Lab) -> None:
 
 @pytest.mark.scale
 @pytest.mark.parametrize("place", ["main", "processing", "dead"])
-def test_looking_through_everything_costs_little_more_than_reading_the_records(
+def test_searching_all_messages_costs_little_more_than_reading_their_records(
     server: Valkey, kind: str, place: MessageState, count: int, figure: Callable[[str], None]
 ) -> None:
     with Lab(server.url, levels=10) as lab:
@@ -355,7 +355,7 @@ def test_first_pages_read_little(server: Valkey, count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sort_by", ["created_at", "priority"])
 @pytest.mark.parametrize("ascending", [True, False])
-def test_page_of_any_order_ends_at_the_same_bytes_and_its_cursor_goes_on(
+def test_page_of_any_order_has_the_same_size_limit_and_continues_at_its_cursor(
     lab: Lab, sort_by: str, ascending: bool
 ) -> None:
     size, bound = 100_000, 1_000_000

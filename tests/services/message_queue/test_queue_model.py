@@ -459,14 +459,14 @@ def drive(server: Valkey, *, examples: int, steps: int, is_repeatable: bool) -> 
 
 
 @pytest.mark.timeout(300)  # hundreds of steps, each compared with the model: on a busy machine they take long
-def test_queue_does_what_its_model_does(server: Valkey, figure: Callable[[str], None], kind: str) -> None:
+def test_queue_behaves_like_its_model(server: Valkey, figure: Callable[[str], None], kind: str) -> None:
     steps = drive(server, examples=12, steps=40, is_repeatable=True)
     figure(f"message queue and its model on {kind}: {steps:,} steps, no difference")
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(1800)
-def test_queue_does_what_its_model_does_in_many_steps(server: Valkey, figure: Callable[[str], None], kind: str) -> None:
+def test_queue_behaves_like_its_model_in_many_steps(server: Valkey, figure: Callable[[str], None], kind: str) -> None:
     steps = 0
     while steps < 20_000:
         steps += drive(server, examples=200, steps=60, is_repeatable=False)

@@ -49,7 +49,7 @@ def storm(lab: Lab, directory: Path, messages: int) -> tuple[int, int]:
     return len(done), len(dead)
 
 
-def test_eight_processes_do_every_message_once(
+def test_eight_processes_handle_every_message_once(
     lab: Lab, tmp_path: Path, kind: str, figure: Callable[[str], None]
 ) -> None:
     began = time.monotonic()
@@ -60,7 +60,7 @@ def test_eight_processes_do_every_message_once(
 
 @pytest.mark.stress
 @pytest.mark.timeout(1800)
-def test_eight_processes_do_100_000_messages_once(
+def test_eight_processes_handle_100_000_messages_once(
     lab: Lab, tmp_path: Path, kind: str, figure: Callable[[str], None]
 ) -> None:
     began = time.monotonic()
@@ -134,7 +134,7 @@ def short_lived(kind: str, server_of: Callable[[str], Valkey], directory: Path) 
 
 @pytest.mark.smoke
 @pytest.mark.timeout(300)  # each write is on the disk before it is answered: 3 s, and much longer on a busy disk
-def test_nothing_is_lost_or_doubled_by_kill_9(
+def test_sigkill_loses_or_duplicates_no_message(
     kind: str, server_of: Callable[[str], Valkey], tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     with short_lived(kind, server_of, tmp_path / "server") as server:
@@ -144,7 +144,7 @@ def test_nothing_is_lost_or_doubled_by_kill_9(
 
 @pytest.mark.stress
 @pytest.mark.timeout(1800)
-def test_nothing_is_lost_or_doubled_by_many_kill_9(
+def test_repeated_sigkill_loses_or_duplicates_no_message(
     kind: str, server_of: Callable[[str], Valkey], tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     killed: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from tests.eventually import eventually
 from tests.services.message_queue.message_lab import Lab
 
 
-def test_message_is_acknowledged_at_the_end(lab: Lab) -> None:
+def test_message_is_acknowledged_at_the_end_of_the_block(lab: Lab) -> None:
     lab.queue.enqueue("job", {"n": 1}, id="a")
 
     with lab.queue.receive() as message:
@@ -22,7 +22,7 @@ def test_message_is_acknowledged_at_the_end(lab: Lab) -> None:
     assert lab.ids("acknowledged") == ["a"]
 
 
-def test_nothing_is_there(lab: Lab) -> None:
+def test_receive_yields_none_if_the_queue_is_empty(lab: Lab) -> None:
     before = lab.dump()
     with lab.queue.receive() as message:
         assert message is None
@@ -31,7 +31,7 @@ def test_nothing_is_there(lab: Lab) -> None:
     assert {key: value for key, value in lab.dump().items() if key.decode() not in lab.streams} == before
 
 
-def test_message_is_given_back_with_the_text_of_the_error(lab: Lab) -> None:
+def test_message_is_rejected_with_the_text_of_the_error(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a", max_attempts=2)
     for _ in range(2):
         with pytest.raises(ValueError, match="no such address"):
@@ -44,7 +44,7 @@ def test_message_is_given_back_with_the_text_of_the_error(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("own_timeout", [None, 0.6])
-def test_message_is_kept_while_it_is_worked_on_past_its_deadline(lab: Lab, own_timeout: float | None) -> None:
+def test_heartbeat_extends_the_deadline_while_the_block_runs(lab: Lab, own_timeout: float | None) -> None:
     lab.queue.enqueue("job", id="a", ack_timeout=None if own_timeout else 0.6)
     with lab.queue.receive(ack_timeout=own_timeout) as message:
         assert message is not None
@@ -56,7 +56,7 @@ def test_message_is_kept_while_it_is_worked_on_past_its_deadline(lab: Lab, own_t
     assert any(b'"type":"touch"' in event for event in lab.events())
 
 
-def test_lock_that_was_lost_is_logged_and_told_at_the_end(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_lock_is_logged_and_raised_at_the_end_of_the_block(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     lab.queue.enqueue("job", id="a", ack_timeout=0.15)
 
     def work() -> None:
@@ -84,7 +84,7 @@ def test_error_of_the_block_is_not_hidden_by_a_lost_lock(lab: Lab, caplog: pytes
     assert "could not be nacked" in caplog.text
 
 
-def test_no_touch_comes_after_the_end(lab: Lab) -> None:
+def test_no_heartbeat_is_sent_after_the_end_of_the_block(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a", ack_timeout=0.03)
     with lab.queue.receive():
         eventually(lambda: any(b'"type":"touch"' in event for event in lab.events()))

@@ -40,7 +40,7 @@ def copies(lab: Lab) -> int:
 
 
 @pytest.mark.parametrize("name", IN_PROCESSING)
-def test_event_that_may_not_be_published_loses_no_message_in_processing(lab: Lab, name: str) -> None:
+def test_refused_publish_loses_no_message_in_processing(lab: Lab, name: str) -> None:
     lab.queue.enqueue("job", id="m", max_attempts=1 if name == "last nack" else None)
     held = lab.take()
     with rights(lab, "resetchannels"), pytest.raises(redis.ResponseError):
@@ -50,7 +50,7 @@ def test_event_that_may_not_be_published_loses_no_message_in_processing(lab: Lab
 
 
 @pytest.mark.parametrize("name", WAITING)
-def test_event_that_may_not_be_published_loses_no_waiting_message(lab: Lab, name: str) -> None:
+def test_refused_publish_loses_no_waiting_message(lab: Lab, name: str) -> None:
     lab.queue.enqueue("job", id="m")
     with rights(lab, "resetchannels"), pytest.raises(redis.ResponseError):
         WAITING[name](lab)
@@ -60,7 +60,7 @@ def test_event_that_may_not_be_published_loses_no_waiting_message(lab: Lab, name
 
 
 @pytest.mark.parametrize("name", ["last nack", "move"])
-def test_stream_that_may_not_be_written_loses_no_message(lab: Lab, name: str) -> None:
+def test_refused_stream_write_loses_no_message(lab: Lab, name: str) -> None:
     lab.queue.enqueue("job", id="m", max_attempts=1)
     held = lab.take()
     with rights(lab, "resetkeys", "~q", "~q_metadata", "~q_p*", "~q:*"), pytest.raises(redis.ResponseError):

@@ -25,7 +25,7 @@ class Kept(list[Mapping[str, Any]]):
         return keep_only
 
 
-def test_message_that_changes_while_it_is_deleted_is_restored_as_it_was_last(lab: Lab) -> None:
+def test_message_changed_during_its_deletion_is_restored_in_its_latest_form(lab: Lab) -> None:
     class Edited(Kept):
         def __call__(self, records: Sequence[Mapping[str, Any]]) -> Callable[[Sequence[Mapping[str, Any]]], None]:
             if not edits:
@@ -42,7 +42,7 @@ def test_message_that_changes_while_it_is_deleted_is_restored_as_it_was_last(lab
     assert (message.id, message.payload) == (id, "new")
 
 
-def test_message_of_another_state_is_neither_deleted_nor_kept(lab: Lab) -> None:
+def test_message_of_another_state_is_neither_deleted_nor_archived_for_undo(lab: Lab) -> None:
     id, kept = lab.queue.enqueue("mail"), Kept()
     assert lab.contents.delete([id, "unknown"], source="dead", keep=kept) == {id: "NOT_FOUND", "unknown": "NOT_FOUND"}
     assert kept == []
@@ -62,7 +62,7 @@ def test_deletion_that_ended_before_it_deleted_leaves_nothing_to_restore(lab: La
     assert lab.contents.counts().main == 1
 
 
-def test_restore_that_is_repeated_adds_nothing_twice(lab: Lab) -> None:
+def test_repeated_restore_adds_no_duplicates(lab: Lab) -> None:
     ids, kept = [lab.queue.enqueue("mail") for _ in range(3)], Kept()
     lab.contents.delete(ids, keep=kept)
     assert lab.contents.restore(kept[:2]) == 2

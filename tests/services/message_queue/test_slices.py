@@ -47,7 +47,7 @@ def cleared_per_script(lab: Lab) -> list[int]:
 
 @pytest.mark.smoke
 @pytest.mark.timeout(600)
-def test_clear_of_100_000_lets_other_clients_work_meanwhile(lab: Lab, figure: Callable[[str], None], kind: str) -> None:
+def test_clear_of_100_000_does_not_block_other_clients(lab: Lab, figure: Callable[[str], None], kind: str) -> None:
     assert lab.queue.dequeue(type="job") is None  # from now on type indexes are kept
     enqueue(lab, MANY)
     lab.client.config_set("slowlog-log-slower-than", 1_000)
@@ -91,9 +91,7 @@ def test_clear_of_100_000_lets_other_clients_work_meanwhile(lab: Lab, figure: Ca
 
 
 @pytest.mark.parametrize("place", ["main", None])
-def test_message_that_is_enqueued_or_taken_while_the_queue_is_cleared_stays(
-    lab: Lab, place: MessageState | None
-) -> None:
+def test_message_enqueued_or_taken_during_a_clear_is_kept(lab: Lab, place: MessageState | None) -> None:
     enqueue(lab, SOME)
 
     slices = lab.contents.clear_in_batches(place)
@@ -109,9 +107,7 @@ def test_message_that_is_enqueued_or_taken_while_the_queue_is_cleared_stays(
 
 
 @pytest.mark.parametrize("place", ["main", "processing", "dead", None])
-def test_message_that_comes_while_a_clear_that_can_be_undone_goes_on_stays(
-    lab: Lab, place: MessageState | None
-) -> None:
+def test_message_enqueued_during_an_undoable_clear_is_kept(lab: Lab, place: MessageState | None) -> None:
     with Lab(lab.url, levels=3) as lower:  # so that what comes with priority 3 is taken first
         enqueue(lower, SOME)
     old = lab.ids("main")
@@ -129,7 +125,7 @@ def test_message_that_comes_while_a_clear_that_can_be_undone_goes_on_stays(
     lab.queue.ack(taken.id, taken.lock_token)
 
 
-def test_message_that_is_taken_while_processing_is_cleared_stays(lab: Lab) -> None:
+def test_message_taken_while_processing_is_cleared_is_kept(lab: Lab) -> None:
     enqueue(lab, SOME + 1)
     held = [lab.take() for _ in range(SOME)]
 
@@ -145,7 +141,7 @@ def test_message_that_is_taken_while_processing_is_cleared_stays(lab: Lab) -> No
     assert lab.contents.counts().processing == 0
 
 
-def test_dead_letter_that_comes_while_they_are_cleared_stays(lab: Lab) -> None:
+def test_dead_letter_added_during_a_clear_is_kept(lab: Lab) -> None:
     ids = enqueue(lab, SOME)
     lab.contents.move(ids[1:], to="dead")
 
@@ -159,7 +155,7 @@ def test_dead_letter_that_comes_while_they_are_cleared_stays(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("place", ["main", "processing", "dead"])
-def test_clear_that_was_interrupted_leaves_a_queue_that_works_and_is_continued(lab: Lab, place: MessageState) -> None:
+def test_interrupted_clear_leaves_a_working_queue_and_can_be_continued(lab: Lab, place: MessageState) -> None:
     ids = enqueue(lab, SOME)
     if place == "dead":
         lab.contents.move(ids, to="dead")
@@ -323,7 +319,7 @@ def test_every_type_of_a_large_batch_can_be_received(lab: Lab, is_shared: bool) 
         assert lab.client.zcard("q:type:t498") == 1
 
 
-def test_larger_batch_is_refused_and_a_large_message_by_itself_is_not(lab: Lab) -> None:
+def test_too_large_batch_is_refused_but_a_single_large_message_accepted(lab: Lab) -> None:
     large = NewMessage(type="job", payload="x" * (lab.queue.options.max_payload_bytes - 2))
 
     for batch, error in (
@@ -390,7 +386,7 @@ def test_typed_consumer_finds_a_message_of_another_producer_behind_many(lab: Lab
     assert lab.commands()["evalsha"] >= 1_000 / MAX_HANDLED
 
 
-def test_history_of_another_service_is_cut_little_by_little(lab: Lab) -> None:
+def test_history_stream_of_another_service_is_trimmed_gradually(lab: Lab) -> None:
     with lab.client.pipeline(transaction=False) as pipe:
         for number in range(1_000):
             pipe.xadd("q_acknowledged", {"data": f'{{"id":"old-{number}","type":"job","payload":1}}'})

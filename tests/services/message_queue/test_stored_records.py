@@ -31,7 +31,7 @@ def test_waiting_message_needs_less_than_400_bytes(lab: Lab, kind: str, figure: 
     assert each <= 400
 
 
-def test_first_consumer_that_asks_for_a_type_gets_messages_from_before(lab: Lab) -> None:
+def test_first_consumer_of_a_type_gets_earlier_messages(lab: Lab) -> None:
     for number in range(250):
         lab.queue.enqueue("other", id=f"other-{number}", priority=number % 4)
     for number in range(3):
@@ -48,7 +48,7 @@ def test_first_consumer_that_asks_for_a_type_gets_messages_from_before(lab: Lab)
     assert lab.take(type="job").id == "later"
 
 
-def test_requeued_message_is_received_by_a_type_asked_for_later(lab: Lab) -> None:
+def test_requeued_message_is_delivered_to_a_later_consumer_of_its_type(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a")
     lab.queue.nack("a", lab.take().lock_token)
 

@@ -26,7 +26,7 @@ def enqueue_many(lab: Lab, count: int, **of_each: Any) -> list[str]:
 
 
 @pytest.mark.slow
-def test_overdue_behind_many_that_are_held_long_come_back_in_one_sweep(
+def test_one_sweep_requeues_overdue_messages_behind_many_held_ones(
     lab: Lab, figure: Callable[[str], None], kind: str
 ) -> None:
     ids = enqueue_many(lab, HELD + OVERDUE)
@@ -52,7 +52,7 @@ def test_overdue_behind_many_that_are_held_long_come_back_in_one_sweep(
 
 
 @pytest.mark.slow
-def test_two_sweepers_at_once_make_one_copy(server: Valkey) -> None:
+def test_two_concurrent_sweepers_requeue_a_message_once(server: Valkey) -> None:
     with Lab(server.url, batch=7) as one, Lab(server.url, batch=7) as other:
         ids = enqueue_many(one, 500)
         for _ in ids:
@@ -98,7 +98,7 @@ def test_sweep_stops_at_its_budget(server: Valkey) -> None:
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_messages_of_a_priority_that_there_is_no_more_get_the_highest(lab: Lab, is_shared: bool) -> None:
+def test_messages_of_a_removed_priority_get_the_highest(lab: Lab, is_shared: bool) -> None:
     with Lab(lab.url, levels=10) as before:
         ids = [before.queue.enqueue("job", priority=9, id=id) for id in ("held", "rejected", "parked", "waiting")]
         held, rejected = before.take(), before.take()
@@ -131,7 +131,7 @@ def test_requeued_message_keeps_its_priority_and_goes_to_the_tail(lab: Lab) -> N
 # Planned sweeps
 
 
-def test_sweep_is_planned_for_a_deadline_before_the_next_periodic_one(server: Valkey) -> None:
+def test_sweep_is_scheduled_for_a_deadline_before_the_next_periodic_sweep(server: Valkey) -> None:
     plans: list[timedelta] = []
     with Lab(server.url, within=seconds(50), schedule_sweep=plans.append) as lab:
         for _ in range(10):
@@ -153,7 +153,7 @@ def test_sweep_is_planned_for_a_deadline_before_the_next_periodic_one(server: Va
         assert len(plans) == 3
 
 
-def test_sweep_says_when_the_next_one_is_needed_once(server: Valkey) -> None:
+def test_sweep_schedules_the_next_one_once(server: Valkey) -> None:
     with Lab(server.url, within=seconds(50), schedule_sweep=print) as lab:
         for _ in range(3):
             lab.queue.enqueue("job")
@@ -174,7 +174,7 @@ def milliseconds_of(amount: int) -> timedelta:
     return timedelta(milliseconds=amount)
 
 
-def test_deadline_that_is_far_needs_no_plan(server: Valkey) -> None:
+def test_no_sweep_is_scheduled_for_a_distant_deadline(server: Valkey) -> None:
     with Lab(server.url, within=seconds(5)) as lab:
         lab.queue.enqueue("job")
         deadline_at = lab.take(ack_timeout=60).deadline_at
@@ -188,7 +188,7 @@ def test_deadline_that_is_far_needs_no_plan(server: Valkey) -> None:
         assert deadline_ms - lab.now_ms() <= milliseconds(swept.next_deadline_in) <= deadline_ms - before_ms
 
 
-def test_plan_that_was_lost_is_made_again(server: Valkey) -> None:
+def test_lost_schedule_of_a_sweep_is_renewed(server: Valkey) -> None:
     plans: list[timedelta] = []
     with Lab(server.url, within=seconds(0.01), schedule_sweep=plans.append) as lab:
         lab.queue.enqueue("job", id="a")
@@ -202,7 +202,7 @@ def test_plan_that_was_lost_is_made_again(server: Valkey) -> None:
         assert milliseconds(plans[0]) == 5
 
 
-def test_message_is_delivered_also_when_its_sweep_cannot_be_planned(server: Valkey) -> None:
+def test_message_is_delivered_although_its_sweep_cannot_be_scheduled(server: Valkey) -> None:
     def refuse(_: timedelta) -> None:
         raise ConnectionError("the broker is full")
 
@@ -216,7 +216,7 @@ def test_message_is_delivered_also_when_its_sweep_cannot_be_planned(server: Valk
 
 
 @pytest.mark.parametrize("ago", [0.0, 3600.0])
-def test_planned_sweep_comes_at_the_deadline(lab: Lab, ago: float) -> None:
+def test_scheduled_sweep_runs_at_the_deadline(lab: Lab, ago: float) -> None:
     lab.queue.enqueue("job", id="a")
     lab.take()
     lab.lapse("a", ago=ago)

@@ -13,7 +13,7 @@ def imported(lab: Lab, *lines: str) -> ImportResult:
     return import_messages(lab.queue, parse_lines([line.encode() for line in lines], lab.queue.options))
 
 
-def test_invalid_messages_are_refused_and_all_others_added(lab: Lab) -> None:
+def test_import_refuses_invalid_messages_and_adds_all_others(lab: Lab) -> None:
     valid = [json.dumps({"id": f"{number}", "type": "mail"}) for number in range(MAX_ENQUEUED_MESSAGES + 2)]
     invalid = ['{"type":"a\\u009f"}', '{"type":"mail","priority":4}', f'{{"type":"mail","payload":"{"x" * 2**20}"}}']
 
@@ -29,7 +29,7 @@ def test_invalid_messages_are_refused_and_all_others_added(lab: Lab) -> None:
     assert lab.ids("main") == [f"{number}" for number in reversed(range(len(valid)))]
 
 
-def test_invalid_element_of_a_list_is_refused_and_the_others_added(lab: Lab) -> None:
+def test_import_refuses_invalid_elements_of_a_list_and_adds_the_others(lab: Lab) -> None:
     result = imported(lab, '[{"type":"mail"},', '7, {"type":"sms"}]')
 
     assert [reason.split(": must")[0] for reason in result.refused] == ["[1]: body"]
