@@ -30,15 +30,15 @@ def item_of(system: DueDocuments) -> Callable[[Callable[..., Any]], ItemTask]:
 def after_of(system: DueDocuments) -> ItemTask:
     """Make the task that calls `after` again for one batch."""
 
-    def run_after(batch: str, written_at: str) -> None:
-        work_of(system).run_after(batch)
+    def repeat_after(batch: str, written_at: str) -> None:
+        work_of(system).repeat_after(batch)
 
     return item_task(
         queue=str(system.queue),
         work=lambda: work_of(system).outbox_work(),
         retry=system.functions.retry,
         name=after_task_name(system),
-    )(run_after)
+    )(repeat_after)
 
 
 def after_task_name(system: DueDocuments) -> str:

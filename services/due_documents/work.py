@@ -49,7 +49,6 @@ class DocumentWork(DueWork):
 
     @property
     def updates(self) -> Updates:
-        """The updates of its documents."""
         return Updates(system=self.system)
 
     # Scan
@@ -79,9 +78,6 @@ class DocumentWork(DueWork):
 
     def release(self, items: Sequence[DueItem]) -> None:
         super().release(items)
-        self._clear_flags(items)
-
-    def _clear_flags(self, items: Sequence[DueItem]) -> None:
         if (flag := self.system.flag_field) is not None:
             ids = [id for id, _ in filter(None, map(self._readable_arguments, items))]
             for document in self.documents.get_many(ids, (self.system.due, flag)):
@@ -219,40 +215,6 @@ class DocumentWork(DueWork):
         """Record the loss like a failed attempt, so that the item is listed as failed."""
         self.give_up(item, error=f"its process was lost {lost.losses} times in a row")
 
-    def outbox_work(self) -> Outbox:
-        """Return the calls of `after` that a crash or an error left pending."""
-        return Outbox(
-            leases=Leases(f"{self.system.name}{AFTER}", self.leases.lease),
-            clock=self.clock,
-            limits=self.limits,
-        )
-
-    def run_after(self, batch: str) -> None:
-        """Call `after` for the documents that a batch has written, unless its record in the outbox is gone."""
-        if (pending := outbox.get(batch)) is None:
-            return
-        documents = self._read(list(pending.due_at))
-        written = [
-            Written(id=id, due_at=at, written_at=pending.written_at, document=document)
-            for (id, at), document in zip(pending.due_at.items(), documents, strict=True)
-        ]
-        self._run_after(batch, written)
-
-    def _read(self, ids: Sequence[Any]) -> list[database.Document]:
-        """Return documents as they are now; of a deleted document, only the id."""
-        found = {id_key(one["_id"]): one for one in self.documents.get_many(ids, self.system.seen)}
-        return [found.get(id_key(id), {"_id": id}) for id in ids]
-
-    def _run_after(self, batch: str, written: Sequence[Written]) -> None:
-        call = self.system.functions.after
-        assert call is not None
-        try:
-            require_done(call(written), "`after`")
-        except CallAgain as again:
-            outbox.postpone(batch, until=self.clock() + again.wait)
-        else:
-            outbox.delete(batch)
-
     # Writing
 
     def _write(
@@ -276,17 +238,48 @@ class DocumentWork(DueWork):
             with suppress(database.Error):  # the update is committed; a failure that stays is not listed, and expires
                 failed_item.delete(self.system.name, list(before))
             if record is not None:
-                self._call_after(record.id, groups, run)
+                self._try_after(record.id, groups, run)
         return before
 
-    def _call_after(self, batch: str, groups: Sequence[UpdateGroup], run: Run) -> None:
+    # Calls of `after`
+
+    def outbox_work(self) -> Outbox:
+        """Return the calls of `after` that a crash or an error left pending."""
+        return Outbox(
+            leases=Leases(f"{self.system.name}{AFTER}", self.leases.lease),
+            clock=self.clock,
+            limits=self.limits,
+        )
+
+    def repeat_after(self, batch: str) -> None:
+        """Call `after` for the documents that a batch has written, unless its record in the outbox is gone."""
+        if (pending := outbox.get(batch)) is None:
+            return
+        documents = self._read(list(pending.due_at))
+        written = [
+            Written(id=id, due_at=at, written_at=pending.written_at, document=document)
+            for (id, at), document in zip(pending.due_at.items(), documents, strict=True)
+        ]
+        self._call_after(batch, written)
+
+    def _try_after(self, batch: str, groups: Sequence[UpdateGroup], run: Run) -> None:
         try:
-            self._run_after(batch, self._written(groups, run))
+            self._call_after(batch, self._written(groups, run))
         except Exception as error:
             # The update is committed, and the record is kept: the next scan repeats the call.
             self.report_hook_error("`after` failed; it is called again", error)
             with suppress(database.Error):
                 outbox.postpone(batch, until=self.clock())
+
+    def _call_after(self, batch: str, written: Sequence[Written]) -> None:
+        call = self.system.functions.after
+        assert call is not None
+        try:
+            require_done(call(written), "`after`")
+        except CallAgain as again:
+            outbox.postpone(batch, until=self.clock() + again.wait)
+        else:
+            outbox.delete(batch)
 
     def _written(self, groups: Sequence[UpdateGroup], run: Run) -> list[Written]:
         found: list[tuple[database.Document, database.Document]] = []  # as it was before, as the write left it
@@ -303,6 +296,11 @@ class DocumentWork(DueWork):
             Written(id=before["_id"], due_at=self.documents.due_at(before), written_at=run.now, document=document)
             for before, document in found
         ]
+
+    def _read(self, ids: Sequence[Any]) -> list[database.Document]:
+        """Return documents as they are now; of a deleted document, only the id."""
+        found = {id_key(one["_id"]): one for one in self.documents.get_many(ids, self.system.seen)}
+        return [found.get(id_key(id), {"_id": id}) for id in ids]
 
     # Results
 

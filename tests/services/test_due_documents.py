@@ -849,12 +849,12 @@ class TestAfter:
 
         (call,) = scan(ours.outbox_work())
         assert ours.outbox_work().due_ms(call) is None  # it is in no latency of the system
-        ours.run_after(call.args[0])
+        ours.repeat_after(call.args[0])
 
         assert calls[0] == calls[1]
         assert [(one.id, one.due_at, one.written_at) for one in calls[1]] == [(id, OVER, T0)]
         assert scan(ours.outbox_work()) == []
-        ours.run_after(call.args[0])
+        ours.repeat_after(call.args[0])
         assert len(calls) == 2
 
     def test_document_refused_by_mongodb_is_not_written_and_the_hook_gets_the_others_once(
@@ -918,7 +918,7 @@ class TestAfter:
         )
         collection("accounts").delete_one({"_id": id})
         (call,) = scan(ours.outbox_work())
-        ours.run_after(call.args[0])
+        ours.repeat_after(call.args[0])
         assert [one.document for one in calls] == [{"_id": id}]
 
     def test_hook_call_that_used_its_attempts_is_repeated_after_a_cool_down(

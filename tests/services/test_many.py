@@ -215,7 +215,7 @@ def test_event_is_sent_although_the_room_is_snoozed_again_after_waking(
     clock.advance(minutes(1))
 
     (owed,) = scan(snooze.outbox_work())
-    snooze.run_after(owed.args[0])
+    snooze.repeat_after(owed.args[0])
 
     ((_, data, _),) = events.sent
     assert data["timestamp"] == first["unsnoozed_at"]

@@ -465,7 +465,7 @@ class TestItem:
         clock.advance(minutes(1))
 
         (owed,) = scan(snooze.outbox_work())
-        snooze.run_after(owed.args[0])
+        snooze.repeat_after(owed.args[0])
 
         ((_, data, _),) = events.sent
         assert (data["room_id"], data["timestamp"]) == (str(room), result["unsnoozed_at"])
@@ -484,7 +484,7 @@ class TestItem:
         events.again_in = seconds(0)
 
         (owed,) = scan(snooze.outbox_work())
-        snooze.run_after(owed.args[0])
+        snooze.repeat_after(owed.args[0])
 
         assert [(data["room_id"], data["timestamp"]) for _, data, _ in events.sent] == [
             (str(room), result["unsnoozed_at"])
