@@ -19,13 +19,13 @@ from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.message_filters import filtered
 from queue_manager.cli.messages_render import STATE_HELP
 from queue_manager.cli.terminal import print_json, printable
-from queue_manager.operations.message_fields import decode_message, parse_object
 from queue_manager.operations.messages import clear_messages, edit_message
 from services import message_queue
 from services.audit import AuditedAction
 from services.message_queue import Filter, InvalidMessage, MessageState, NewMessage
 from services.message_queue.admin import DEFAULT_MOVE_REASON, MessageOutcome
 from services.message_queue.browser import BULK_BATCH_SIZE, MATCH_ALL, MESSAGE_STATES, KeptState
+from services.message_queue.fields import decode_message, parse_object
 
 DEFAULT = "default"
 """Stands for the queue's own timeout or number of attempts."""

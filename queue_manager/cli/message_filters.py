@@ -11,7 +11,7 @@ import typer
 from queue_manager.cli.errors import report_errors
 from queue_manager.operations.message_fields import parse_time
 from services.message_queue import Filter
-from services.message_queue.messages import MAX_TYPE_BYTES, checked_text
+from services.message_queue.fields import MAX_TYPE_BYTES, checked_text
 
 
 def filtered(command: Callable[..., None]) -> Callable[..., None]:

@@ -17,7 +17,6 @@ from queue_manager.core.wording import rounded
 from services.message_queue import Message, MessageListing, MessageState, QueueCounts
 from services.message_queue.browser import MESSAGE_STATES
 from services.message_queue.explanation import reason_text
-from services.message_queue.history import parse_events
 
 TIMESTAMP_FIELDS = (
     *("created_at", "dequeued_at", "processing_started_at", "deadline_at"),
@@ -81,7 +80,7 @@ def print_message(console: Console, message: Message) -> None:
     """Print a message, one field per line, with its payload indented."""
     for name, value in message.fields.items():
         console.print(Text.assemble((f"{printable(name):<22}", "bold"), printable(field_text(name, value))))
-    for event in parse_events(message.packed_events):
+    for event in message.events():
         parts = (f"attempt {event.attempt}" if event.attempt else "", event.consumer_id or "", event.reason or "")
         count = f"{event.touches} times" if event.touches else ""
         line = f"  {field_text('at', event.at)}  {event.event}  {'  '.join(filter(None, [*parts, count]))}"

@@ -22,7 +22,7 @@ from services.audit import Actor, recorded
 from services.failures import MAX_FAILURES, FailureGroup, FailureKind, Failures, read_failures, replay_letters
 from services.job_queues import DuplicateJob, UnknownJob, WrongState, jobs
 from services.message_queue import queue_admin
-from services.message_queue.messages import is_id
+from services.message_queue.fields import is_id
 
 MAX_GROUPS = 200
 REPLAY_SLICE_SIZE = 500

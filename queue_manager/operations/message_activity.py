@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from queue_manager.core.json_types import Number
 from services.message_queue import Json, Message, MessageState, queue_admin
 from services.message_queue.activity import ActivityEntry, Anomaly, AnomalyType, QueueEventType
-from services.message_queue.history import EventKind, HistoryEvent, parse_events
+from services.message_queue.messages import EventKind, HistoryEvent
 
 Action = Literal["enqueue", "dequeue", "touch", "ack", "nack", "requeue", "dlq", "move", "update", "delete", "clear"]
 ACTIONS: dict[EventKind | QueueEventType, Action] = {
@@ -153,7 +153,7 @@ def _without_payload(message: Message) -> tuple[Message, int]:
 
 def _activity_of(entry: ActivityEntry, message: Message | None, payload_size: int | None) -> Activity:
     event = entry.event
-    history = parse_events(message.packed_events) if message else ()
+    history = message.events() if message else ()
     took = entry.processing_seconds
     return Activity(
         log_id=entry.log_id,
@@ -181,7 +181,7 @@ def _activity_of(entry: ActivityEntry, message: Message | None, payload_size: in
 def history_of(message: Message) -> Iterator[Activity]:
     """Yield what happened to a message, oldest first."""
     yield _in_history(message, "enqueue", message.fields["created_at"])
-    for event in parse_events(message.packed_events):
+    for event in message.events():
         yield _in_history(message, ACTIONS[event.event], event.at, event)
 
 

@@ -1,27 +1,22 @@
-"""Parsing of the filters and messages that clients and operators send."""
+"""Parsing of the filters that clients and operators send."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from queue_manager.core.clock import MIN_MILLISECONDS
-from queue_manager.core.errors import MalformedBody
-from services.message_queue import InvalidMessage, Json
-from services.message_queue.messages import MAX_PAYLOAD_DEPTH, MAX_TYPE_BYTES, checked_text, elements, members
-from services.message_queue.operations import MAX_ENQUEUED_MESSAGES
+from services.message_queue import InvalidMessage
+from services.message_queue.fields import MAX_TYPE_BYTES, checked_text
 
 MAX_FILTER_BYTES = 1_024
 MAX_WHOLE = 10**9  # a page number, a priority, a number of attempts
 MAX_TIMESTAMP = 1e15
-MAX_BATCH_MESSAGES = MAX_ENQUEUED_MESSAGES
-Parsed = TypeVar("Parsed")
 
 
 def parse_time(value: Any, field: str) -> float | None:
@@ -93,38 +88,6 @@ RequiredMoment = Annotated[
     BeforeValidator(_checked_by(parse_time)),
     WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}]}),
 ]
-
-
-def parse_object(body: bytes) -> dict[str, Json]:
-    """Return the members of a JSON object without decoding them. Raises `MalformedBody`, `InvalidMessage`."""
-    return _parsed(members, body)
-
-
-def parse_list(body: bytes) -> list[Json]:
-    """Return the elements of a JSON list without decoding them. Raises `MalformedBody`, `InvalidMessage`."""
-    return _parsed(partial(elements, maximum=MAX_BATCH_MESSAGES), body)
-
-
-def _parsed(parse: Callable[[str], Parsed], body: bytes) -> Parsed:
-    try:
-        return parse(body.decode())
-    except RecursionError:
-        raise InvalidMessage("payload", f"JSON of at most {MAX_PAYLOAD_DEPTH} levels") from None
-    except ValueError as error:
-        raise MalformedBody(str(error)) from None
-
-
-def decode_message(members: Mapping[str, Json]) -> dict[str, Any]:
-    """Decode the members of a message except the payload. Raises `InvalidMessage`."""
-    return {name: text if name == "payload" else decode_member(members, name) for name, text in members.items()}
-
-
-def decode_member(members: Mapping[str, Json], name: str) -> Any:
-    """Return the value of a member, `None` if it is missing. Raises `InvalidMessage`."""
-    try:
-        return json.loads(members.get(name, "null"))
-    except (ValueError, RecursionError):  # Python refuses to read an integer of thousands of digits
-        raise InvalidMessage(name[:64], "a shorter value") from None
 
 
 def whole(number: float) -> float:

@@ -13,7 +13,7 @@ from queue_manager.pauses import PauseState
 from services.message_queue import MessageState
 from services.message_queue.admin import MessageOutcome
 from services.message_queue.browser import KeptState
-from services.message_queue.history import HistoryEvent
+from services.message_queue.messages import HistoryEvent
 
 Sentence = Annotated[str, Field(description="A human-readable message.")]
 Payload = Annotated[Any, Field(description="Any JSON value. Consumers get it byte for byte.")]

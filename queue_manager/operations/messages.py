@@ -23,7 +23,7 @@ from queue_manager.operations.schemas import INCOMPLETE_DETAIL
 from services.audit import Actor, recorded
 from services.message_queue import Message, MessageState, QueueCounts, queue_admin, system
 from services.message_queue.browser import MESSAGE_STATES
-from services.message_queue.messages import checked_id
+from services.message_queue.fields import checked_id
 
 AUDITED_QUEUE: dict[str, Any] = {"system": system.name, "is_in_redis": True}
 """What the audit has of all actions on messages."""

@@ -42,11 +42,12 @@ from services.message_queue.errors import (
     UnknownMessage,
 )
 from services.message_queue.explanation import explain
-from services.message_queue.messages import Json, Message, NewMessage, QueueOptions
+from services.message_queue.fields import Json
+from services.message_queue.messages import Message, NewMessage, QueueOptions
 from services.message_queue.other_programs import OtherPrograms
 from services.message_queue.queue import MessageQueue
-from services.message_queue.requeue import Sweeper, SweepResult
 from services.message_queue.scripts import Scripts, server_name, server_url, streams
+from services.message_queue.sweeper import Sweeper, SweepResult
 
 __all__ = [
     "AsyncMessageQueue",

@@ -24,10 +24,8 @@ from services.message_queue.browser import (
     MessageState,
 )
 from services.message_queue.errors import InvalidMessage, MessageInProgress, UnknownMessage
-from services.message_queue.messages import (
-    FIELD_ALIASES,
+from services.message_queue.fields import (
     MAX_TYPE_BYTES,
-    Message,
     as_json,
     checked_id,
     checked_new_type,
@@ -36,6 +34,7 @@ from services.message_queue.messages import (
     is_id,
     truncate_reason,
 )
+from services.message_queue.messages import FIELD_ALIASES, Message
 from services.message_queue.scripts import Argument
 
 REPLAY_BUDGET = DELETE_BUDGET = seconds(10)

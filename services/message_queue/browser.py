@@ -17,7 +17,8 @@ from typing import Any, Literal, get_args
 from queue_manager.core.clock import from_unix_ms, seconds
 from queue_manager.pauses import PauseState
 from services.message_queue.errors import InvalidMessage
-from services.message_queue.messages import Message, QueueOptions, checked_id, is_id
+from services.message_queue.fields import checked_id, is_id
+from services.message_queue.messages import Message, QueueOptions
 from services.message_queue.other_programs import OtherPrograms
 from services.message_queue.scripts import Scripts, translate_errors
 

@@ -13,8 +13,8 @@ from queue_manager.explanation import DispatchState, Explanation, TimelineEvent,
 from queue_manager.system import System
 from services.message_queue.admin import QueueAdmin
 from services.message_queue.browser import MessageState
-from services.message_queue.history import HistoryEvent, parse_events
-from services.message_queue.messages import Message, QueueOptions, is_id
+from services.message_queue.fields import is_id
+from services.message_queue.messages import HistoryEvent, Message, QueueOptions
 
 STATE_LABELS: dict[MessageState, tuple[str, Tone]] = {
     "main": ("waiting", "neutral"),
@@ -68,7 +68,7 @@ class _MessageExplanation:
         self._system, self._admin, self._options, self._dispatch = system, admin, options, dispatch
         self._state, self._message = state, message
         self._now = _moment(admin.counts().now)
-        self._events = list(parse_events(message.packed_events))
+        self._events = list(message.events())
 
     def explanation(self) -> Explanation:
         id, (label, tone) = self._message.id, STATE_LABELS[self._state]

@@ -1,211 +1,43 @@
 """Messages as producers enqueue them and as consumers receive them.
 
 Guarantee: a payload is any JSON value and is kept byte for byte as its producer wrote it (`Json`). It is decoded only
-on access.
+on access. Of the events since a message's first delivery, the newest are kept, at most 2,000 bytes.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal, cast, get_args
 from uuid import uuid4
 
-import msgspec
+from pydantic import with_config
 
+from queue_manager.core.json_types import ALWAYS_PRESENT, optional
 from services.message_queue.errors import InvalidMessage, MessageTooLarge
+from services.message_queue.fields import (
+    MAX_PAYLOAD_DEPTH,
+    MAX_TYPE_BYTES,
+    Json,
+    as_json,
+    checked_integer,
+    checked_new_type,
+    checked_options,
+    is_too_deep,
+    members,
+)
 
-MAX_PAYLOAD_DEPTH = 64
-"""Levels of nested lists and objects in a payload."""
-MAX_TYPE_BYTES = MAX_CONSUMER_ID_BYTES = 256
-MAX_ID_BYTES = 256
-MAX_ACK_TIMEOUT = 7 * 24 * 3600
-"""Seconds."""
-MAX_ATTEMPTS = 10_000
-MAX_REASON_BYTES = 4_096  # longer failure reasons are truncated
+EventKind = Literal["delivered", "touched", "requeued", "dead-lettered", "acknowledged", "replayed", "archived"]
 
 _NEW_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.:@-]{1,128}")  # URLs cannot contain `.` and `..`
-_PRINTABLE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")
-_LINE_OR_C1_CONTROL = re.compile(r"[\x80-\x9f\u2028\u2029]")
-_SPACE = re.compile(r"[ \t\r\n]*")
-_STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]')
-
-
-class Json(str):
-    """A text that is one JSON value."""
-
-
-# Reading JSON strictly, without changing it
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not valid JSON")
-
-
-# Numbers stay as text: Python refuses to parse an integer of more than 4,300 digits. Objects are checked, and not kept:
-# those of a payload would take ten times its memory.
-_strict = json.JSONDecoder(parse_constant=_no_constant, parse_int=str, parse_float=str, object_pairs_hook=len)
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode  # a tenth of the time
+_LINE = re.compile(rf"({'|'.join(get_args(EventKind))}) (\d{{1,15}}) (.*)")
+_DELIVERY = re.compile(r"(\d{1,10}) (.*)")
 # `json.dumps` would make an encoder for each call.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_encode_strictly = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-
-
-def members(text: str) -> dict[str, Json]:
-    """Return the members of a JSON object without decoding them. Raises ValueError for anything else.
-
-    Raises RecursionError if the nesting is too deep to parse.
-    """
-    # msgspec rejects unpaired surrogates, which are read below, and accepts no subclass of `str` such as `Json`.
-    with suppress(msgspec.MsgspecError, UnicodeError):
-        return {name: Json(bytes(value).decode()) for name, value in _members(str(text)).items()}
-    at = _skip(text, 0)
-    if text[at : at + 1] != "{":
-        raise ValueError("not a JSON object")
-    found: dict[str, Json] = {}
-    at = _skip(text, at + 1)
-    while text[at : at + 1] != "}":
-        if found:
-            at = _expect(text, at, ",")
-        if text[at : at + 1] != '"':
-            raise ValueError(f"expected a member name at {at}")
-        name, at = _strict.raw_decode(text, at)
-        at = _expect(text, _skip(text, at), ":")
-        _, end = _strict.raw_decode(text, at)
-        found[name] = Json(text[at:end])
-        at = _skip(text, end)
-    if _skip(text, at + 1) != len(text):
-        raise ValueError(f"unexpected data after the value at {at + 1}")
-    return found
-
-
-def elements(text: str, *, maximum: int | None = None) -> list[Json]:
-    """Return the elements of a JSON list without decoding them. Raises like `members`.
-
-    Raises InvalidMessage if there are more than `maximum`.
-    """
-    at = _skip(text, 0)
-    if text[at : at + 1] != "[":
-        raise ValueError("not a JSON list")
-    found: list[Json] = []
-    at = _skip(text, at + 1)
-    while text[at : at + 1] != "]":
-        if found:
-            at = _expect(text, at, ",")
-        if len(found) == maximum:
-            raise InvalidMessage("body", f"a list of at most {maximum} messages")
-        _, end = _strict.raw_decode(text, at)
-        found.append(Json(text[at:end]))
-        at = _skip(text, end)
-    if _skip(text, at + 1) != len(text):
-        raise ValueError(f"unexpected data after the value at {at + 1}")
-    return found
-
-
-def _skip(text: str, at: int) -> int:
-    if text[at : at + 1] > " ":  # most texts have few spaces, and this is faster than the pattern
-        return at
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
-
-
-def _expect(text: str, at: int, sign: str) -> int:
-    if text[at : at + 1] != sign:
-        raise ValueError(f"expected {sign} at {at}")
-    return _skip(text, at + 1)
-
-
-def is_too_deep(text: str) -> bool:
-    """Return True if lists and objects are nested deeper than `MAX_PAYLOAD_DEPTH` in a JSON text."""
-    if text.count("[") + text.count("{") <= MAX_PAYLOAD_DEPTH:
-        return False
-    level = 0
-    for sign in _STRING_OR_BRACKET.finditer(text):
-        if sign[0] in "[{":
-            level += 1
-            if level > MAX_PAYLOAD_DEPTH:
-                return True
-        elif sign[0] in "]}":
-            level -= 1
-    return False
-
-
-def as_json(value: Any) -> Json:
-    """Encode a value as JSON; return a `Json` unchanged. Raises `InvalidMessage` if it is not JSON serializable."""
-    if isinstance(value, Json):
-        return value
-    try:
-        text = _encode_strictly(value)
-        text.encode()
-    except UnicodeEncodeError:  # an unpaired surrogate can only be written escaped
-        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidMessage("payload", f"a JSON value ({error})") from None
-    return Json(text)
-
-
-# Validation
-
-
-def checked_text(value: Any, field: str, *, max_bytes: int) -> str:
-    """Return `value` if it is a non-empty text without control characters. Raises `InvalidMessage`."""
-    if not isinstance(value, str) or not _is_printable(value, max_bytes):
-        raise InvalidMessage(field, f"a text of 1 to {max_bytes} bytes without control characters")
-    return value
-
-
-def checked_new_type(value: Any) -> str:
-    """Return `value` if a producer may choose it as a type. Raises `InvalidMessage`.
-
-    The types of other programs may contain what is refused here: `checked_text` accepts it, to find their messages.
-    """
-    type = checked_text(value, "type", max_bytes=MAX_TYPE_BYTES)
-    if _LINE_OR_C1_CONTROL.search(type):
-        raise InvalidMessage("type", "a text without control characters and line separators (U+2028, U+2029)")
-    return type
-
-
-def checked_id(value: Any, field: str = "id") -> str:
-    """Return `value` if it is a valid message id. Raises `InvalidMessage`."""
-    return checked_text(value, field, max_bytes=MAX_ID_BYTES)
-
-
-def is_id(text: str) -> bool:
-    """Return True if `text` is a valid message id."""
-    return _is_printable(text, MAX_ID_BYTES)
-
-
-def _is_printable(text: str, max_bytes: int) -> bool:
-    return _PRINTABLE.fullmatch(text) is not None and len(text.encode()) <= max_bytes
-
-
-def checked_number(value: Any, field: str, *, minimum: float, maximum: float) -> float:
-    """Return `value` if it is a number from `minimum` to `maximum`. Raises `InvalidMessage`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
-        raise InvalidMessage(field, f"a number from {minimum:g} to {maximum:g}")
-    return value
-
-
-def checked_integer(value: Any, field: str, *, minimum: int, maximum: int) -> int:
-    """Return `value` if it is an integer from `minimum` to `maximum`. Raises `InvalidMessage`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-        raise InvalidMessage(field, f"a whole number from {minimum} to {maximum}")
-    return value
-
-
-def checked_timeout(value: Any, field: str) -> float:
-    """Return `value` if it is a valid ack timeout in seconds. Raises `InvalidMessage`."""
-    return checked_number(value, field, minimum=0.001, maximum=MAX_ACK_TIMEOUT)
-
-
-def truncate_reason(reason: str) -> bytes:
-    """Return a failure reason as UTF-8, truncated to `MAX_REASON_BYTES`."""
-    return reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore").encode()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,17 +120,24 @@ class NewMessage:
         return checked_options(ack_timeout=self.ack_timeout, max_attempts=self.max_attempts)
 
 
-def checked_options(*, ack_timeout: Any, max_attempts: Any) -> dict[str, float]:
-    """Return the options of a message by their names in its record. Raises `InvalidMessage`."""
-    options: dict[str, float] = {}
-    if ack_timeout is not None:
-        options["custom_ack_timeout"] = checked_timeout(ack_timeout, "ackTimeout")
-    if max_attempts is not None:
-        options["custom_max_attempts"] = checked_integer(max_attempts, "maxAttempts", minimum=1, maximum=MAX_ATTEMPTS)
-    return options
-
-
 # For consumers
+
+
+@with_config(ALWAYS_PRESENT)
+@dataclass(frozen=True, kw_only=True)
+class HistoryEvent:
+    """What happened to a message. Members that do not apply are left out."""
+
+    event: EventKind
+    at: float
+    """Unix seconds by the server's clock."""
+    attempt: Annotated[int | None, optional("Of a delivery, counted from 1.")] = None
+    consumer_id: Annotated[str | None, optional("To whom it was delivered, as the consumer named itself.")] = None
+    touches: Annotated[
+        int | None,
+        optional("How many touches in a row this event stands for; `at` is the last."),
+    ] = None
+    reason: Annotated[str | None, optional("Why it was requeued or dead-lettered; its first 200 bytes.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +148,7 @@ class Message:
     payload_json: Json
     """The payload as its producer wrote it."""
     packed_events: str = ""
-    """What happened to it since its first delivery; `history.parse_events` reads it."""
+    """What happened to it since its first delivery, as the scripts pack it."""
 
     @classmethod
     def read(cls, id: bytes, data: bytes, record: bytes) -> Message:
@@ -373,6 +212,19 @@ class Message:
     @property
     def is_decodable(self) -> bool:
         return "undecodable" not in self.fields
+
+    def events(self) -> Iterator[HistoryEvent]:
+        """Yield what happened to it since its first delivery, oldest first, without lines of other programs."""
+        for line in self.packed_events.split("\n"):
+            if not (found := _LINE.fullmatch(line)):
+                continue
+            kind, at, text = cast(EventKind, found[1]), int(found[2]) / 1000, found[3]
+            if kind == "delivered" and (delivery := _DELIVERY.fullmatch(text)):
+                yield HistoryEvent(event=kind, at=at, attempt=int(delivery[1]), consumer_id=delivery[2] or None)
+            elif kind == "touched" and text.isdecimal():
+                yield HistoryEvent(event=kind, at=at, touches=int(text[:10]))
+            else:
+                yield HistoryEvent(event=kind, at=at, reason=text or None)
 
     def to_json(self) -> Json:
         """Return the message as in the HTTP API, with the payload unchanged."""

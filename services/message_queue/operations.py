@@ -17,22 +17,20 @@ from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from services.message_queue.errors import InvalidMessage, LockLost, MessageTooLarge, SearchIncomplete, UnknownMessage
-from services.message_queue.messages import (
+from services.message_queue.fields import (
     MAX_CONSUMER_ID_BYTES,
+    MAX_ENQUEUED_MESSAGES,
     MAX_TYPE_BYTES,
-    Message,
-    NewMessage,
-    QueueOptions,
     checked_id,
     checked_text,
     checked_timeout,
     truncate_reason,
 )
+from services.message_queue.messages import Message, NewMessage, QueueOptions
 from services.message_queue.scripts import ScriptCall
 
 SEARCH_BUDGET = 0.25
 """Seconds that one dequeue searches messages of other producers; the next one continues."""
-MAX_ENQUEUED_MESSAGES = 500
 MAX_ENQUEUED_BYTES = 512 * 1024
 MAX_RECEIVED_MESSAGES = 100
 UNDECODABLE_REASON = "Undecodable message"

@@ -20,7 +20,8 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from services.message_queue.arrivals import ArrivalNotifier
 from services.message_queue.errors import LockLost, QueueUnavailable, SearchIncomplete, UnknownMessage
-from services.message_queue.messages import Message, NewMessage, QueueOptions, checked_integer, checked_number
+from services.message_queue.fields import checked_integer, checked_number
+from services.message_queue.messages import Message, NewMessage, QueueOptions
 from services.message_queue.operations import (
     MAX_RECEIVED_MESSAGES,
     EnqueueResult,

@@ -13,8 +13,9 @@ from typing import TypeAlias
 
 from queue_manager.core.errors import prefix_fields
 from services.message_queue.errors import InvalidMessage
-from services.message_queue.messages import FIELD_ALIASES, Json, NewMessage, QueueOptions, elements, members
-from services.message_queue.operations import MAX_ENQUEUED_BYTES, MAX_ENQUEUED_MESSAGES
+from services.message_queue.fields import MAX_ENQUEUED_MESSAGES, Json, elements, members
+from services.message_queue.messages import FIELD_ALIASES, NewMessage, QueueOptions
+from services.message_queue.operations import MAX_ENQUEUED_BYTES
 from services.message_queue.queue import MessageQueue
 
 ParsedMessage: TypeAlias = NewMessage | InvalidMessage | None

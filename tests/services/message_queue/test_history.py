@@ -6,14 +6,15 @@ import json
 
 import pytest
 
-from services.message_queue.history import HistoryEvent, parse_events
+from services.message_queue.fields import Json
+from services.message_queue.messages import HistoryEvent, Message
 from tests.services.message_queue.message_lab import Lab
 
 
 def history(lab: Lab, id: str) -> list[HistoryEvent]:
     message = lab.contents.find(id)
     assert message is not None
-    return list(parse_events(message.packed_events))
+    return list(message.events())
 
 
 def kinds(lab: Lab, id: str) -> list[str]:
@@ -126,4 +127,5 @@ def test_delivery_to_another_consumer_is_in_the_history(lab: Lab) -> None:
     ],
 )
 def test_malformed_history_lines_are_omitted(packed: str) -> None:
-    assert list(parse_events(packed)) == []
+    message = Message(fields={}, payload_json=Json("null"), packed_events=packed)
+    assert list(message.events()) == []

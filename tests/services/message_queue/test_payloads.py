@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dev.servers import Valkey
 from services.message_queue import Json, Message
-from services.message_queue.messages import as_json, members
+from services.message_queue.fields import as_json, members
 from tests.services.message_queue.message_lab import Lab
 
 THREADS, ROUNDS = 8, 200

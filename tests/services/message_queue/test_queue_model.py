@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from dev.servers import Valkey
 from services.message_queue import Json, LockLost, MessageInProgress, NewMessage, UnknownMessage
-from services.message_queue.messages import members
+from services.message_queue.fields import members
 from tests.services.message_queue.message_lab import Lab
 from tests.services.message_queue.queue_model import HISTORY, Modelled, QueueModel
 

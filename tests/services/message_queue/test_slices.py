@@ -13,7 +13,8 @@ import redis
 
 from queue_manager.core.redis_client import CLIENT_OPTIONS
 from services.message_queue import Filter, InvalidMessage, LockLost, MessageState, MessageTooLarge, NewMessage
-from services.message_queue.operations import MAX_ENQUEUED_BYTES, MAX_ENQUEUED_MESSAGES
+from services.message_queue.fields import MAX_ENQUEUED_MESSAGES
+from services.message_queue.operations import MAX_ENQUEUED_BYTES
 from tests.services.message_queue.message_lab import Lab
 
 pytestmark = pytest.mark.scale

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from services.message_queue.operations import MAX_ENQUEUED_MESSAGES
+from services.message_queue.fields import MAX_ENQUEUED_MESSAGES
 from services.message_queue.transfer import ImportResult, import_messages, parse_lines
 from tests.services.message_queue.message_lab import Lab
 

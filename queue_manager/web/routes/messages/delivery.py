@@ -20,15 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from queue_manager.core.errors import InvalidField, prefix_fields
 from queue_manager.core.settings import settings
-from queue_manager.operations.message_fields import (
-    MAX_BATCH_MESSAGES,
-    FilterType,
-    decode_member,
-    decode_message,
-    parse_list,
-    parse_object,
-    whole,
-)
+from queue_manager.operations.message_fields import FilterType, whole
 from queue_manager.operations.message_schemas import (
     AddedBatch,
     ChangedMessage,
@@ -52,7 +44,15 @@ from queue_manager.web.routes.messages.requests import (
 )
 from services.message_queue import InvalidMessage, Json, Message, NewMessage, async_message_queue, message_queue
 from services.message_queue.errors import SearchIncomplete
-from services.message_queue.messages import MAX_ACK_TIMEOUT, members
+from services.message_queue.fields import (
+    MAX_ACK_TIMEOUT,
+    MAX_ENQUEUED_MESSAGES,
+    decode_member,
+    decode_message,
+    members,
+    parse_list,
+    parse_object,
+)
 from services.message_queue.operations import EnqueueResult
 from services.message_queue.queue import MAX_POLL_TIMEOUT
 
@@ -63,7 +63,7 @@ CONNECTION_CHECK_DELAY = 0.05  # seconds that a request for a message takes befo
 MAX_POLL_DURATION = 55.0
 """Seconds after which a poll is answered, even if its `timeout` is longer."""
 
-NewMessageBatch = Annotated[list[NewMessageBody], Field(max_length=MAX_BATCH_MESSAGES)]
+NewMessageBatch = Annotated[list[NewMessageBody], Field(max_length=MAX_ENQUEUED_MESSAGES)]
 WaitSeconds = Annotated[float, Field(ge=0, le=MAX_POLL_TIMEOUT, description="Seconds to wait for a message.")]
 AckSeconds = Annotated[float, Field(ge=MIN_TIMEOUT, le=MAX_ACK_TIMEOUT, description="Seconds to the deadline.")]
 

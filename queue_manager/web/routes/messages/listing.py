@@ -45,7 +45,6 @@ from services.message_queue.browser import (
     MESSAGE_STATES,
     SORT_FIELDS_BY_STATE,
 )
-from services.message_queue.history import parse_events
 
 DEFAULT_LIMIT = 50
 DEFAULT_RANGE_LIMIT = 100
@@ -101,10 +100,7 @@ def message(id: str) -> Response:
     if found is None:
         raise UnknownMessage(f"There is no message {id}")
     state, message = found
-    events = [
-        {name: value for name, value in asdict(event).items() if value is not None}
-        for event in parse_events(message.packed_events)
-    ]
+    events = [{name: value for name, value in asdict(event).items() if value is not None} for event in message.events()]
     about = json.dumps({"state": state, "events": events, "server_time": queue_admin().counts().now})
     return Response(f"{message.to_json()[:-1]},{about[1:]}", media_type="application/json")
 

@@ -13,7 +13,7 @@ from queue_manager.core.errors import InvalidField
 from queue_manager.core.log import get_logger
 from queue_manager.core.wording import many
 from queue_manager.operations import switches
-from queue_manager.operations.message_fields import RequiredMoment, decode_message, parse_object
+from queue_manager.operations.message_fields import RequiredMoment
 from queue_manager.operations.message_schemas import (
     Cleared,
     DeletedMessage,
@@ -47,7 +47,7 @@ from services.audit import recorded
 from services.message_queue import Filter, InvalidMessage, MessageState, UnknownMessage, message_queue, queue_admin
 from services.message_queue.admin import checked_ids
 from services.message_queue.browser import KEPT_STATES, KeptState
-from services.message_queue.messages import checked_id
+from services.message_queue.fields import checked_id, decode_message, parse_object
 from services.message_queue.transfer import import_messages, parse_lines
 
 log = get_logger("QM/queue")

@@ -25,7 +25,7 @@ from queue_manager.web.http.requests import Body, read_body
 from services.message_queue import Filter, InvalidMessage, MessageState
 from services.message_queue.admin import MAX_PAUSED_TYPES
 from services.message_queue.browser import MAX_BULK_IDS, MESSAGE_STATES
-from services.message_queue.messages import (
+from services.message_queue.fields import (
     MAX_ACK_TIMEOUT,
     MAX_ATTEMPTS,
     MAX_CONSUMER_ID_BYTES,
