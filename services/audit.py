@@ -217,7 +217,8 @@ def recorded(
         is_in_redis: the action does not need MongoDB.
         known: the fields of `AuditedAction` that are known before the action.
 
-    An error of the block is raised again, with the note `OUTCOME_UNKNOWN` if a server did not answer.
+    An error of the block is raised again, with notes: whether the outcome is unknown, because a server did not answer
+    or Ctrl-C was pressed; how many things were changed before; and how to undo that.
 
     Raises:
         Unavailable: MongoDB is unavailable, and the action needs it. It was not begun.
@@ -228,11 +229,26 @@ def recorded(
         yield done
     except BaseException as error:
         is_unknown = not isinstance(error, Exception) or unavailable_server(error.__cause__ or error) is not None
-        if is_unknown:
-            error.add_note(OUTCOME_UNKNOWN)
+        for note in _notes(done, is_unknown):
+            error.add_note(note)
         entry.finish(done, "unknown" if is_unknown else "failed", _text(reason(error), MAX_AUDITED_ERROR_LENGTH))
         raise
     entry.finish(done, "done")
+
+
+def _notes(done: AuditedAction, is_unknown: bool) -> Iterator[str]:
+    """Yield what is known of an action that ended with an error."""
+    if done.count:
+        yield f"{done.count:,} changed before"
+    if is_unknown:
+        yield OUTCOME_UNKNOWN
+    if done.undo is not None:
+        yield f"to {undo_hint(done.undo)}"
+
+
+def undo_hint(id: str) -> str:
+    """Return how to undo an action, to be put after the word `to`."""
+    return f"undo it within {UNDO_TIME.total_seconds() / 60:.0f} minutes: queue-manager audit undo {id}"
 
 
 def _fields(done: AuditedAction) -> Document:

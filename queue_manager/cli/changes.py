@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import typer
 
-from models.archive import UNDO_TIME
 from models.audit import ActionName
 from queue_manager.cli.errors import fail
 from queue_manager.cli.terminal import printable
@@ -23,7 +22,7 @@ from queue_manager.core import log
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import many
 from queue_manager.pauses import MAX_REASON_LENGTH
-from services.audit import Actor, AuditedAction, recorded
+from services.audit import Actor, AuditedAction, recorded, undo_hint
 
 TYPED_FROM = 1_000  # entries; who deletes more has to type their name
 
@@ -60,8 +59,7 @@ def audited(action: ActionName, **known: Any) -> Iterator[AuditedAction]:
 def echo_undo(undo: str | None) -> None:
     """Print how to undo a deletion, if that is possible."""
     if undo is not None:
-        minutes = UNDO_TIME.total_seconds() / 60
-        typer.echo(f"To undo it within {minutes:.0f} minutes: queue-manager audit undo {undo}")
+        typer.echo(f"To {undo_hint(undo)}")
 
 
 def current_actor() -> Actor:

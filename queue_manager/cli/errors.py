@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,10 @@ OPTIONS = {
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Report errors in one line; exit code 2 for invalid arguments, 1 for other errors."""
+    """Report errors in one line; exit code 2 for invalid arguments, 1 for other errors.
+
+    Ctrl-C while something is changed is reported, too, with what was changed before; exit code 130.
+    """
     try:
         yield
     except ConfigurationError:
@@ -41,6 +45,10 @@ def report_errors() -> Iterator[None]:
         fail(with_outcome(reason(error), error), code=1)
     except database.Error as error:
         fail(with_outcome(database.describe(error), error), code=1)
+    except KeyboardInterrupt as error:
+        if not hasattr(error, "__notes__"):
+            raise
+        fail(with_outcome("interrupted", error), code=128 + signal.SIGINT)
 
 
 def _with_option(text: str) -> str:
@@ -57,7 +65,7 @@ def moment(text: str | None, option: str) -> datetime | None:
         fail(str(error), code=2)
 
 
-def with_outcome(text: str, error: Exception) -> str:
+def with_outcome(text: str, error: BaseException) -> str:
     """Return the text of an error, with what is known of the outcome of the command: see `services.audit.recorded`."""
     return "; ".join([text, *getattr(error, "__notes__", ())])
 

@@ -18,7 +18,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL, ServerTime
 from queue_manager.operations.systems import find_system
 from queue_manager.server_calls import mongodb
-from services.audit import Actor, recorded
+from services.audit import Actor, AuditedAction, recorded
 from services.failures import MAX_FAILURES, FailureGroup, FailureKind, Failures, read_failures, replay_letters
 from services.job_queues import DuplicateJob, UnknownJob, WrongState, jobs
 from services.message_queue import queue_admin
@@ -145,7 +145,7 @@ def replay(group: FailureGroup, ids: Sequence[str], actor: Actor) -> tuple[int, 
         ids=ids,
         is_in_redis=is_in_redis,
     ) as action:
-        action.count, is_in_time = _replayed(group, ids)
+        is_in_time = _replay_slices(group, ids, action)
         action.detail = "" if is_in_time else INCOMPLETE_DETAIL
     log.info(
         "Failures were replayed by an operator",
@@ -154,16 +154,17 @@ def replay(group: FailureGroup, ids: Sequence[str], actor: Actor) -> tuple[int, 
         replayed=action.count,
         of=len(ids),
     )
-    return action.count, is_in_time
+    return action.count or 0, is_in_time
 
 
-def _replayed(group: FailureGroup, ids: Sequence[str]) -> tuple[int, bool]:
-    ends, replayed = time.monotonic() + MAX_REPLAY_DURATION, 0
+def _replay_slices(group: FailureGroup, ids: Sequence[str], action: AuditedAction) -> bool:
+    """Count in the action what was replayed; return False if the time was over before the last slice."""
+    ends_at, action.count = time.monotonic() + MAX_REPLAY_DURATION, 0
     for begin in range(0, len(ids), REPLAY_SLICE_SIZE):
-        if time.monotonic() >= ends:
-            return replayed, False
-        replayed += _REPLAYS[group.kind](group, ids[begin : begin + REPLAY_SLICE_SIZE])
-    return replayed, True
+        if time.monotonic() >= ends_at:
+            return False
+        action.count += _REPLAYS[group.kind](group, ids[begin : begin + REPLAY_SLICE_SIZE])
+    return True
 
 
 def _replay_messages(_: FailureGroup, ids: Sequence[str]) -> int:

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from queue_manager.cli.commands import cli
@@ -64,6 +66,27 @@ def _same_logging_and_signals() -> Iterator[None]:
         strategy.setLevel(levels[1])
         if signal.getsignal(signal.SIGTERM) is not terminate:  # only the main thread can change and undo it
             signal.signal(signal.SIGTERM, terminate)
+
+
+def interrupt_second_call(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    """Let the second call of a method raise what Ctrl-C does."""
+    original, calls = getattr(owner, name), []
+
+    def method(*arguments: Any, **options: Any) -> Any:
+        calls.append(name)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, method)
+
+
+def interrupted_after(count: int, undo: str) -> str:
+    """Return what a command prints to stderr that changed `count` things until Ctrl-C."""
+    return (
+        f"queue-manager: interrupted; {count} changed before; the outcome is unknown; "
+        f"to undo it within 10 minutes: queue-manager audit undo {undo}\n"
+    )
 
 
 def said_on_a_terminal(command: Sequence[str]) -> str:

@@ -12,7 +12,9 @@ import pytest
 from dev.ports import LOOPBACK, free_port
 from models.database import server_now
 from queue_manager.core.clock import seconds
-from tests.e2e.commands import invoke, queue_manager
+from queue_manager.operations import failures
+from tasks import retry
+from tests.e2e.commands import interrupt_second_call, invoke, queue_manager
 from tests.real_servers import Servers
 from tests.rooms import make_room, make_work, scan
 from tests.tasks.hand_worker import waiting_messages
@@ -55,6 +57,16 @@ def test_groups_are_shown_and_replayed_after_confirmation(clean: Servers) -> Non
     assert replayed.stdout.endswith("2 of 2 replayed\n")
     assert {message.args[0] for message in waiting_messages(clean.valkey.url, "support-snooze")} == rooms
     assert [one["reason"] for one in groups()] == ["something else"]
+
+
+def test_ctrl_c_reports_how_many_of_a_group_were_replayed(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(2):
+        fail_room(f"timeout {number}")
+    monkeypatch.setattr(failures, "REPLAY_SLICE_SIZE", 1)
+    interrupt_second_call(monkeypatch, retry, "retry_many")
+    replayed = invoke("failures", "replay", groups()[0]["id"], "--yes")
+    assert replayed.returncode == 130
+    assert replayed.stderr == "queue-manager: interrupted; 1 changed before; the outcome is unknown\n"
 
 
 @pytest.mark.usefixtures("clean")

@@ -15,8 +15,9 @@ from models import audit
 from models.audit import AuditQuery
 from queue_manager.cli.changes import TYPED_FROM
 from services.message_queue import Json, MessageQueue, MessageState, NewMessage, queue_admin
+from services.message_queue.admin import QueueAdmin
 from services.message_queue.browser import BULK_BATCH_SIZE
-from tests.e2e.commands import COMMAND, environment, invoke
+from tests.e2e.commands import COMMAND, environment, interrupt_second_call, interrupted_after, invoke
 
 NASTY = '{ "n":1.50, "big":12345678901234567890.10 }'
 
@@ -132,6 +133,28 @@ class TestMoveAndDelete:
         entry = last_audited()
         assert (entry.count, entry.total) == (BULK_BATCH_SIZE, BULK_BATCH_SIZE + 1)
         assert queue_admin().counts().main == 1
+
+    def test_ctrl_c_midway_reports_what_was_deleted_and_how_to_undo_it(
+        self, queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ids = add(queue, 2 * BULK_BATCH_SIZE)
+        interrupt_second_call(monkeypatch, QueueAdmin, "delete")
+        deleted = run("delete", *ids, "--yes")
+        entry = last_audited()
+        assert (deleted.returncode, deleted.stderr) == (130, interrupted_after(BULK_BATCH_SIZE, entry.id))
+        assert (entry.outcome, entry.count) == ("unknown", BULK_BATCH_SIZE)
+        assert invoke("audit", "undo", entry.id).stdout == f"{BULK_BATCH_SIZE} restored\n"
+        assert queue_admin().counts().main == 2 * BULK_BATCH_SIZE
+
+    def test_ctrl_c_during_a_clear_reports_how_to_undo_it(
+        self, queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one, another = add(queue, 2)
+        queue_admin().move([another], to="dead")
+        interrupt_second_call(monkeypatch, QueueAdmin, "_delete_exactly")
+        cleared = run("clear", "--all", "--yes")
+        assert (cleared.returncode, cleared.stderr) == (130, interrupted_after(1, last_audited().id))
+        assert (state_of(one) is None) != (state_of(another) is None)
 
     def test_times_select(self, queue: MessageQueue) -> None:
         (id,) = add(queue, 1)

@@ -32,7 +32,7 @@ from services.audit import Actor
 from services.job_queues import jobs
 from tests import many
 from tests.any_jobs import INVOICE, MODULE
-from tests.e2e.commands import invoke
+from tests.e2e.commands import interrupted_after, invoke
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.web.web_process import forked_web
@@ -106,10 +106,11 @@ class TestTransactions:
         entry = audited()
         assert (entry.outcome != "done", entry.count, jobs.count()) == (True, 6, 3)
 
-    def test_those_before_ctrl_c_are_in_the_audit_of_the_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_those_before_ctrl_c_are_reported_by_the_command_and_audited(self, monkeypatch: pytest.MonkeyPatch) -> None:
         fail_after(2, KeyboardInterrupt(), monkeypatch)
-        invoke("jobs", "clear", "pending", "--yes")
+        result = invoke("jobs", "clear", "pending", "--yes")
         entry = audited()
+        assert (result.returncode, result.stderr) == (130, interrupted_after(6, entry.id))
         assert (entry.outcome, entry.count, entry.via, jobs.count()) == ("unknown", 6, "cli", 3)
 
     @pytest.mark.parametrize(("maximum", "is_kept"), [(8, False), (9, True)])
