@@ -2,7 +2,7 @@
 
 import { Events, get, query, undoButton } from "./api.js";
 import { at as ms, moment, now, number } from "./clock.js";
-import { PREFIX, element, mayAct, pill } from "./dom.js";
+import { element, link, mayAct, pill } from "./dom.js";
 import { List, cell, systemTitle } from "./list.js";
 
 const PAGE = 50;
@@ -37,7 +37,7 @@ function cells({ id, at, who, via, address, action, system, count, outcome, undo
 function what({ ids, total, page, filter, before, after, detail, error }) {
   const more = (total ?? 0) - SHOWN_IDS;
   return [
-    ids.length > 0 && element("div", {}, ids.slice(0, SHOWN_IDS).flatMap((id, index) => [index ? ", " : "", page ? element("a", { href: `${PREFIX}${page}/${encodeURIComponent(id)}` }, id) : id]), more > 0 && ` and ${number(more)} more`),
+    ids.length > 0 && element("div", {}, ids.slice(0, SHOWN_IDS).flatMap((id, index) => [index ? ", " : "", link(page && `${page}/${encodeURIComponent(id)}`, id)]), more > 0 && ` and ${number(more)} more`),
     filter && element("div", {}, Object.entries(filter).map(([name, value]) => `${name}: ${value}`).join(", ")),
     Object.entries({ ...before, ...after }).map(([name]) => element("div", {}, `${name} `, value(before?.[name]), " → ", value(after?.[name]))),
     detail && element("div", {}, detail),

@@ -1,7 +1,7 @@
 // Dialogs: a form or a record, with buttons.
 
 import { Problem } from "./api.js";
-import { PREFIX, button, byId, element, put, toast } from "./dom.js";
+import { button, byId, element, link, put, toast } from "./dom.js";
 
 /** @param {...Child} content */
 function open(...content) {
@@ -121,6 +121,6 @@ export function show(title, content, actions = [], page = "") {
   ]);
   offer(actions);
   const dialog = open(element("div", { class: "inside" },
-    element("h2", { id: "dialog-title" }, page ? element("a", { href: PREFIX + page }, title) : title), content, menu));
+    element("h2", { id: "dialog-title" }, link(page, title)), content, menu));
   return offer;
 }

@@ -74,6 +74,9 @@ export const button = (text, onclick, kind = "") => element("button", { type: "b
 /** True if a click on a link opens it in this tab. @param {MouseEvent} event */
 export const isPlainClick = ({ altKey, ctrlKey, metaKey, shiftKey }) => !(altKey || ctrlKey || metaKey || shiftKey);
 
+/** A link to a page of the dashboard, or the text alone if there is none. @param {string | null | undefined} page @param {Child} text @param {string} [kind] */
+export const link = (page, text, kind) => (page ? element("a", { class: kind, href: PREFIX + page }, text) : text);
+
 /** A link to the page of a record; a plain click calls `open` instead. @param {string} text @param {string} page @param {() => unknown} open */
 export const recordLink = (text, page, open, kind = "") => element("a", {
   class: `link ${kind}`, href: PREFIX + page,

@@ -3,7 +3,7 @@
 import { answer, unreadable } from "./answer.js";
 import { Events, attempt, get, post, query } from "./api.js";
 import { moment, span } from "./clock.js";
-import { PREFIX, byId, button, complain, copier, element, errorText, jsonText, mayAct, put, toast } from "./dom.js";
+import { byId, button, complain, copier, element, errorText, jsonText, link, mayAct, put, toast } from "./dom.js";
 import { seldom } from "./pace.js";
 
 const { id = "", system = "", list = "", item = "", items = "", product = "" } = byId("found").dataset;
@@ -43,9 +43,9 @@ function card(found) {
 /** @param {Record<string, string>} unread */
 const nothing = (unread) => element("div", { class: "empty" },
   element("h2", {}, "Not found"), element("p", {}, `No ${item} has this id; it may have been deleted.`), unreadable(unread),
-  element("p", {}, toList(), " ", element("a", { class: "button", href: `${PREFIX}/search${query({ id })}` }, "Search everything for this id")));
+  element("p", {}, toList(), " ", link(`/search${query({ id })}`, "Search everything for this id", "button")));
 
-const toList = () => element("a", { class: "button", href: PREFIX + list }, `All ${items}`);
+const toList = () => link(list, `All ${items}`, "button");
 
 /** @param {Found} found */
 const timeline = ({ timeline: all, has_whole_timeline: isWhole }) => element("section", {},

@@ -3,7 +3,7 @@
 import { Events, get, post, query } from "./api.js";
 import { moment, number } from "./clock.js";
 import { askFor } from "./dialog.js";
-import { PREFIX, byId, button, countInTitle, element, mayAct, svg } from "./dom.js";
+import { byId, button, countInTitle, element, link, mayAct, svg } from "./dom.js";
 import { List, cell, systemTitle } from "./list.js";
 import { seldom } from "./pace.js";
 import { reasonText } from "./reasons.js";
@@ -27,7 +27,7 @@ function cells(group) {
   const { kind, system, name, reason, sample, count, first_at: first, last_at: last, page } = group;
   const text = reasonText(reason);
   return [
-    element("th", { scope: "row", class: "text" }, element("div", { class: "clip" }, page ? element("a", { href: PREFIX + page }, text) : text), sample.trim() !== reason && element("div", { class: "clip hint" }, sample)),
+    element("th", { scope: "row", class: "text" }, element("div", { class: "clip" }, link(page, text)), sample.trim() !== reason && element("div", { class: "clip hint" }, sample)),
     cell("Name", element("span", {}, name || "no type", name !== system && element("div", { class: "hint" }, systemTitle(system)))),
     cell("Count", number(count), "number"),
     cell("First seen", moment(first), "nowrap"),

@@ -3,7 +3,7 @@
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { ARE_RELATIVE, at, countdown, many, moment, now, number, span, until, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, jsonProblem, numberFrom, show } from "./dialog.js";
-import { PREFIX, byId, button, copier, countInTitle, element, errorText, facts, jsonText, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
+import { PREFIX, byId, button, copier, countInTitle, element, errorText, facts, jsonText, link, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
 import { percentile } from "./latency.js";
 import { List, cell, fill, grid } from "./list.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
@@ -138,7 +138,7 @@ function choices(wanted) {
 // Showing
 
 /** @param {string} text @param {Record<string, string>} filters @param {string} [label] */
-const link = (text, filters, label) => element("a", { href: `${PREFIX}/jobs${query(filters)}`, "aria-label": label }, text);
+const linkToJobs = (text, filters, label) => element("a", { href: `${PREFIX}/jobs${query(filters)}`, "aria-label": label }, text);
 
 /** @param {string} id */
 const pageOf = (id) => `/jobs/${encodeURIComponent(id)}`;
@@ -146,8 +146,8 @@ const pageOf = (id) => `/jobs/${encodeURIComponent(id)}`;
 /** @param {JobQueue & { latency?: Latency }} queue */
 function rowOf({ name, states, is_paused: isPaused, pause: made, running, oldest_due: oldest, next_due: next, latency }) {
   return element("tr", {},
-    element("th", { scope: "row" }, link(name, { name }), " ", isPaused && pill("paused", "warn"), pauseNote(made)),
-    CLEARED.map((state) => cell(state[0].toUpperCase() + state.slice(1), states?.[state] ? link(number(states[state]), { name, state }, `${states[state]} ${state}: ${name}`) : element("span", { class: "soft" }, states ? "0" : "…"), "number")),
+    element("th", { scope: "row" }, linkToJobs(name, { name }), " ", isPaused && pill("paused", "warn"), pauseNote(made)),
+    CLEARED.map((state) => cell(state[0].toUpperCase() + state.slice(1), states?.[state] ? linkToJobs(number(states[state]), { name, state }, `${states[state]} ${state}: ${name}`) : element("span", { class: "soft" }, states ? "0" : "…"), "number")),
     cell("Wait, p95", percentile(latency?.wait?.p95_ms), "number duration"),
     cell("Run, p95", percentile(latency?.run?.p95_ms), "number duration"),
     cell("Executing", running ? element("span", {}, recordLink(`…${running.id.slice(-6)}`, pageOf(running.id), () => showJob(running.id)), " ", countdown(at(running.claimed_until))) : "—"),
@@ -205,7 +205,7 @@ const showJob = (id) => attempt(async () => {
   const body = element("div", { class: "stack" }, describe(job));
   const page = pageOf(id);
   const text = jsonText(job.arguments, 2);
-  const links = element("div", { class: "links" }, element("code", {}, id), element("a", { href: PREFIX + page }, "What happened to it"), copier("id", id), copier("arguments", text));
+  const links = element("div", { class: "links" }, element("code", {}, id), link(page, "What happened to it"), copier("id", id), copier("arguments", text));
   const offer = show(titleOf(job), [links, element("pre", { tabindex: 0, "aria-label": "Arguments" }, text), body], actionsOf(job), page);
   opened = { id, body, offer };
 });

@@ -3,7 +3,7 @@
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { at, countdown, many, moment, number, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, jsonProblem, numberFrom, show } from "./dialog.js";
-import { PREFIX, byId, button, copier, countInTitle, element, errorText, facts, filled, jsonText, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
+import { byId, button, copier, countInTitle, element, errorText, facts, filled, jsonText, link, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
 import { List, cell } from "./list.js";
 import { nextFrame } from "./pace.js";
 import { reasonText } from "./reasons.js";
@@ -173,7 +173,7 @@ const describe = (message, state) => [
 function showMessage(message) {
   const { payload, id } = message;
   const page = pageOf(id);
-  const links = element("div", { class: "links" }, element("a", { href: PREFIX + page }, "What happened to it"), copier("id", id), copier("payload", jsonText(payload, 2)));
+  const links = element("div", { class: "links" }, link(page, "What happened to it"), copier("id", id), copier("payload", jsonText(payload, 2)));
   const body = element("div", { class: "stack" }, describe(message, place));
   const offer = show(id, [links, body], actionsOf(message), page);
   opened = { id, body, offer };

@@ -3,7 +3,7 @@
 import { Events, attempt, get } from "./api.js";
 import { chart } from "./chart.js";
 import { ZONE, at, countdown, moment, now, number, span } from "./clock.js";
-import { PREFIX, byId, complain, countInTitle, element, facts, pill, put, showState } from "./dom.js";
+import { byId, complain, countInTitle, element, facts, link, pill, put, showState } from "./dom.js";
 import { speed } from "./latency.js";
 import { awayServers, bad, howToTurnOn, needs, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
 
@@ -38,7 +38,7 @@ const rank = ({ needs: [worst] }) => (worst.kind === "bad" ? 0 : 1);
 function attention(list) {
   if (!list.length) return [pill("All well", "good"), " Nothing needs attention."];
   /** @param {Urgent} urgent */
-  const one = ({ title, page, needs: all }) => element("li", {}, pill(all[0].kind === "bad" ? "Critical" : "Warning", all[0].kind), element("div", {}, page ? element("a", { href: PREFIX + page, class: "strong" }, title) : element("b", {}, title), ...all.map(notice)));
+  const one = ({ title, page, needs: all }) => element("li", {}, pill(all[0].kind === "bad" ? "Critical" : "Warning", all[0].kind), element("div", {}, page ? link(page, title, "strong") : element("b", {}, title), ...all.map(notice)));
   return [element("h2", {}, "Needs attention"), element("ul", {}, list.map(one))];
 }
 
@@ -80,7 +80,7 @@ function card({ name, title, page }) {
   const parts = { title, state: element("span"), body: element("div", { class: "stack" }), day: element("div") };
   cards.set(name, parts);
   byId("systems").append(element("article", { class: "card stack", "aria-label": title },
-    element("header", { class: "head" }, element("h2", {}, element("a", { href: PREFIX + page }, title)), parts.state), parts.body, parts.day));
+    element("header", { class: "head" }, element("h2", {}, link(page, title)), parts.state), parts.body, parts.day));
   return parts;
 }
 

@@ -3,7 +3,7 @@
 import { Events, attempt, get, post } from "./api.js";
 import { at, countdown, many, moment, now, number, span, until } from "./clock.js";
 import { show } from "./dialog.js";
-import { PREFIX, button, byId, complain, element, errorText, facts, mayAct, pill, toast } from "./dom.js";
+import { PREFIX, button, byId, complain, element, errorText, facts, link, mayAct, pill, toast } from "./dom.js";
 import { cell, fill, grid } from "./list.js";
 import { PAUSED, awayServers } from "./systems.js";
 
@@ -59,7 +59,7 @@ function row(entry) {
   const { name, title, page, description, flag, task, is_on: isOn, is_running: isRunning, last_run: last, next_run_at: next } = entry;
   return element("tr", {},
     element("th", { scope: "row", class: "about" },
-      element("b", {}, page ? element("a", { href: PREFIX + page }, title) : title), " ", pill(isOn ? "on" : "off", isOn ? "good" : ""), " ", idle[name] && [pill(idle[name], "warn"), " "], flag && element("code", {}, flag), " ", isRunning && pill("running now", "warn"),
+      element("b", {}, link(page, title)), " ", pill(isOn ? "on" : "off", isOn ? "good" : ""), " ", idle[name] && [pill(idle[name], "warn"), " "], flag && element("code", {}, flag), " ", isRunning && pill("running now", "warn"),
       element("p", {}, description), element("code", {}, task.split(/(?<=[.])/).flatMap((part) => [element("wbr"), part]))),
     cell("Runs", every(entry), "nowrap"),
     cell("Last run", last ? element("div", {}, moment(last.at), element("p", { class: last.errors || last.error ? "bad" : "soft" }, summary(last)), last.error && element("p", { class: "clip bad" }, last.error)) : "none in 24 h"),

@@ -2,12 +2,12 @@
 
 import { answer, unreadable } from "./answer.js";
 import { attempt, get, query } from "./api.js";
-import { PREFIX, byId, complain, element } from "./dom.js";
+import { PREFIX, byId, complain, element, link } from "./dom.js";
 
 const { id = "" } = byId("found").dataset;
 
 /** @param {Found} found */
-const card = (found) => answer(found, element("a", { href: PREFIX + found.page }, `${found.kind} ${found.id}`));
+const card = (found) => answer(found, link(found.page, `${found.kind} ${found.id}`));
 
 async function read() {
   /** @type {Diagnosis} */

@@ -1,7 +1,7 @@
 // Elements that the overview and the page of a system share.
 
 import { at, countdown, many, moment, number, span, until } from "./clock.js";
-import { PREFIX, element, facts, person, pill, withCode } from "./dom.js";
+import { element, facts, link, person, pill, withCode } from "./dom.js";
 
 /** The problems of a system, the worst first. @param {System} system @returns {Need[]} */
 export function needs({ is_on: isOn, problems, errors }) {
@@ -19,7 +19,7 @@ export const bad = ({ text, action, page }) => ({ kind: "bad", text, action, pag
 export function notice({ kind, text, action, page }) {
   const [, what = text, ids = ""] = /^(.*?)( \((?!\d+\))[^()]*\))$/s.exec(text) ?? [];
   return element("div", { class: "need" },
-    element("p", { class: kind }, page ? element("a", { href: PREFIX + page }, withCode(what)) : withCode(what), element("small", { class: "soft" }, ids)),
+    element("p", { class: kind }, link(page, withCode(what)), element("small", { class: "soft" }, ids)),
     action && element("p", { class: "hint" }, withCode(action)));
 }
 
@@ -60,7 +60,7 @@ export function statistics(system) {
   /** @param {number | null} value */
   const figure = (value, kind = "", text = number(value)) => element("span", { class: value ? kind : "soft" }, text);
   /** @param {"due" | "in_progress" | "stuck" | "failed" | "lag_seconds"} name */
-  const listed = (name, kind = "", text = number(system[name])) => (system[name] && system.pages[name] ? element("a", { class: kind, href: PREFIX + system.pages[name] }, text) : figure(system[name], kind, text));
+  const listed = (name, kind = "", text = number(system[name])) => (system[name] && system.pages[name] ? link(system.pages[name], text, kind) : figure(system[name], kind, text));
   /** @param {number | null} value */
   const unlessZero = (value, kind = "", text = number(value)) => (value ? figure(value, kind, text) : null);
   const { lag_seconds: lag } = system;

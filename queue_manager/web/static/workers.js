@@ -2,7 +2,7 @@
 
 import { Events, attempt, get } from "./api.js";
 import { at, countdown, number, span } from "./clock.js";
-import { PREFIX, byId, complain, element, facts, pill } from "./dom.js";
+import { byId, complain, element, facts, link, pill } from "./dom.js";
 import { cell, fill } from "./list.js";
 import { seldom } from "./pace.js";
 
@@ -30,7 +30,7 @@ function show(workers, count, queues) {
 }
 
 /** A link to the system whose items the queue has, if any. @param {string} queue */
-const linked = (queue, text = queue) => (queue in PAGES ? element("a", { href: PREFIX + PAGES[queue] }, text) : text);
+const linked = (queue, text = queue) => link(PAGES[queue], text);
 
 /** @param {Workers["queues_without_worker"]} queues */
 const unconsumed = (queues) => [
@@ -73,7 +73,7 @@ const rows = ({ pid, memory_bytes: memory, running }) => (running.length ? runni
 function does({ task, task_id: id, tasks, item, job_name: job, page }) {
   if (!task) return element("span", { class: "soft" }, "works for another system");
   const what = tasks > 1 ? `${number(tasks)} items` : item ?? job;
-  const to = page && what ? element("a", { href: PREFIX + page }, what) : page ? element("a", { href: PREFIX + page }, task) : element("code", { title: id }, task);
+  const to = page ? link(page, what || task) : element("code", { title: id }, task);
   return what && page ? [job && item && `${job} `, to, " ", element("code", { class: "soft", title: id }, task)] : to;
 }
 
