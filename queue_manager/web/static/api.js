@@ -219,3 +219,6 @@ export class Events {
     if (isRefused) this.retry = setTimeout(() => this.open(), RETRY_DELAY);
   }
 }
+
+/** Call `event` with the overview whenever it changes. @param {(overview: Overview) => void} event @param {() => void} reload */
+export const onOverview = (event, reload = /** @type {() => void} */ (event)) => new Events("/overview/events", "overview", { event, reload });

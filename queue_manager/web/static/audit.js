@@ -1,6 +1,6 @@
 // The audit: who changed what.
 
-import { Events, get, query, undoButton } from "./api.js";
+import { get, onOverview, query, undoButton } from "./api.js";
 import { at as ms, moment, now, number } from "./clock.js";
 import { element, link, mayAct, pill } from "./dom.js";
 import { List, cell, systemTitle } from "./list.js";
@@ -53,5 +53,5 @@ const value = (text) => element("code", {}, String(text ?? "none"));
 
 const list = new List({ load, cells, id: ({ id }) => id });
 const refresh = () => list.refresh();
-new Events("/overview/events", "overview", { event: refresh, reload: refresh });
+onOverview(refresh);
 setInterval(() => document.hidden || refresh(), REFRESH_INTERVAL); // not every action changes the overview

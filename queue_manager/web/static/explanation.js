@@ -1,7 +1,7 @@
 // One item, message or job: why it is in its state, what happened to it, and its document on demand.
 
 import { answer, unreadable } from "./answer.js";
-import { Events, attempt, get, post, query } from "./api.js";
+import { attempt, get, onOverview, post, query } from "./api.js";
 import { moment, span } from "./clock.js";
 import { byId, button, complain, copier, element, errorText, jsonText, link, mayAct, put, toast } from "./dom.js";
 import { seldom } from "./pace.js";
@@ -82,4 +82,4 @@ async function readDocument() {
 const reload = seldom(() => attempt(read, ({ message }) => complain(message)), REFRESH_INTERVAL);
 
 byId("found").append(why, past, document_);
-new Events("/overview/events", "overview", { event: reload, reload });
+onOverview(reload);

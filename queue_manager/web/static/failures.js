@@ -1,6 +1,6 @@
 // Failures of all kinds, grouped by what failed and why.
 
-import { Events, get, post, query } from "./api.js";
+import { get, onOverview, post, query } from "./api.js";
 import { moment, number } from "./clock.js";
 import { askFor } from "./dialog.js";
 import { byId, button, countInTitle, element, link, mayAct, svg } from "./dom.js";
@@ -60,4 +60,4 @@ function replay({ id, kind, name, reason, count, last_at: until }) {
 
 const list = new List({ load, cells, id: ({ id }) => id });
 const refresh = seldom(async () => list.refresh(), REFRESH_INTERVAL);
-new Events("/overview/events", "overview", { event: refresh, reload: refresh });
+onOverview(refresh);

@@ -1,6 +1,6 @@
 // The overview of all systems: what needs attention first, then each system with its statistics and its last 24 hours.
 
-import { Events, attempt, get } from "./api.js";
+import { attempt, get, onOverview } from "./api.js";
 import { chart } from "./chart.js";
 import { ZONE, at, countdown, moment, now, number, span } from "./clock.js";
 import { byId, complain, countInTitle, element, facts, link, pill, put, showState } from "./dom.js";
@@ -141,5 +141,5 @@ const read = () => attempt(async () => show(await get("/overview")), ({ message 
 
 showState("Connecting …", "");
 await read();
-new Events("/overview/events", "overview", { event: show, reload: read });
+onOverview(show, read);
 days();

@@ -1,6 +1,6 @@
 // The schedule: next runs, results of the last runs, the leader, and manual triggers.
 
-import { Events, attempt, get, post } from "./api.js";
+import { attempt, get, onOverview, post } from "./api.js";
 import { at, countdown, many, moment, now, number, span, until } from "./clock.js";
 import { show } from "./dialog.js";
 import { PREFIX, button, byId, complain, element, errorText, facts, link, mayAct, pill, toast } from "./dom.js";
@@ -120,4 +120,4 @@ const start = (path) => attempt(async () => {
   toast(`Sent: task ${id}`);
 });
 
-new Events("/overview/events", "overview", { event: receive, reload: read });
+onOverview(receive, read);

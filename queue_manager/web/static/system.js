@@ -1,6 +1,6 @@
 // The page of one system: health, items by state, and scans.
 
-import { Events, attempt, get, post, query } from "./api.js";
+import { attempt, get, onOverview, post, query } from "./api.js";
 import { moment, number, span } from "./clock.js";
 import { askFor } from "./dialog.js";
 import { byId, button, countInTitle, element, isPlainClick, mayAct, put, toast } from "./dom.js";
@@ -232,4 +232,4 @@ list.selection.on("retry", retrySelected);
 byId("retry-all")?.addEventListener("click", () => attempt(retryAll));
 byId("scans-more").addEventListener("click", () => readScans(older));
 byId("scans-sort").addEventListener("click", sortScans);
-new Events("/overview/events", "overview", { event: receive, reload: readAll });
+onOverview(receive, readAll);

@@ -1,6 +1,6 @@
 // The workers that are online, and what each of their processes does.
 
-import { Events, attempt, get } from "./api.js";
+import { attempt, get, onOverview } from "./api.js";
 import { at, countdown, number, span } from "./clock.js";
 import { byId, complain, element, facts, link, pill } from "./dom.js";
 import { cell, fill } from "./list.js";
@@ -84,4 +84,4 @@ const ago = (left) => (left > -1000 ? "now" : `${span(left)} ago`);
 /** @param {number} left */
 const length = (left) => span(Math.min(left, 0));
 
-new Events("/overview/events", "overview", { event: read, reload: read });
+onOverview(read);
