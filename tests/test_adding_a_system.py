@@ -54,7 +54,7 @@ def run_tests(file: str, directory: Path) -> None:
     assert "1 passed" in done.stdout
 
 
-def test_the_page_is_short_and_has_no_code_that_is_not_executed() -> None:
+def test_the_page_is_short_and_all_its_code_is_executed() -> None:
     assert len(without_comments(PAGE).splitlines()) <= 120
     for page in (PAGE, OWN_SCAN):
         assert {kind for kind, _ in BLOCK.findall(page)} <= {"python", "bash"}
@@ -85,12 +85,12 @@ def test_the_commands_check_it_and_create_its_index(clean: Servers, directory: P
 
 
 @pytest.mark.slow
-def test_its_test_passes(clean: Servers, directory: Path) -> None:
+def test_test_of_the_page_passes(clean: Servers, directory: Path) -> None:
     run_tests("test_trial_end.py", directory)
 
 
 @pytest.mark.slow
-def test_repeating_work_is_done_once_for_the_dates_that_it_missed(clean: Servers, directory: Path) -> None:
+def test_repeating_work_is_executed_once_for_missed_dates(clean: Servers, directory: Path) -> None:
     (directory / "test_invoices.py").write_text(
         "from datetime import UTC, datetime, timedelta\n"
         "from billing.trial_end import invoices\n"

@@ -125,7 +125,7 @@ def test_the_client_imports_nothing_of_the_rest() -> None:
 
 
 @pytest.mark.slow
-def test_what_tests_and_benchmarks_import_exists() -> None:
+def test_imports_of_tests_and_benchmarks_exist() -> None:
     """Those that start as programs of their own fail otherwise only where they are started."""
     missing = []
     for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:

@@ -30,13 +30,13 @@ def switched(monkeypatch: pytest.MonkeyPatch) -> Callable[[System, str], Setting
 
 
 @every_system
-def test_it_names_registered_tasks(system: System) -> None:
+def test_beat_schedule_names_registered_tasks(system: System) -> None:
     app.loader.import_default_modules()
     assert {system.scan_task, system.item_task} - {None} <= set(app.tasks)
 
 
 @every_system
-def test_workers_consume_its_scan(system: System) -> None:
+def test_workers_consume_the_scan_of_every_system(system: System) -> None:
     app.loader.import_default_modules()
     assert app.tasks[system.scan_task].queue_name == "scans"
     assert "scans" in app.amqp.queues
@@ -50,7 +50,7 @@ def test_workers_consume_the_queue_of_every_item() -> None:
 
 
 @every_system
-def test_it_fires_within_its_period_and_its_message_goes_to_the_scans_without_expiry(
+def test_entry_fires_within_its_period_and_is_sent_to_scans_without_expiry(
     system: System, switched: Callable[[System, str], Settings]
 ) -> None:
     entry = beat_entries(SYSTEMS, switched(system, "true"))[system.name]
@@ -63,7 +63,7 @@ def test_it_fires_within_its_period_and_its_message_goes_to_the_scans_without_ex
 
 @every_system
 @pytest.mark.parametrize(("value", "fires"), [("true", True), ("True", True), ("false", False), ("FALSE", False)])
-def test_only_the_word_true_switches_it_on(
+def test_only_true_switches_a_system_on(
     system: System, value: str, fires: bool, switched: Callable[[System, str], Settings]
 ) -> None:
     assert (system.name in beat_entries(SYSTEMS, switched(system, value))) is fires
@@ -89,7 +89,9 @@ def message_queue_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., 
 
 
 @pytest.mark.parametrize("name", ["scans", "queue-manager", "support-snooze"])
-def test_messages_do_not_have_the_key_of_a_celery_queue(name: str, message_queue_on: Callable[..., None]) -> None:
+def test_message_queue_name_must_not_be_a_key_of_a_celery_queue(
+    name: str, message_queue_on: Callable[..., None]
+) -> None:
     message_queue_on(QUEUE_NAME=name)
     with pytest.raises(ConfigurationError, match=f"QUEUE_NAME='{name}': must not be the name of a Celery queue"):
         beat_schedule.systems()
@@ -100,14 +102,14 @@ def test_messages_do_not_have_the_key_of_a_celery_queue(name: str, message_queue
     [{"QUEUE_NAME": "jobs"}, {"QUEUE_NAME": "scans", "QM_QUEUE_REDIS_URL": "redis://127.0.0.1:1/1"}],
     ids=["of a system that is off", "on another server"],
 )
-def test_messages_may_have_the_name_of_a_celery_queue(
+def test_message_queue_may_have_the_name_of_a_celery_queue(
     accepted: dict[str, str], message_queue_on: Callable[..., None]
 ) -> None:
     message_queue_on(**accepted)
     assert beat_schedule.systems()
 
 
-def test_no_system_switched_on_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absence_of_systems_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QM_CONVERSATIONS")
     settings.cache_clear()
     try:

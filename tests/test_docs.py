@@ -52,7 +52,7 @@ def test_every_page_can_be_reached_from_the_index() -> None:
 @pytest.mark.parametrize(
     ("page", "begins"), [("explanation/failures.md", "| failure"), ("reference/dashboard.md", "| task")]
 )
-def test_each_row_names_a_test_that_shows_it(page: str, begins: str) -> None:
+def test_each_row_names_an_existing_test(page: str, begins: str) -> None:
     tables = re.findall(r"(?:^\|.*\n)+", (ROOT / "docs" / page).read_text(), re.MULTILINE)
     rows = [row for table in tables if table.startswith(begins) for row in table.splitlines()[2:]]
     assert rows

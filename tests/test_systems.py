@@ -44,7 +44,7 @@ def test_defaults_follow_from_the_name_and_the_queue() -> None:
     assert system.is_on(Settings(_env_file=None))  # type: ignore[call-arg]
 
 
-def test_a_system_that_lists_nothing_leads_to_the_schedule() -> None:
+def test_a_system_without_a_list_links_to_the_schedule() -> None:
     assert trial_end().page == "/schedule"
 
 
@@ -65,7 +65,7 @@ def numbers_of() -> dict[str, float]:
 
 
 @pytest.mark.parametrize("stats", [dict, lambda: of_numbers({"due": None}), lambda: of_numbers({"due": "5"})])
-def test_stats_that_are_no_numbers_are_left_out_of_the_metrics(
+def test_stats_that_are_not_numbers_are_omitted_from_the_metrics(
     only: Callable[[System], None], stats: Callable[[], Any]
 ) -> None:
     system = trial_end(stats=stats)
@@ -77,13 +77,13 @@ def test_stats_that_are_no_numbers_are_left_out_of_the_metrics(
     assert numbers_of() == {}
 
 
-def test_statistic_with_the_name_of_another_metric_is_left_out() -> None:
+def test_statistic_named_like_another_metric_is_omitted() -> None:
     ours, theirs = GaugeMetricFamily("queue_manager_up", "Ours."), GaugeMetricFamily("queue_manager_up", "Theirs.")
     other = GaugeMetricFamily("queue_manager_due", "Another.")
     assert list(distinct([ours, theirs, other])) == [ours, other]
 
 
-def test_stats_that_fail_are_left_out_of_the_metrics(only: Callable[[System], None]) -> None:
+def test_stats_that_fail_are_omitted_from_the_metrics(only: Callable[[System], None]) -> None:
     def fail() -> SystemStats:
         raise KeyError("key")
 
@@ -93,7 +93,7 @@ def test_stats_that_fail_are_left_out_of_the_metrics(only: Callable[[System], No
     eventually(lambda: numbers_of() == {"queue_manager_due": 5})
 
 
-def test_stats_that_hang_are_a_problem_and_keep_a_few_threads(only: Callable[[System], None]) -> None:
+def test_stats_that_hang_are_a_problem_and_occupy_few_threads(only: Callable[[System], None]) -> None:
     may_end, calls = threading.Event(), list[str]()
 
     def hang() -> SystemStats:
@@ -139,7 +139,7 @@ def test_a_malformed_field_is_named(field: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("field", ["name", "scan_task", "item_task", "queue", "trigger", "page", "counted_as"])
-def test_what_another_system_has_is_taken(field: str) -> None:
+def test_value_used_by_another_system_is_refused(field: str) -> None:
     jobs = SYSTEMS[-1]
     second = trial_end(**{field: getattr(jobs, field)})
     with pytest.raises(ConfigurationError, match=rf"^System '{second.name}': {field}=.* is taken by 'job-queues' "):
@@ -229,5 +229,5 @@ def test_systems_in_a_list_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [system.name for system in declared(["declares_several"])] == ["s-0", "s-1"]
 
 
-def test_a_system_that_two_modules_name_is_one() -> None:
+def test_a_system_named_by_two_modules_is_registered_once() -> None:
     assert declared(["services.job_queues", "services.job_queues"]) == [SYSTEMS[-1]]

@@ -34,25 +34,25 @@ def take_one(app: Celery, queue: str, *, ago: float = 0.0) -> None:
             client.zadd(channel.unacked_index_key, {message.delivery_tag: time.time() - ago})
 
 
-def test_queue_that_does_not_exist_has_nothing_waiting(app: Celery) -> None:
+def test_unknown_queue_has_no_waiting_messages(app: Celery) -> None:
     assert waiting(app, "never-used") == 0
 
 
-def test_messages_of_the_queue_wait(app: Celery) -> None:
+def test_queued_messages_are_counted_as_waiting(app: Celery) -> None:
     for queue in ("items", "items", "other"):
         app.send_task("guard_app.hold", queue=queue)
 
     assert waiting(app, "items") == 2
 
 
-def test_message_delivered_a_moment_ago_still_waits(app: Celery) -> None:
+def test_message_delivered_a_moment_ago_counts_as_waiting(app: Celery) -> None:
     app.send_task("guard_app.hold", queue="items")
     take_one(app, "items")
 
     assert waiting(app, "items") == 1
 
 
-def test_message_held_for_longer_does_not_wait(app: Celery) -> None:
+def test_message_held_for_longer_does_not_count_as_waiting(app: Celery) -> None:
     app.send_task("guard_app.hold", queue="items")
     take_one(app, "items", ago=6)
 
@@ -60,7 +60,7 @@ def test_message_held_for_longer_does_not_wait(app: Celery) -> None:
     assert waiting(app, "items", just_delivered=seconds(10)) == 1
 
 
-def test_message_that_its_worker_renews_does_not_wait(app: Celery) -> None:
+def test_message_renewed_by_its_worker_does_not_count_as_waiting(app: Celery) -> None:
     app.send_task("guard_app.hold", queue="items")
     with app.connection_or_acquire() as connection:
         qos = connection.default_channel.qos
@@ -75,7 +75,7 @@ def test_message_that_its_worker_renews_does_not_wait(app: Celery) -> None:
         eventually(lambda: renewed_and_counted() == 0, within=30)
 
 
-def test_malformed_messages_that_were_taken_fail_no_count(app: Celery) -> None:
+def test_malformed_unacked_messages_do_not_break_the_count(app: Celery) -> None:
     with app.connection_or_acquire() as connection, connection.default_channel.conn_or_acquire() as client:
         channel = connection.default_channel
         client.lpush("items", "{not JSON", b"\xff")
@@ -84,7 +84,7 @@ def test_malformed_messages_that_were_taken_fail_no_count(app: Celery) -> None:
         assert waiting(app, "items") == 2
 
 
-def test_broker_that_is_away_is_an_error_at_once(tmp_path: Path) -> None:
+def test_unavailable_broker_is_an_error_without_waiting(tmp_path: Path) -> None:
     with Valkey(tmp_path / "redis") as server:
         url = server.url
     with promptly(3), client_app(url) as app, pytest.raises(OperationalError):
@@ -130,7 +130,7 @@ def test_scan_ends_at_the_limit_while_no_worker_takes_a_message(monkeypatch: pyt
     assert sent_by_one_scan(queue, found=1_000, limit=100, batch=20) == 100
 
 
-def test_scan_goes_on_after_its_time_until_it_has_sent_something() -> None:
+def test_scan_continues_past_its_time_budget_until_it_has_sent_something() -> None:
     backlog = Backlog(time_left=seconds(0))
     backlog.add(0)  # a batch whose items are all cooling down
     assert backlog.room(100) == 100

@@ -32,7 +32,7 @@ from tests.broker.taking import Taker, connected, envelope, held, send, waiting
 from tests.eventually import eventually
 
 
-def test_messages_are_taken_in_order_and_acknowledged(connection: Connection, client: Redis) -> None:
+def test_messages_are_delivered_in_order_and_acknowledged(connection: Connection, client: Redis) -> None:
     send(connection, "q", *range(600))
 
     taker = Taker(connection, "q")
@@ -102,7 +102,7 @@ def test_a_worker_whose_ping_is_refused_reconnects(tmp_path: Path) -> None:
                 step()
 
 
-def test_higher_priority_is_taken_first(server: Valkey, client: Redis) -> None:
+def test_higher_priority_is_delivered_first(server: Valkey, client: Redis) -> None:
     with connected(server.url, priority_steps=[0, 3, 6]) as connection:
         for priority in (7, 4, 0, 3):
             send(connection, "q", f"{priority}a", f"{priority}b", priority=priority)
@@ -116,7 +116,7 @@ def test_higher_priority_is_taken_first(server: Valkey, client: Redis) -> None:
     assert waiting(client, "q\x06\x166") == ["7a", "7b"]
 
 
-def test_long_queue_holds_up_no_other(connection: Connection) -> None:
+def test_long_queue_does_not_delay_others(connection: Connection) -> None:
     send(connection, "long", *["long"] * 50)
     send(connection, "short", *["short"] * 2)
     send(connection, "other", *["other"] * 2)
@@ -161,7 +161,7 @@ def test_only_queues_that_have_changed_are_requested(
 
 
 @pytest.mark.usefixtures("unpolled")
-def test_a_notification_is_no_event(connection: Connection, client: Redis) -> None:
+def test_a_notification_is_not_a_delivered_event(connection: Connection, client: Redis) -> None:
     taker = Taker(connection, "q")
     taker.drain(timeout=0.2)
     client.lpush("q", json.dumps(envelope("one")))
@@ -263,7 +263,7 @@ def test_the_server_forgets_the_lists_of_deleted_queues(connection: Connection, 
     [(ResponseError("idle timeout"), BrokerRefuses), (InvalidResponse("Protocol error"), ConnectionLost)],
     ids=["error", "no reply"],
 )
-def test_an_error_that_the_server_sends_unasked_is_a_lost_connection(
+def test_an_unsolicited_error_is_a_lost_connection(
     connection: Connection, client: Redis, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: type[Exception]
 ) -> None:
     taker = Taker(connection, "q")
@@ -276,7 +276,7 @@ def test_an_error_that_the_server_sends_unasked_is_a_lost_connection(
     assert taker.drain() == ["one"]
 
 
-def test_what_is_no_reply_to_a_request_is_a_lost_connection(
+def test_an_unexpected_reply_is_a_lost_connection(
     connection: Connection, client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.lpush("q", json.dumps(envelope("one")))
@@ -298,7 +298,7 @@ def test_closed_connections_leave_nothing_in_the_event_loop(server: Valkey) -> N
 
 
 @pytest.mark.usefixtures("unpolled", "client")
-def test_no_message_is_missed_between_idle_and_busy(server: Valkey) -> None:
+def test_no_message_is_missed_while_queues_become_empty_and_fill(server: Valkey) -> None:
     names, sent = ["a", "b", "c"], 1_500
 
     def produce() -> None:
@@ -360,7 +360,7 @@ def test_many_queues_and_priorities_are_awaited(server: Valkey, client: Redis) -
         assert sorted(taker.drain()) == sorted(names)
 
 
-def test_messages_without_acknowledgement_are_not_held(connection: Connection, client: Redis) -> None:
+def test_messages_without_acknowledgement_are_not_registered_as_unacked(connection: Connection, client: Redis) -> None:
     send(connection, "q", *range(20))
 
     taker = Taker(connection, "q", prefetch=3, no_ack=True)
@@ -370,7 +370,7 @@ def test_messages_without_acknowledgement_are_not_held(connection: Connection, c
     assert not taker.channel.qos._dirty
 
 
-def test_basic_get_registers_in_the_same_step(connection: Connection, client: Redis) -> None:
+def test_basic_get_registers_the_message_atomically(connection: Connection, client: Redis) -> None:
     send(connection, "q", "first", "second", "third")
     client.rpush("q", b"\xff")
     channel = connection.default_channel
@@ -387,7 +387,7 @@ def test_basic_get_registers_in_the_same_step(connection: Connection, client: Re
     assert dead_letters.count(client) == 1
 
 
-def test_requeued_message_comes_last_and_says_so(connection: Connection) -> None:
+def test_requeued_message_goes_to_the_tail_and_is_marked_redelivered(connection: Connection) -> None:
     send(connection, "q", "first", "second")
     taker = Taker(connection, "q", prefetch=1)
     assert taker.drain() == ["first"]
@@ -415,7 +415,7 @@ def test_rejected_message_is_kept_with_the_reason(connection: Connection, client
     assert held(client) == (0, 0)
 
 
-def test_forgotten_script_is_sent_again(connection: Connection, client: Redis) -> None:
+def test_script_is_loaded_again_after_the_server_lost_it(connection: Connection, client: Redis) -> None:
     taker = Taker(connection, "q")
     send(connection, "q", "before")
     taker.drain()
@@ -426,7 +426,7 @@ def test_forgotten_script_is_sent_again(connection: Connection, client: Redis) -
     assert taker.drain() == ["before", "after"]
 
 
-def test_list_that_is_none_blocks_no_other_and_loses_nothing(connection: Connection, client: Redis) -> None:
+def test_key_of_another_type_does_not_block_other_queues(connection: Connection, client: Redis) -> None:
     taker = Taker(connection, "q", "odd")
     client.set("odd", "a text")
     send(connection, "q", *range(5))
@@ -434,7 +434,7 @@ def test_list_that_is_none_blocks_no_other_and_loses_nothing(connection: Connect
     assert taker.drain() == [*range(5)]
 
 
-def test_nothing_is_taken_that_cannot_be_registered(connection: Connection, client: Redis) -> None:
+def test_no_message_is_taken_if_it_cannot_be_registered(connection: Connection, client: Redis) -> None:
     client.set("unacked_index", "a text")
     send(connection, "q", *range(5))
 
@@ -444,7 +444,7 @@ def test_nothing_is_taken_that_cannot_be_registered(connection: Connection, clie
     assert waiting(client, "q") == [*range(5)]
 
 
-def test_taking_from_empty_queues_pops_from_no_list(connection: Connection, client: Redis) -> None:
+def test_delivery_from_empty_queues_pops_from_no_list(connection: Connection, client: Redis) -> None:
     client.config_resetstat()
 
     assert connection.default_channel.basic_get("q") is None
@@ -493,7 +493,7 @@ def test_connection_that_the_server_closes_after_all_queues_were_cancelled_is_op
     assert taker.bodies == ["one"]
 
 
-def test_scheme_of_its_own(server: Valkey, client: Redis) -> None:
+def test_transport_has_its_own_url_scheme(server: Valkey, client: Redis) -> None:
     register_transport(server.url)
     with Connection(f"batched-{server.url}", transport_options={"priority_steps": [0]}) as connection:
         send(connection, "q", "one")
@@ -503,6 +503,6 @@ def test_scheme_of_its_own(server: Valkey, client: Redis) -> None:
 
 
 @pytest.mark.parametrize("option", [{"global_keyprefix": "x"}, {"ack_emulation": False}])
-def test_options_that_it_does_not_have_are_refused(server: Valkey, option: dict[str, Any]) -> None:
+def test_unknown_transport_options_are_refused(server: Valkey, option: dict[str, Any]) -> None:
     with connected(server.url, **option) as connection, pytest.raises(ConfigurationError, match="global_keyprefix"):
         connection.channel()

@@ -91,7 +91,7 @@ def test_worker_killed_at_a_step_loses_nothing(step: str, server: Valkey, tmp_pa
         eventually(work.nothing_is_left)
 
 
-def test_messages_of_a_killed_worker_are_back_in_time(
+def test_messages_of_a_killed_worker_are_requeued_in_time(
     server: Valkey, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     work, running = Work(server, tmp_path), tmp_path / "running"
@@ -141,14 +141,18 @@ def both(work: Work) -> Iterator[list[CeleryProcess]]:
             worker.kill()
 
 
-def test_storm_of_kills_loses_nothing(server: Valkey, tmp_path: Path, figure: Callable[[str], None]) -> None:
+def test_repeated_kills_of_workers_lose_no_message(
+    server: Valkey, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
     _, twice = storm(server, tmp_path, tasks=2_000, kills=4)
     figure(f"2,000 tasks, 4 x kill -9: 0 lost, {twice} ran twice")
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(900)
-def test_long_storm_of_kills_loses_nothing(server: Valkey, tmp_path: Path, figure: Callable[[str], None]) -> None:
+def test_many_repeated_kills_of_workers_lose_no_message(
+    server: Valkey, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
     _, twice = storm(server, tmp_path, tasks=20_000, kills=15)
     figure(f"20,000 tasks, 15 x kill -9: 0 lost, {twice} ran twice")
 
@@ -174,7 +178,7 @@ def restart(server: Valkey, directory: Path, *, times: int) -> tuple[Work, Seque
     return work, workers
 
 
-def test_killed_server_kills_no_worker_and_loses_nothing(
+def test_killed_server_stops_no_worker_and_loses_no_message(
     server: Valkey, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     work, _ = restart(server, tmp_path, times=4)
@@ -183,7 +187,9 @@ def test_killed_server_kills_no_worker_and_loses_nothing(
 
 @pytest.mark.stress
 @pytest.mark.timeout(1200)
-def test_server_killed_fifty_times(server: Valkey, tmp_path: Path, figure: Callable[[str], None]) -> None:
+def test_server_killed_fifty_times_loses_no_message(
+    server: Valkey, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
     work, _ = restart(server, tmp_path, times=50)
     figure(f"{work.sent} tasks, server killed 50 times: 0 lost, {sum(work.done.values()) - work.sent} ran twice")
 

@@ -146,7 +146,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize("message", UNREADABLE.values(), ids=UNREADABLE.keys())
-def test_unreadable_message_goes_to_the_dead_letters(server: Valkey, client: Redis, message: bytes) -> None:
+def test_unreadable_message_is_dead_lettered(server: Valkey, client: Redis, message: bytes) -> None:
     with connected(server.url) as connection:
         client.rpush("q", message)
         client.lpush("q", changed("headers.id", "behind"))
@@ -198,7 +198,7 @@ def accounted(taker: Taker, client: Redis) -> int:
     return len(taker.taken) + dead_letters.count(client)
 
 
-def test_message_that_fails_once_is_handed_over_again(server: Valkey, client: Redis) -> None:
+def test_message_whose_dispatch_fails_once_is_redelivered(server: Valkey, client: Redis) -> None:
     class Failing(Taker):
         failures = 0
 
@@ -227,7 +227,7 @@ def test_message_that_fails_once_is_handed_over_again(server: Valkey, client: Re
 
 
 @pytest.mark.processes
-def test_worker_lives_through_all_of_it(server: Valkey, client: Redis, tmp_path: Path) -> None:
+def test_worker_survives_all_malformed_messages(server: Valkey, client: Redis, tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     nasty = {**UNREADABLE, **REFUSED_BY_CELERY}
     worker = CeleryProcess(

@@ -17,7 +17,7 @@ from tests.broker.taking import Taker, connected, envelope, held, send, waiting
 from tests.eventually import eventually
 
 
-def test_closing_gives_back_in_order(server: Valkey, client: Redis) -> None:
+def test_closing_requeues_unacked_messages_in_order(server: Valkey, client: Redis) -> None:
     with connected(server.url) as connection:
         send(connection, "q", *range(1300))
         taker = Taker(connection, "q", prefetch=1100)
@@ -30,7 +30,7 @@ def test_closing_gives_back_in_order(server: Valkey, client: Redis) -> None:
     assert json.loads(last)["properties"]["delivery_info"]["redelivered"] is True
 
 
-def test_closing_gives_back_what_was_taken_and_not_read(server: Valkey, client: Redis) -> None:
+def test_closing_requeues_prefetched_messages(server: Valkey, client: Redis) -> None:
     with connected(server.url) as connection:
         send(connection, "q", *range(20))
         taker = Taker(connection, "q", prefetch=10)
@@ -42,7 +42,7 @@ def test_closing_gives_back_what_was_taken_and_not_read(server: Valkey, client: 
     assert held(client) == (0, 0)
 
 
-def test_consumer_cancelled_in_a_batch_gets_no_more(server: Valkey, client: Redis) -> None:
+def test_consumer_cancelled_within_a_batch_gets_no_more_messages(server: Valkey, client: Redis) -> None:
     class Once(Taker):
         def received(self, message: Any) -> None:
             super().received(message)
@@ -69,7 +69,7 @@ def test_name_of_a_queue_may_be_any_text(server: Valkey, client: Redis) -> None:
     assert held(client) == (0, 0)
 
 
-def test_overdue_messages_are_put_back_and_renewed_ones_are_not(server: Valkey, client: Redis) -> None:
+def test_overdue_messages_are_requeued_and_renewed_ones_are_not(server: Valkey, client: Redis) -> None:
     with connected(server.url) as theirs, connected(server.url) as ours:
         send(theirs, "q", *range(1200))
         Taker(theirs, "q", prefetch=1100).drain()
@@ -133,9 +133,7 @@ def test_a_thread_renews_no_messages_while_the_event_loop_hangs(connection: Conn
     eventually(is_left_alone)
 
 
-def test_what_is_put_back_is_marked_as_stock_kombu_marks_it(
-    server: Valkey, connection: Connection, client: Redis
-) -> None:
+def test_requeued_messages_are_marked_as_by_stock_kombu(server: Valkey, connection: Connection, client: Redis) -> None:
     send(connection, "q", "with", headers={"task": "t"})
     client.lpush("q", json.dumps(envelope("without")))
     client.lpush("q", json.dumps(envelope("compact", task="t"), separators=(",", ":")))
@@ -151,7 +149,7 @@ def test_what_is_put_back_is_marked_as_stock_kombu_marks_it(
         assert message["properties"]["delivery_info"]["redelivered"] is True
 
 
-def test_fractions_of_a_second_count_for_what_is_overdue(connection: Connection, client: Redis) -> None:
+def test_overdue_messages_are_detected_with_fractions_of_a_second(connection: Connection, client: Redis) -> None:
     send(connection, "q", "late", "not yet")
     taker = Taker(connection, "q")
     taker.drain()
@@ -165,7 +163,9 @@ def test_fractions_of_a_second_count_for_what_is_overdue(connection: Connection,
     assert waiting(client, "q") == ["late"]
 
 
-def test_what_the_stock_transport_registered_is_put_back(server: Valkey, connection: Connection, client: Redis) -> None:
+def test_messages_registered_by_the_stock_transport_are_requeued(
+    server: Valkey, connection: Connection, client: Redis
+) -> None:
     client.sadd("_kombu.binding.shop", "orders\x06\x16\x06\x16q")
     for tag, exchange in (("bound", "shop"), ("unbound", "gone"), ("direct", "")):
         client.hset("unacked", tag, json.dumps([envelope(tag), exchange, "orders"]))
@@ -181,7 +181,7 @@ def test_what_the_stock_transport_registered_is_put_back(server: Valkey, connect
     assert sorted(letter.queue for letter in dead_letters.latest(client)) == ["", "", "orders"]
 
 
-def test_stock_transport_gives_back_what_ours_held(server: Valkey, client: Redis) -> None:
+def test_stock_transport_requeues_messages_held_by_ours(server: Valkey, client: Redis) -> None:
     with connected(server.url) as ours:
         send(ours, "q", *range(3))
         Taker(ours, "q").drain()
@@ -228,7 +228,7 @@ def test_threads_may_acknowledge(connection: Connection, client: Redis) -> None:
     assert held(client) == (0, 0)
 
 
-def test_what_is_done_is_told_when_closing(server: Valkey, client: Redis) -> None:
+def test_pending_acks_are_sent_when_closing(server: Valkey, client: Redis) -> None:
     with connected(server.url) as connection:
         send(connection, "q", "one")
         taker = Taker(connection, "q")
@@ -241,7 +241,7 @@ def test_what_is_done_is_told_when_closing(server: Valkey, client: Redis) -> Non
     assert client.llen("q") == 0
 
 
-def test_work_that_outlives_its_connection_is_acknowledged(tmp_path: Path) -> None:
+def test_task_that_outlives_its_connection_is_acknowledged(tmp_path: Path) -> None:
     careful = Valkey(tmp_path, config={"appendfsync": "always"})  # it keeps all that it answered
     with careful as server, connected(server.url) as connection, Redis.from_url(server.url) as client:
         send(connection, "q", "one", "two")

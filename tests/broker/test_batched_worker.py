@@ -52,7 +52,7 @@ def worker(server: Valkey, log: Path, *options: str, **environment: str) -> Cele
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
-def test_long_work_and_long_waits_are_done_once(
+def test_long_tasks_and_long_countdowns_are_executed_once(
     pool: str, server: Valkey, app: Celery, client: Redis, tmp_path: Path
 ) -> None:
     running, waiting = tmp_path / "running", tmp_path / "waiting"
@@ -73,7 +73,7 @@ def test_long_work_and_long_waits_are_done_once(
             assert len(lines(waiting)) == 4
 
 
-def test_messages_that_come_due_together_are_done_once(
+def test_messages_with_the_same_eta_are_executed_once(
     server: Valkey, app: Celery, client: Redis, tmp_path: Path
 ) -> None:
     diary, timeout = tmp_path / "diary", TRANSPORT_OPTIONS["visibility_timeout"]
@@ -101,7 +101,7 @@ def test_messages_that_come_due_together_are_done_once(
         ("prefork", "soft"),
     ],
 )
-def test_work_that_ends_during_a_shutdown_is_done_once(
+def test_task_that_ends_during_a_shutdown_is_executed_once(
     pool: str, shutdown: str, server: Valkey, app: Celery, client: Redis, tmp_path: Path
 ) -> None:
     short, long = tmp_path / "short", tmp_path / "long"
@@ -133,7 +133,7 @@ def test_work_that_ends_during_a_shutdown_is_done_once(
     assert client.llen("q") == 0
 
 
-def test_solo_worker_takes_a_message_when_it_can_execute_it(
+def test_solo_worker_takes_a_message_only_when_it_can_execute_it(
     server: Valkey, app: Celery, client: Redis, tmp_path: Path
 ) -> None:
     diary = tmp_path / "diary"
@@ -148,7 +148,7 @@ def test_solo_worker_takes_a_message_when_it_can_execute_it(
 
 
 @pytest.mark.parametrize(("pool", "length"), [("prefork", TRANSPORT_OPTIONS["visibility_timeout"] * 2), ("threads", 5)])
-def test_stopped_worker_ends_its_work_and_gives_the_rest_back(
+def test_stopped_worker_completes_its_task_and_requeues_the_rest(
     pool: str, length: float, server: Valkey, app: Celery, client: Redis, tmp_path: Path
 ) -> None:
     running, diary = tmp_path / "running", tmp_path / "diary"
@@ -173,7 +173,7 @@ def test_stopped_worker_ends_its_work_and_gives_the_rest_back(
     assert back == sorted(back, key=int)
 
 
-def test_remote_control_and_broadcasts(server: Valkey, app: Celery, tmp_path: Path) -> None:
+def test_remote_control_and_broadcasts_work(server: Valkey, app: Celery, tmp_path: Path) -> None:
     with worker(server, tmp_path / "one.log") as one, worker(server, tmp_path / "two.log") as two:
         for each in (one, two):
             each.says(" ready.", within=60)
@@ -205,7 +205,7 @@ def test_queues_are_added_and_cancelled_while_it_runs(server: Valkey, app: Celer
 
 
 @pytest.mark.smoke
-def test_stock_worker_next_to_ours(server: Valkey, app: Celery, client: Redis, tmp_path: Path) -> None:
+def test_stock_worker_runs_alongside_ours(server: Valkey, app: Celery, client: Redis, tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     stock = worker(server, tmp_path / "stock.log", settings='{"broker_transport": null}')
     with stock, worker(server, tmp_path / "ours.log") as ours:
@@ -221,7 +221,7 @@ def test_stock_worker_next_to_ours(server: Valkey, app: Celery, client: Redis, t
             assert each.is_alive
 
 
-def test_worker_finds_work_at_once_after_a_quiet_time(server: Valkey, app: Celery, tmp_path: Path) -> None:
+def test_worker_gets_messages_immediately_after_an_idle_time(server: Valkey, app: Celery, tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     with worker(server, tmp_path / "one.log") as one:
         one.says(" ready.", within=60)

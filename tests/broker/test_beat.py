@@ -97,7 +97,7 @@ def led_by(client: Redis, processes: list[CeleryProcess]) -> tuple[CeleryProcess
     return next(process for process in processes if process.pid == leads.pid), leads
 
 
-def test_leader_is_followed_after_its_death_and_after_its_orderly_end(
+def test_standby_takes_over_after_the_leader_dies_or_stops(
     server: Valkey, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     lock, loop = 6, 1  # the values of production: the gap is the figure that operators ask for
@@ -131,7 +131,7 @@ def test_leader_is_followed_after_its_death_and_after_its_orderly_end(
         assert third.pid not in (first.pid, second.pid)
 
 
-def test_leader_that_was_stopped_past_its_lock_doubles_no_tick(server: Valkey, tmp_path: Path) -> None:
+def test_leader_suspended_past_its_lock_sends_no_duplicate_tick(server: Valkey, tmp_path: Path) -> None:
     with (
         connect(server) as client,
         Ticks(server, "fast") as ticks,

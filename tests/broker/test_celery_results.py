@@ -65,7 +65,7 @@ CANVASES: dict[str, tuple[Callable[[Celery], Signature], Any]] = {
 
 @pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("canvas", CANVASES)
-def test_canvas_has_its_result(canvas: str, app: Celery) -> None:
+def test_canvas_returns_its_result(canvas: str, app: Celery) -> None:
     make, expected = CANVASES[canvas]
 
     assert make(app).apply_async().get(timeout=TIMEOUT) == expected
@@ -103,7 +103,7 @@ def test_failed_member_fails_the_chord(body: str, app: Celery) -> None:
         chord(header, BODIES[body](app), app=app).apply_async().get(timeout=TIMEOUT)
 
 
-def test_failed_task_ends_its_chain_and_calls_back(app: Celery, worker: CeleryProcess, tmp_path: Path) -> None:
+def test_failed_task_ends_its_chain_and_calls_its_errback(app: Celery, worker: CeleryProcess, tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     failing = chain(call(app, "fail"), call(app, "write", "next", str(diary), immutable=True))
     failing.link_error(call(app, "write", "failed", str(diary), immutable=True))
@@ -122,12 +122,12 @@ def test_task_is_replaced_by_one_on_another_queue(app: Celery) -> None:
 
 
 @pytest.mark.usefixtures("worker")
-def test_task_is_tried_again(app: Celery) -> None:
+def test_task_is_retried(app: Celery) -> None:
     assert call(app, "try_again", 2).apply_async(countdown=0.2).get(timeout=TIMEOUT) == 2
 
 
 @pytest.mark.usefixtures("worker")
-def test_rejected_task_comes_again_and_its_chain_goes_on(app: Celery, tmp_path: Path) -> None:
+def test_rejected_task_is_redelivered_and_its_chain_continues(app: Celery, tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     rejected = chain(call(app, "reject_first"), call(app, "write", str(diary)))
 
@@ -137,7 +137,7 @@ def test_rejected_task_comes_again_and_its_chain_goes_on(app: Celery, tmp_path: 
 
 
 @pytest.mark.usefixtures("worker")
-def test_time_limits(app: Celery, tmp_path: Path) -> None:
+def test_time_limits_end_tasks(app: Celery, tmp_path: Path) -> None:
     held = call(app, "hold", 20, str(tmp_path / "diary"))
 
     with pytest.raises(SoftTimeLimitExceeded):
@@ -200,7 +200,7 @@ def test_running_task_is_not_revoked_unless_it_is_terminated(app: Celery, tmp_pa
         ends.get(timeout=TIMEOUT)
 
 
-def test_task_with_a_countdown_is_shown_and_revoked(app: Celery, worker: CeleryProcess) -> None:
+def test_task_with_a_countdown_is_listed_as_scheduled_and_can_be_revoked(app: Celery, worker: CeleryProcess) -> None:
     waits = call(app, "add", 1, 1).apply_async(countdown=60)
 
     def queried() -> Any:

@@ -93,7 +93,7 @@ def test_warm_shutdown_completes_the_task(times: int, app: Celery, start: Start,
 
 
 @pytest.mark.parametrize(("remap", "number"), [(False, COLD), (True, WARM)])
-def test_cold_shutdown_puts_the_message_back(
+def test_cold_shutdown_requeues_the_message(
     remap: bool, number: signal.Signals, app: Celery, start: Start, client: Redis, diary: Path
 ) -> None:
     worker = start(remap=remap)
@@ -123,7 +123,7 @@ def test_repeated_signal_ends_the_worker_at_once(
 
 
 @pytest.mark.parametrize("remap", [False, True])
-def test_soft_shutdown_completes_what_it_can_and_puts_back_the_rest(
+def test_soft_shutdown_completes_tasks_in_time_and_requeues_the_rest(
     remap: bool, app: Celery, start: Start, client: Redis, diary: Path
 ) -> None:
     worker = start(remap=remap, worker_soft_shutdown_timeout=6)
@@ -152,7 +152,7 @@ def test_second_signal_ends_a_soft_shutdown(app: Celery, start: Start, diary: Pa
     end(worker)
 
 
-def test_soft_shutdown_of_an_idle_worker_puts_back_what_waits_for_its_time(
+def test_soft_shutdown_of_an_idle_worker_requeues_messages_with_an_eta(
     app: Celery, start: Start, client: Redis
 ) -> None:
     worker = start(worker_soft_shutdown_timeout=2, worker_enable_soft_shutdown_on_idle=True)
@@ -203,7 +203,7 @@ def test_restarted_worker_completes_the_task(by: str, app: Celery, start: Start,
     assert after.apply_async().get(timeout=TIMEOUT) == 4
 
 
-def test_other_workers_go_on_when_one_is_killed(app: Celery, start: Start, diary: Path) -> None:
+def test_other_workers_continue_when_one_is_killed(app: Celery, start: Start, diary: Path) -> None:
     workers = [start(name=name) for name in ("one", "two")]
 
     workers[0].kill()
@@ -230,7 +230,7 @@ def test_canvases_run_after_the_broker_was_away(app: Celery, server: Valkey, sta
     assert twice.apply_async().get(timeout=TIMEOUT) == 20
 
 
-def test_lost_process_is_tried_again_until_its_attempts_are_used(app: Celery, start: Start) -> None:
+def test_task_of_a_lost_process_is_retried_until_its_attempts_are_used(app: Celery, start: Start) -> None:
     worker = start(task_reject_on_worker_lost=True, task_retry_on_worker_lost=True)
 
     result = call(app, "die_again", "kill").apply_async()
@@ -241,7 +241,7 @@ def test_lost_process_is_tried_again_until_its_attempts_are_used(app: Celery, st
 
 
 @pytest.mark.parametrize("follows", ["chain", "callback"])
-def test_task_that_is_done_already_is_skipped_and_its_successor_sent(
+def test_already_completed_task_is_skipped_and_its_successor_sent(
     follows: str, app: Celery, start: Start, diary: Path
 ) -> None:
     start(worker_deduplicate_successful_tasks=True)
@@ -256,7 +256,7 @@ def test_task_that_is_done_already_is_skipped_and_its_successor_sent(
     eventually(lambda: lines(diary) == ["stored"])
 
 
-def test_started_worker_learns_what_was_revoked(app: Celery, start: Start) -> None:
+def test_started_worker_learns_which_tasks_were_revoked(app: Celery, start: Start) -> None:
     start()
     start(name="two")
     revoked = uuid()
@@ -272,7 +272,7 @@ def test_started_worker_learns_what_was_revoked(app: Celery, start: Start) -> No
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_consumer_that_is_added_and_cancelled_at_once_is_cancelled(pool: str, app: Celery, start: Start) -> None:
+def test_consumer_cancelled_right_after_it_was_added_is_cancelled(pool: str, app: Celery, start: Start) -> None:
     worker = start(f"--pool={pool}", "--concurrency=1")
 
     app.control.add_consumer("brief")

@@ -62,7 +62,9 @@ def ids(*numbers: int) -> set[str]:
     return {dead_letters._id(stored(number)) for number in numbers}
 
 
-def test_all_are_replayed_oldest_first_and_those_that_come_meanwhile_stay(client: Redis, reader: Reader) -> None:
+def test_dead_letters_are_replayed_oldest_first_and_those_added_meanwhile_are_kept(
+    client: Redis, reader: Reader
+) -> None:
     add(client, *range(10))
     came = iter(range(100, 200))
     reader.before_read = lambda: add(client, next(came))
@@ -72,7 +74,7 @@ def test_all_are_replayed_oldest_first_and_those_that_come_meanwhile_stay(client
     assert left(client) == [*range(100, 100 + reader.reads)]
 
 
-def test_chosen_and_refused_letters_are_found_among_those_that_stay(client: Redis, reader: Reader) -> None:
+def test_replay_by_id_finds_letters_among_others_and_names_refused_ones(client: Redis, reader: Reader) -> None:
     add(client, *range(20))
     add(client, 20, 21, 22, queue="")
     add(client, *range(23, 30))
@@ -86,7 +88,7 @@ def test_chosen_and_refused_letters_are_found_among_those_that_stay(client: Redi
     assert left(client)[:25] == [number for number in range(30) if number not in (1, 7, 8, 15, 29)]
 
 
-def test_letters_removed_by_others_meanwhile_hide_none(client: Redis, reader: Reader) -> None:
+def test_dead_letters_removed_during_a_replay_do_not_hide_others(client: Redis, reader: Reader) -> None:
     add(client, *range(30))
     removed = 0
 
@@ -103,13 +105,13 @@ def test_letters_removed_by_others_meanwhile_hide_none(client: Redis, reader: Re
     assert removed == 6
 
 
-def test_letters_that_all_vanish_meanwhile_end_the_replay(client: Redis, reader: Reader) -> None:
+def test_replay_ends_if_all_dead_letters_are_removed_meanwhile(client: Redis, reader: Reader) -> None:
     add(client, *range(10))
     reader.before_read = lambda: client.delete(DEAD_LETTERS) if reader.reads else None
     assert list(dead_letters.replay(reader, ids(9))) == []
 
 
-def test_cleared_letters_are_kept_first_and_restored_in_their_order(client: Redis, reader: Reader) -> None:
+def test_cleared_dead_letters_are_archived_first_and_restored_in_order(client: Redis, reader: Reader) -> None:
     add(client, *range(10))
     came = iter(range(100, 200))
     kept: list[list[dict[str, str]]] = []
@@ -130,7 +132,7 @@ def test_cleared_letters_are_kept_first_and_restored_in_their_order(client: Redi
     assert left(client) == [*range(10), *later]
 
 
-def test_letters_that_others_remove_from_the_end_hide_none_from_a_clear(client: Redis, reader: Reader) -> None:
+def test_dead_letters_removed_during_a_clear_do_not_hide_others(client: Redis, reader: Reader) -> None:
     add(client, *range(10))
     kept: list[dict[str, str]] = []
     reader.before_read = lambda: client.rpop(DEAD_LETTERS) if reader.reads in (1, 2) else None
@@ -139,7 +141,7 @@ def test_letters_that_others_remove_from_the_end_hide_none_from_a_clear(client: 
     assert {json.loads(one["letter"])["at"] for one in kept} >= {*range(2, 10)}
 
 
-def test_clear_deletes_nothing_if_a_letter_cannot_be_kept(client: Redis, reader: Reader) -> None:
+def test_clear_deletes_nothing_if_a_dead_letter_cannot_be_archived(client: Redis, reader: Reader) -> None:
     add(client, *range(10))
 
     def keep(letters: list[dict[str, str]]) -> None:

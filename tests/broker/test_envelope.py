@@ -42,7 +42,7 @@ def message(kind: type[virtual.Message], body: Any, content_type: str, encoding:
 
 @pytest.mark.parametrize("accept", [None, {"application/json"}])
 @pytest.mark.parametrize("body", BODIES)
-def test_json_is_read_as_kombu_reads_it(body: Any, accept: set[str] | None) -> None:
+def test_json_is_decoded_as_by_kombu(body: Any, accept: set[str] | None) -> None:
     content_type, encoding, written = dumps(body, "json")
     raw = written.encode() if isinstance(written, str) else written
     ours, theirs = (
@@ -78,7 +78,7 @@ PLAIN: dict[str, Any] = {
     ids=str,
 )
 @pytest.mark.parametrize("lacking", [None, "body", "content-type", "content-encoding", "headers"])
-def test_a_message_has_what_that_of_kombu_has(changed: dict[str, Any], lacking: str | None) -> None:
+def test_a_message_equals_that_of_kombu(changed: dict[str, Any], lacking: str | None) -> None:
     raw = {name: value for name, value in {**PLAIN, **changed}.items() if name != lacking}
     assert made(BrokerMessage, raw) == made(virtual.Message, raw)
 
@@ -93,13 +93,13 @@ def made(kind: type[virtual.Message], raw: dict[str, Any]) -> Any:
     return {name: getattr(one, name, None) for name in names}, [error for error, *_ in one.errors]
 
 
-def test_what_is_not_accepted_is_refused() -> None:
+def test_unaccepted_content_type_is_refused() -> None:
     with pytest.raises(ContentDisallowed):
         _ = message(BrokerMessage, b"[]", "application/json", "utf-8", {"application/x-yaml"}).payload
 
 
 @pytest.mark.parametrize("raw", [b"[", b"\xff", b"[" * 100_000])
-def test_what_is_no_json_is_told_as_kombu_tells_it(raw: bytes) -> None:
+def test_invalid_json_raises_the_same_error_as_kombu(raw: bytes) -> None:
     errors = []
     for kind in (BrokerMessage, virtual.Message):
         with pytest.raises(Exception) as raised:

@@ -74,12 +74,12 @@ def without_moments(event: dict[str, Any]) -> dict[str, Any]:
     return event
 
 
-def test_the_application_has_it() -> None:
+def test_the_application_uses_our_event_dispatcher() -> None:
     assert isinstance(app.events, Events)
     assert issubclass(app.events.Dispatcher, Dispatcher)
 
 
-def test_events_are_the_same_as_celerys() -> None:
+def test_events_equal_those_of_celery() -> None:
     told = []
     for kind in (EventDispatcher, Dispatcher):
         one, producer = dispatcher(kind)
@@ -97,7 +97,7 @@ def test_events_are_the_same_as_celerys() -> None:
 @pytest.mark.parametrize("groups", [[], ["task"], ["worker"]])
 @pytest.mark.parametrize("buffered", [{"task"}, set[str]()])
 @pytest.mark.parametrize(("type", "fields"), EVENTS)
-def test_many_of_one_type_are_sent_as_one_by_one(
+def test_events_sent_in_bulk_equal_single_ones(
     type: str, fields: dict[str, Any], buffered: set[str], groups: list[str]
 ) -> None:
     told = []
@@ -121,7 +121,7 @@ def test_many_of_one_type_are_sent_as_one_by_one(
     assert bool(told[0]) == (groups != ["worker"])
 
 
-def test_what_celery_takes_and_what_looks_like_json_changes_nothing() -> None:
+def test_options_of_celery_and_text_that_looks_like_json_do_not_change_an_event() -> None:
     one, producer = dispatcher(Dispatcher)
     one.send("task-started", blind=True, retry=True, retry_policy={}, uuid="an id", timestamp=1.5, **{'"odd\\': None})
     one.flush()
@@ -142,7 +142,7 @@ def test_other_serializers_are_refused() -> None:
         dispatcher(Dispatcher, serializer="yaml")
 
 
-def test_clock_and_time_go_on() -> None:
+def test_each_event_has_a_newer_clock_and_time() -> None:
     one, producer = dispatcher(Dispatcher)
     for _ in range(3):
         one.send("task-started", uuid="an id")
@@ -152,14 +152,14 @@ def test_clock_and_time_go_on() -> None:
     assert events[0]["timestamp"] <= events[2]["timestamp"]
 
 
-def test_events_of_workers_are_sent_at_once() -> None:
+def test_worker_events_are_sent_immediately() -> None:
     one, producer = dispatcher(Dispatcher)
     one.send("worker-heartbeat", freq=2.0)
     [(key, event)] = producer.sent
     assert (key, event["freq"]) == ("worker.heartbeat", 2.0)
 
 
-def test_flush_is_scheduled_once_for_all_events_until_it_comes(hub: Hub) -> None:
+def test_flush_is_scheduled_once_for_all_buffered_events(hub: Hub) -> None:
     one, producer = dispatcher(Dispatcher, on_send_buffered=Consumer(hub).on_send_event_buffered)
     for _ in range(2):
         for _ in range(10):
@@ -180,7 +180,7 @@ def test_flush_is_scheduled_after_the_connection_was_lost(hub: Hub) -> None:
     assert len(producer.sent) == 1
 
 
-def test_more_than_one_message_holds_are_several(hub: Hub) -> None:
+def test_events_beyond_the_limit_of_a_message_are_sent_in_several(hub: Hub) -> None:
     one, producer = dispatcher(Dispatcher, on_send_buffered=Consumer(hub).on_send_event_buffered)
     for _ in range(2 * EVENT_BATCH_SIZE + 1):
         one.send("task-started", uuid="an id")
@@ -189,7 +189,7 @@ def test_more_than_one_message_holds_are_several(hub: Hub) -> None:
     assert [len(events) for _, events in producer.sent] == [EVENT_BATCH_SIZE] * 4 + [1]
 
 
-def test_nothing_is_kept_of_what_nobody_wants() -> None:
+def test_unwanted_events_are_not_buffered() -> None:
     one, producer = dispatcher(Dispatcher, groups=["worker"])
     one.send("task-started", uuid="an id")
     one.groups.clear()
@@ -202,7 +202,7 @@ def test_nothing_is_kept_of_what_nobody_wants() -> None:
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_events_that_cannot_be_published_are_kept_if_the_worker_wants_that(is_kept: bool) -> None:
+def test_events_that_cannot_be_published_stay_buffered_if_configured(is_kept: bool) -> None:
     one, producer = dispatcher(Dispatcher, buffer_while_offline=is_kept)
     one.send("task-started", uuid="first")
     producer.error = ConnectionError("away")

@@ -48,7 +48,7 @@ class Held:
         eventually(lambda: lines(self.running) == ["started"])
 
 
-def test_workers_survive_the_loss_of_redis_with_work_in_hand(server: Valkey, tmp_path: Path) -> None:
+def test_workers_survive_the_loss_of_redis_while_executing_tasks(server: Valkey, tmp_path: Path) -> None:
     prefork, threads = Held("prefork", server, tmp_path), Held("threads", server, tmp_path)
     with client_app(server.url) as app, prefork.worker, threads.worker:
         for held in (prefork, threads):
@@ -82,7 +82,7 @@ def test_channel_that_lost_its_connection_raises_a_connection_error(server: Valk
         assert isinstance(lost.value, connection.recoverable_connection_errors)
 
 
-def test_closing_gives_back_what_was_delivered(server: Valkey) -> None:
+def test_closing_requeues_delivered_messages(server: Valkey) -> None:
     with Connection(server.url, transport=register_transport(server.url)) as connection:
         queue = connection.SimpleQueue("work")
         queue.put("payload")
@@ -102,7 +102,7 @@ def test_commands_share_a_client_until_the_pool_is_replaced(server: Valkey) -> N
         assert channel._create_client() is not first
 
 
-def test_url_is_read_as_by_the_stock_transport() -> None:
+def test_url_is_parsed_as_by_the_stock_transport() -> None:
     url = "redis://user:se%20cret@cache:6380/3"
 
     connection = Connection(url, transport=register_transport(url))
@@ -121,7 +121,7 @@ def test_rediss_is_encrypted_and_verified_by_default() -> None:
     assert connection.as_uri() == "rediss://:**@cache:6380/3"
 
 
-def test_rediss_keeps_the_certificate_options_that_are_given() -> None:
+def test_rediss_keeps_the_given_certificate_options() -> None:
     url = "rediss://cache:6380/3?ssl_cert_reqs=none"
 
     connection = Connection(url, transport=register_transport(url))

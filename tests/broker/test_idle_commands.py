@@ -59,7 +59,7 @@ def test_a_poll_of_empty_lists_is_a_script_of_one_command(all_priorities: Connec
     assert counts == {"evalsha": 1, "exists": 1}
 
 
-def test_a_look_for_messages_of_killed_workers_is_one_command(connection: Connection, client: Redis) -> None:
+def test_check_for_messages_of_killed_workers_is_one_command(connection: Connection, client: Redis) -> None:
     taker = Taker(connection, "q")
     taker.take(timeout=0.3)
     with counted(client) as counts:
@@ -78,7 +78,7 @@ def test_a_message_of_any_priority_is_noticed_without_a_poll(all_priorities: Con
     assert held(client) == (len(PRIORITIES), len(PRIORITIES))
 
 
-def test_lists_behind_the_last_message_are_not_read(all_priorities: Connection, client: Redis) -> None:
+def test_lists_after_the_last_message_are_not_read(all_priorities: Connection, client: Redis) -> None:
     taker = Taker(all_priorities, "q")
     send(all_priorities, "q", "urgent", priority=9)
     send(all_priorities, "q", "first", "second", priority=0)
@@ -115,7 +115,7 @@ def quiet_server(clean: Servers, own_valkey: Valkey) -> Iterator[Valkey]:
 
 
 @pytest.mark.usefixtures("patient_heartbeats")
-def test_heartbeats_in_a_row_that_change_nothing_are_not_recorded(own_valkey: Valkey) -> None:
+def test_unchanged_heartbeats_are_not_recorded_repeatedly(own_valkey: Valkey) -> None:
     with Redis.from_url(own_valkey.url, decode_responses=True) as client:
         worker_heartbeats.record("one@here", ["jobs"])
         with counted(client) as counts:
@@ -169,7 +169,7 @@ def running(id: str = "t", *, elapsed_ms: int) -> RunningTask:
     return RunningTask(task="a.task", id=id, elapsed_ms=elapsed_ms)
 
 
-def test_which_changes_of_an_activity_are_recorded_at_once() -> None:
+def test_significant_changes_of_an_activity_are_recorded_immediately() -> None:
     some = Activity(pool="prefork", size=2, busy=0, done_per_minute=100)
     rates = (0, 74, 80, 100, 130, 140)
     assert [replace(some, done_per_minute=rate).differs(some) for rate in rates] == [
@@ -185,7 +185,7 @@ def test_which_changes_of_an_activity_are_recorded_at_once() -> None:
     assert (long.differs(short), some.differs(short), other.differs(short)) == (False, True, True)
 
 
-def test_a_scan_renews_its_lock_not_with_every_batch(quiet_server: Valkey) -> None:
+def test_a_scan_does_not_renew_its_lock_with_every_batch(quiet_server: Valkey) -> None:
     with Redis.from_url(quiet_server.url, decode_responses=True) as client:
         with counted(client) as counts, Leases("trial-end", minutes(1)).scan_lock() as holds_lock:
             assert all(holds_lock() for _ in range(20))
@@ -204,7 +204,7 @@ def not_measured() -> Backlog:
     raise AssertionError("the backlog was read")
 
 
-def test_a_sweep_while_no_message_is_processed_reads_the_first_deadline_only(quiet_server: Valkey) -> None:
+def test_a_sweep_without_messages_in_processing_reads_only_the_first_deadline(quiet_server: Valkey) -> None:
     with Redis.from_url(quiet_server.url, decode_responses=True) as client:
         message_queue.sweeper().sweep()  # loads the script
         with counted(client) as counts:

@@ -31,7 +31,7 @@ def sent(client: Redis, queue: str) -> list[dict[str, Any]]:
     return [kwargs for _, kwargs, _ in reversed(bodies)]
 
 
-def test_entry_that_asks_is_sent_with_the_leaders_epoch(server: Valkey, emptied: Redis) -> None:
+def test_entry_that_requests_the_epoch_is_sent_with_it(server: Valkey, emptied: Redis) -> None:
     for epoch in (1, 2, 3):
         with scheduling(server, ENTRIES) as scheduler:
             eventually(lambda scheduler=scheduler, epoch=epoch: scheduler.tick() and is_sent(emptied, epoch))
@@ -47,7 +47,7 @@ def is_sent(client: Redis, epoch: int) -> bool:
     return any(kwargs["epoch"] == epoch for kwargs in sent(client, "asks"))
 
 
-def test_redis_that_lost_its_data_counts_from_one_again(tmp_path: Path) -> None:
+def test_epochs_restart_at_one_after_redis_lost_its_data(tmp_path: Path) -> None:
     with Valkey(tmp_path / "redis") as valkey, Redis.from_url(valkey.url, decode_responses=True) as client:
         for _ in range(2):
             with scheduling(valkey, ENTRIES) as scheduler:

@@ -54,7 +54,7 @@ def scheduling(
             app.redbeat_redis.close()
 
 
-def test_standby_leaves_the_schedule_alone(server: Valkey, client: Redis) -> None:
+def test_standby_does_not_change_the_schedule(server: Valkey, client: Redis) -> None:
     LeaderLock(client, LOCK_KEY, lease=seconds(30)).acquire()
 
     with scheduling(server, {"items": every(60, "items")}) as scheduler:
@@ -64,7 +64,7 @@ def test_standby_leaves_the_schedule_alone(server: Valkey, client: Redis) -> Non
         assert not client.exists("redbeat::schedule", "redbeat::statics")
 
 
-def test_the_app_gets_its_clock_back(server: Valkey) -> None:
+def test_closed_scheduler_restores_the_clock_of_the_app(server: Valkey) -> None:
     with scheduling(server, {}) as scheduler:
         app = scheduler.app
         assert "now" in app.__dict__
@@ -72,7 +72,7 @@ def test_the_app_gets_its_clock_back(server: Valkey) -> None:
     assert "now" not in app.__dict__
 
 
-def test_new_leader_drops_what_is_no_longer_scheduled(server: Valkey, client: Redis) -> None:
+def test_new_leader_deletes_entries_that_are_no_longer_scheduled(server: Valkey, client: Redis) -> None:
     with scheduling(server, {"kept": every(60, "q"), "dropped": every(60, "q")}) as scheduler:
         scheduler.tick()
 
@@ -85,7 +85,7 @@ def test_new_leader_drops_what_is_no_longer_scheduled(server: Valkey, client: Re
 
 
 @pytest.mark.parametrize("deleted", ["redbeat::schedule", "redbeat:items"])
-def test_schedule_of_which_a_key_was_deleted_is_written_again(
+def test_schedule_with_a_deleted_key_is_restored(
     deleted: str, server: Valkey, client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("queue_manager.beat.scheduler.SCHEDULE_CHECK_INTERVAL", seconds(0))
@@ -100,7 +100,7 @@ def test_schedule_of_which_a_key_was_deleted_is_written_again(
         assert client.hexists("redbeat:items", "definition")
 
 
-def test_closed_scheduler_gives_the_lock_back(server: Valkey, client: Redis) -> None:
+def test_closed_scheduler_releases_the_lock(server: Valkey, client: Redis) -> None:
     with scheduling(server, {}) as scheduler:
         scheduler.tick()
         assert client.exists(LOCK_KEY)
@@ -133,7 +133,7 @@ def test_entry_stays_due_until_its_message_was_sent(
         assert scheduler.epoch == 1
 
 
-def test_entry_that_cannot_be_sent_does_not_hold_up_the_others(server: Valkey, client: Redis) -> None:
+def test_entry_that_cannot_be_sent_does_not_delay_the_others(server: Valkey, client: Redis) -> None:
     broken = every(1, "items")
     broken["options"]["serializer"] = "no-such-serializer"
     with scheduling(server, {"a-broken": broken, "items": every(1, "items")}) as scheduler:
@@ -152,7 +152,7 @@ def test_entries_that_are_due_together_are_sent_together(server: Valkey, client:
 
 
 @pytest.mark.parametrize("refused", ["a-first", "z-last"])
-def test_entry_that_the_broker_refuses_does_not_hold_up_the_others(
+def test_entry_refused_by_the_broker_does_not_delay_the_others(
     refused: str, server: Valkey, client: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.set("refused", "no list")
@@ -174,7 +174,7 @@ def test_entry_that_ran_long_ago_is_due(server: Valkey, client: Redis) -> None:
         eventually(lambda: scheduler.tick() and client.llen("items") == 1)
 
 
-def test_periods_are_not_changed_by_summer_time(server: Valkey) -> None:
+def test_periods_are_not_affected_by_daylight_saving_time(server: Valkey) -> None:
     berlin = ZoneInfo("Europe/Berlin")
     with scheduling(server, {}) as scheduler:
         entry = StoredEntry("hourly", "guard_app.tick", schedule(hours(1)), app=scheduler.app)
@@ -297,7 +297,7 @@ def test_broken_entry_of_the_configuration_is_replaced(kind: str, server: Valkey
 
 
 @pytest.mark.parametrize("ends", [{"count": 2}, {"until": True}])
-def test_entry_that_ends_runs_no_more_and_the_others_go_on(ends: dict[str, Any], server: Valkey, client: Redis) -> None:
+def test_expired_entry_is_not_sent_and_the_others_continue(ends: dict[str, Any], server: Valkey, client: Redis) -> None:
     with scheduling(server, {"items": every(1, "items")}) as scheduler:
         begins = datetime.now(UTC)
         ending = {"until": begins + seconds(1)} if "until" in ends else ends
@@ -315,7 +315,7 @@ def test_entry_that_ends_runs_no_more_and_the_others_go_on(ends: dict[str, Any],
         assert client.llen("ending") == before
 
 
-def test_old_entry_of_every_second_goes_on(server: Valkey, client: Redis) -> None:
+def test_old_entry_of_every_second_continues(server: Valkey, client: Redis) -> None:
     with scheduling(server, {"items": every(1, "items")}) as scheduler:
         schedule = rrule("SECONDLY", app=scheduler.app)
         entry = StoredEntry("old", "guard_app.tick", schedule, options={"queue": "old"}, app=scheduler.app).save()
@@ -375,7 +375,7 @@ def test_entry_that_ran_in_the_future_runs_now(ahead: timedelta, server: Valkey,
     assert client.llen("items") == 1
 
 
-def test_entries_go_on_when_the_clock_of_redis_is_set_back(
+def test_entries_continue_when_the_clock_of_redis_is_set_back(
     server: Valkey, client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with scheduling(server, {"items": every(1, "items")}) as scheduler:
@@ -409,7 +409,9 @@ def test_ticks_are_numbered_and_collapse_into_one_run(
         assert scan_ticks.begin(json.loads(last)["headers"][scan_ticks.TICK_HEADER])
 
 
-def test_tick_runs_when_it_has_no_number_or_redis_lost_its_data(client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tick_is_executed_without_a_number_or_after_redis_lost_its_data(
+    client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scan_ticks, "_client", lambda: client)
     assert all(scan_ticks.begin(tick) for tick in (None, "x", {}, {"entry": "items", "number": "1"}))
     for _ in range(5):
@@ -420,7 +422,7 @@ def test_tick_runs_when_it_has_no_number_or_redis_lost_its_data(client: Redis, m
     assert scan_ticks.begin(scan_ticks.issue(client, "items"))
 
 
-def test_redis_that_is_away_is_reported_once_and_without_password(
+def test_unavailable_redis_is_reported_once_and_without_password(
     server: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nobody = f"redis://:secret@127.0.0.1:{Valkey(tmp_path / 'never-started').port}/0"

@@ -28,7 +28,7 @@ def test_one_of_two_takes_the_lock(client: Redis) -> None:
     assert holder == f"{leads.host}:{leads.pid}"
 
 
-def test_repeated_acquire_counts_no_second_take_over(client: Redis) -> None:
+def test_repeated_acquire_does_not_increment_the_epoch(client: Redis) -> None:
     lock = LeaderLock(client, KEY, lease=LEASE)
     lock.acquire()
     client.pexpire(KEY, 30_000)
@@ -40,7 +40,7 @@ def test_repeated_acquire_counts_no_second_take_over(client: Redis) -> None:
     assert client.pttl(KEY) > 50_000
 
 
-def test_each_take_over_counts_one(client: Redis) -> None:
+def test_each_take_over_increments_the_epoch(client: Redis) -> None:
     for expected in (1, 2, 3):
         lock = LeaderLock(client, KEY, lease=LEASE)
         lock.acquire()
@@ -48,7 +48,7 @@ def test_each_take_over_counts_one(client: Redis) -> None:
         lock.release()
 
 
-def test_holder_that_overslept_finds_out_and_leaves_the_next_one_alone(client: Redis) -> None:
+def test_suspended_holder_detects_its_loss_and_does_not_disturb_the_next(client: Redis) -> None:
     overslept, follower = LeaderLock(client, KEY, lease=SHORT), LeaderLock(client, KEY, lease=LEASE)
     overslept.acquire()
     eventually(lambda: follower.acquire() and follower.epoch == 2)
@@ -61,7 +61,7 @@ def test_holder_that_overslept_finds_out_and_leaves_the_next_one_alone(client: R
     assert follower.keep()
 
 
-def test_lock_that_ended_and_nobody_took_is_lost_all_the_same(client: Redis) -> None:
+def test_expired_lock_is_lost_even_if_nobody_took_it(client: Redis) -> None:
     lock = LeaderLock(client, KEY, lease=SHORT)
     lock.acquire()
     eventually(lambda: not client.exists(KEY))
@@ -72,7 +72,7 @@ def test_lock_that_ended_and_nobody_took_is_lost_all_the_same(client: Redis) -> 
     assert lock.epoch == 2
 
 
-def test_keep_prolongs_a_lock_that_is_getting_old(client: Redis) -> None:
+def test_keep_extends_an_ageing_lock(client: Redis) -> None:
     lock = LeaderLock(client, KEY, lease=LEASE)
     lock.acquire()
     lock._renewed_at -= 40
@@ -92,7 +92,7 @@ def test_long_lease_is_extended_within_seconds_too(client: Redis) -> None:
     assert not lock.keep()
 
 
-def test_leadership_tells_who_leads_and_since_when(client: Redis) -> None:
+def test_leadership_has_the_leader_and_its_start(client: Redis) -> None:
     assert leadership(client, KEY) is None
     began = datetime.now(UTC)
     LeaderLock(client, KEY, lease=LEASE).acquire()
@@ -106,7 +106,7 @@ def test_leadership_tells_who_leads_and_since_when(client: Redis) -> None:
     assert leads.epoch == 1
 
 
-def test_holder_takes_a_higher_epoch_when_redis_is_told_what_it_forgot(client: Redis) -> None:
+def test_holder_adopts_a_raised_epoch_after_redis_lost_its_data(client: Redis) -> None:
     lock = LeaderLock(client, KEY, lease=LEASE)
     lock.acquire()
     assert lock.epoch == 1  # Redis lost its data: others have seen epoch 7, an hour ago
@@ -123,7 +123,7 @@ def test_holder_takes_a_higher_epoch_when_redis_is_told_what_it_forgot(client: R
     assert lock.epoch == 8
 
 
-def test_older_leader_is_not_raised_above_a_newer_one(client: Redis) -> None:
+def test_raising_the_epoch_does_not_lift_an_older_leader_above_a_newer_one(client: Redis) -> None:
     older = LeaderLock(client, KEY, lease=LEASE)
     older.acquire()  # on a server that was cut off, while another led on its successor
     eventually(lambda: client.pttl(KEY) < 59_800)

@@ -52,7 +52,7 @@ def states(ours: Leases, *names: str) -> list[str]:
 
 
 class TestTake:
-    def test_of_two_scanners_one_takes_an_item(self, ours: Leases) -> None:
+    def test_one_of_two_scanners_takes_an_item(self, ours: Leases) -> None:
         assert take(ours, ONE, TWO) == [ONE, TWO]
         assert take(ours, TWO, THREE) == [THREE]
 
@@ -63,11 +63,11 @@ class TestTake:
         ours.release([ONE])
         assert states(ours, ONE, later) == ["free", "in-progress"]
 
-    def test_lease_of_a_scan_that_died_before_it_sent_ends_by_itself(self, short: Leases, ours: Leases) -> None:
+    def test_lease_expires_if_the_scan_dies_before_sending(self, short: Leases, ours: Leases) -> None:
         assert take(short, ONE) == [ONE]
         eventually(lambda: take(ours, ONE) == [ONE])
 
-    def test_more_names_than_one_command_takes(self, ours: Leases) -> None:
+    def test_more_leases_than_one_command_accepts_are_taken(self, ours: Leases) -> None:
         names = [leases.name(str(number), AT) for number in range(2 * MAX_ARGUMENTS + 1)]
         assert take(ours, *names) == names
         assert take(ours, *names) == []
@@ -79,17 +79,17 @@ class TestTake:
 
 
 class TestWaiting:
-    def test_what_waits_in_the_broker_is_held_without_an_end(self, short: Leases, ours: Leases) -> None:
+    def test_lease_of_a_waiting_message_does_not_expire(self, short: Leases, ours: Leases) -> None:
         dispatch(short, ONE)
         (status,) = ours.statuses([ONE])
         assert (status.state, status.ends_at) == ("in-progress", None)
 
-    def test_so_is_each_of_more_names_than_one_command_takes(self, ours: Leases) -> None:
+    def test_leases_of_many_waiting_messages_do_not_expire(self, ours: Leases) -> None:
         names = [leases.name(str(number), AT) for number in range(3 * MAX_ARGUMENTS)]
         dispatch(ours, *names)
         assert {status.ends_at for status in ours.statuses(names)} == {None}
 
-    def test_what_was_sent_again_waits_without_an_end(self, short: Leases, ours: Leases) -> None:
+    def test_lease_of_a_message_sent_again_does_not_expire(self, short: Leases, ours: Leases) -> None:
         dispatch(short, ONE)
         short.renew([ONE])  # a worker received it
         short.sent_again([ONE, TWO], wait=seconds(0))
@@ -97,21 +97,21 @@ class TestWaiting:
         assert states(ours, ONE, TWO) == ["in-progress", "free"]
         eventually(lambda: short.free_lost(0) == 1)  # its message was lost
 
-    def test_what_was_sent_ahead_of_its_time_is_not_sent_twice_however_long_it_waits(self, short: Leases) -> None:
+    def test_message_sent_ahead_of_time_is_not_sent_twice_while_it_waits(self, short: Leases) -> None:
         take(short, ONE, TWO)
         short.sent_again([ONE, TWO], wait=seconds(0.1))
         eventually(lambda: short.free_lost(1) == 1)  # one message waits, the other was lost
         assert short.free_lost(1) == 0
         assert len(take(short, ONE, TWO)) == 1
 
-    def test_only_what_was_sent_with_a_time_to_come_ends_early(self, ours: Leases) -> None:
+    def test_only_leases_of_messages_with_a_future_eta_end_early(self, ours: Leases) -> None:
         assert take(ours, ONE, TWO, THREE) == [ONE, TWO, THREE]
         ours.renew([ONE], wait=seconds(4))
         ours.renew([TWO])
         ours.end_early([ONE, TWO, THREE])
         assert states(ours, ONE, TWO, THREE) == ["free", "in-progress", "in-progress"]
 
-    def test_what_a_worker_received_meanwhile_does_not_wait_any_more(self, ours: Leases) -> None:
+    def test_lease_of_a_received_message_no_longer_counts_as_waiting(self, ours: Leases) -> None:
         taken = ours.take([ONE, TWO])
         with ours.alone(ONE) as attempts:
             attempts.done.add(ONE)
@@ -121,7 +121,7 @@ class TestWaiting:
         assert one.ends_at is not None
         assert two.ends_at is None
 
-    def test_it_is_freed_only_as_far_as_it_exceeds_the_messages_oldest_first(self, short: Leases, ours: Leases) -> None:
+    def test_excess_waiting_leases_are_freed_oldest_first(self, short: Leases, ours: Leases) -> None:
         for name in (ONE, TWO, THREE):
             dispatch(ours, name)
         assert short.free_lost(3) == 0
@@ -129,19 +129,19 @@ class TestWaiting:
         assert states(ours, ONE, TWO, THREE) == ["stuck", "in-progress", "in-progress"]
         assert short.free_lost(2) == 0
 
-    def test_all_are_freed_at_once_however_many(self, ours: Leases, client: redis.Redis) -> None:
+    def test_all_excess_leases_are_freed_in_one_call(self, ours: Leases, client: redis.Redis) -> None:
         names = [leases.name(str(number), AT) for number in range(3 * MAX_ARGUMENTS)]
         dispatch(ours, *names)
         client.zadd("qm:lease:trial-end:waiting", dict.fromkeys(names, 1_000))
         assert ours.free_lost(10) == len(names) - 10
 
-    def test_what_was_dispatched_just_now_is_not_taken_for_lost(self, ours: Leases) -> None:
+    def test_just_dispatched_item_is_not_considered_lost(self, ours: Leases) -> None:
         dispatch(ours, ONE)
         assert ours.free_lost(0) == 0
 
 
 class TestHolding:
-    def test_renewal_prolongs_and_never_shortens(self, ours: Leases) -> None:
+    def test_renewal_extends_and_never_shortens_a_lease(self, ours: Leases) -> None:
         dispatch(ours, ONE)
         ours.renew([ONE], wait=minutes(5))
         (long,) = ours.statuses([ONE])
@@ -149,13 +149,13 @@ class TestHolding:
         assert ours.statuses([ONE]) == [long]
         assert long.ends_at is not None
 
-    def test_renewal_does_not_bring_back_what_ended(self, ours: Leases) -> None:
+    def test_renewal_does_not_recreate_a_released_lease(self, ours: Leases) -> None:
         take(ours, ONE, TWO)
         ours.release([ONE])
         ours.renew([ONE, THREE])
         assert states(ours, ONE, TWO, THREE) == ["free", "in-progress", "free"]
 
-    def test_what_was_released_for_later_cools_down_and_can_be_forced(self, ours: Leases) -> None:
+    def test_item_released_with_a_cool_down_can_be_taken_by_force(self, ours: Leases) -> None:
         take(ours, ONE, TWO)
         ours.release([ONE, TWO], cool_down=minutes(1))
         assert states(ours, ONE, TWO) == ["cooling", "cooling"]
@@ -165,13 +165,13 @@ class TestHolding:
         ours.release([TWO], cool_down=seconds(0.01))
         eventually(lambda: take(ours, TWO) == [TWO])
 
-    def test_what_another_program_may_work_on_is_held_for_one_lease_once(self, short: Leases, ours: Leases) -> None:
+    def test_item_of_another_program_is_held_once_for_one_lease(self, short: Leases, ours: Leases) -> None:
         short.hold_unknown([ONE])
         eventually(lambda: states(ours, ONE) == ["stuck"])
         ours.hold_unknown([ONE])  # known by now
         assert take(ours, ONE) == [ONE]
 
-    def test_a_full_server_renews_releases_and_ends(self, client: redis.Redis, ours: Leases) -> None:
+    def test_full_server_renews_releases_and_ends_leases(self, client: redis.Redis, ours: Leases) -> None:
         dispatch(ours, ONE, TWO)
         client.config_set("maxmemory", 1)
         try:
@@ -185,7 +185,7 @@ class TestHolding:
 
 
 class TestEnd:
-    def test_after_success_another_scan_takes_it_only_a_moment_later(
+    def test_completed_item_can_be_taken_by_a_scan_only_a_moment_later(
         self, client: redis.Redis, ours: Leases, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(leases, "DONE_FOR", minutes(1))
@@ -196,7 +196,7 @@ class TestEnd:
         client.zadd("qm:lease:trial-end:done", {ONE: 1_000})  # a moment later
         assert take(ours, ONE) == [ONE]
 
-    def test_nothing_is_left_of_items_that_are_done(
+    def test_completed_items_leave_nothing_in_redis(
         self, client: redis.Redis, ours: Leases, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(leases, "DONE_FOR", seconds(0))
@@ -211,7 +211,9 @@ class TestEnd:
 
 
 class TestCandidates:
-    def test_are_the_names_in_a_state_unless_they_are_too_many(self, ours: Leases, client: redis.Redis) -> None:
+    def test_candidates_are_the_leases_in_a_state_unless_there_are_too_many(
+        self, ours: Leases, client: redis.Redis
+    ) -> None:
         names = [leases.name(f"room-{number}", AT) for number in range(5_000)]
         waiting, ended, received, done, cooling = names[:2_000], names[2_000:4_000], *names[4_000:4_003]
         dispatch(ours, *names[:4_003])
@@ -228,7 +230,7 @@ class TestCandidates:
 
 
 class TestScan:
-    def test_one_scan_of_a_system_runs_at_a_time(self, ours: Leases) -> None:
+    def test_only_one_scan_of_a_system_runs_at_a_time(self, ours: Leases) -> None:
         with ours.scan_lock() as first:
             assert first()
             with ours.scan_lock() as second:
@@ -237,14 +239,14 @@ class TestScan:
         with ours.scan_lock() as third:
             assert third()
 
-    def test_a_scan_that_died_blocks_for_one_lease(self, short: Leases, ours: Leases) -> None:
+    def test_a_crashed_scan_blocks_others_for_one_lease(self, short: Leases, ours: Leases) -> None:
         died = short.scan_lock().__enter__()
         assert died()
         with ours.scan_lock() as next_one:
             eventually(next_one)
             assert not died()
 
-    def test_a_scan_that_died_blocks_for_no_longer_than_half_a_minute(self, clean: Servers) -> None:
+    def test_a_crashed_scan_blocks_others_for_at_most_half_a_minute(self, clean: Servers) -> None:
         long = Leases("trial-end", minutes(60))
         with long.scan_lock() as holds_lock, redis_server() as client:
             assert holds_lock()
@@ -282,7 +284,7 @@ class TestAttempts:
         assert suspects(ours, ONE, TWO) == set()
         assert client.keys("qm:lease:*:started") + client.keys("qm:lease:*:losses") == []
 
-    def test_an_attempt_that_did_not_succeed_keeps_its_lease(self, ours: Leases) -> None:
+    def test_an_unsuccessful_attempt_keeps_its_lease(self, ours: Leases) -> None:
         dispatch(ours, ONE)
         with ours.alone(ONE):
             pass
@@ -301,7 +303,7 @@ class TestAttempts:
         die(ours, ONE, TWO)
         assert suspects(ours, leases.name("room-1", AT + hours(1)), THREE) == set()
 
-    def test_what_had_not_started_is_no_suspect_when_its_process_dies(self, ours: Leases) -> None:
+    def test_item_that_had_not_started_is_not_suspected_when_its_process_dies(self, ours: Leases) -> None:
         dispatch(ours, ONE, TWO)
         ours.renew([ONE, TWO])  # received by a worker
         die(ours, ONE)
@@ -330,13 +332,15 @@ class TestAttempts:
             pass
         assert ours.often_lost() == {}
 
-    def test_starts_that_are_too_old_to_mean_anything_are_removed(self, client: redis.Redis, ours: Leases) -> None:
+    def test_outdated_start_records_are_removed(self, client: redis.Redis, ours: Leases) -> None:
         die(ours, ONE, TWO)
         client.zadd("qm:lease:trial-end:started", {ONE: 1_000})
         assert suspects(ours, THREE) == set()
         assert client.zrange("qm:lease:trial-end:started", 0, -1) == [TWO]
 
-    def test_without_redis_items_start_unrecorded(self, ours: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_items_start_without_being_recorded_if_redis_is_unavailable(
+        self, ours: Leases, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         away = leases._Recorder("redis://127.0.0.1:1/0")
         monkeypatch.setattr(leases, "_recorder", lambda: away)
         assert suspects(ours, ONE, TWO) == set()

@@ -54,7 +54,7 @@ def old_redis() -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_server_of_today_is_accepted(servers: Servers) -> None:
+def test_current_server_version_is_accepted(servers: Servers) -> None:
     require_server(servers.valkey.url)
 
 
@@ -70,9 +70,7 @@ def test_an_older_server_is_refused_with_its_version() -> None:
 
 
 @pytest.mark.parametrize("write", [("SET", "key", 1), ("EVAL", "redis.call('SET', 'key', 1)", 0)])
-def test_connections_are_made_anew_after_a_server_that_became_a_replica_refused(
-    write: tuple[str | int, ...], tmp_path: Path
-) -> None:
+def test_connections_are_reopened_after_a_server_became_a_replica(write: tuple[str | int, ...], tmp_path: Path) -> None:
     with Valkey(tmp_path / "redis") as server, make_client(server.url) as client, make_client(server.url) as other:
         before = {client.client_id(), other.client_id()}
         client.replicaof("127.0.0.1", "1")
@@ -89,7 +87,7 @@ def has_no_replicas(client: redis.Redis, _: Path) -> None:
 
 
 @pytest.mark.parametrize(("misconfigure", "said"), [(cannot_save, "MISCONF"), (has_no_replicas, "NOREPLICAS")])
-def test_connections_are_made_anew_after_a_misconfigured_server_refused(
+def test_connections_are_reopened_after_a_misconfigured_server_refused_writes(
     misconfigure: Callable[[redis.Redis, Path], None], said: str, tmp_path: Path
 ) -> None:
     with Valkey(tmp_path / "redis") as server, make_client(server.url) as client, make_client(server.url) as other:
@@ -144,7 +142,7 @@ def test_a_web_process_does_not_start_on_an_older_server(servers: Servers, tmp_p
     assert "is version 6.2.14" in ended.stderr
 
 
-def test_a_broker_that_refuses_the_password_is_not_taken_for_an_outage(servers: Servers) -> None:
+def test_refused_password_of_the_broker_is_not_an_outage(servers: Servers) -> None:
     url = f"redis://app:s3cret@127.0.0.1:{servers.valkey.port}/1"
     with pytest.raises(ConfigurationError, match=r"refuses the connection \(invalid username-password pair") as error:
         start_check.require_broker(Celery(broker=url), url)

@@ -76,9 +76,7 @@ def test_pages_have_no_violations(visit: Visit, queue: Queue, clean: Servers) ->
     assert not wrongs
 
 
-def test_no_page_is_wider_than_320_px_and_what_is_touched_is_large_enough(
-    visit: Visit, queue: Queue, clean: Servers
-) -> None:
+def test_pages_fit_320_px_and_touch_targets_are_large_enough(visit: Visit, queue: Queue, clean: Servers) -> None:
     messages = furnished.everything(queue, clean.valkey.url)
     visit.expect_status(404)
     visit.page.set_viewport_size({"width": 320, "height": 640})
@@ -116,7 +114,7 @@ def test_long_words_are_wrapped(visit: Visit, queue: Queue, clean: Servers) -> N
 
 
 @pytest.mark.usefixtures("clean")
-def test_pages_without_anything_to_show_have_no_violations(visit: Visit) -> None:
+def test_empty_pages_have_no_violations(visit: Visit) -> None:
     wrongs = []
     for path in PAGES.keys() - NEVER_EMPTY:
         visit.open(path)
@@ -189,7 +187,7 @@ def test_dialogs_have_no_violations(visit: Visit, queue: Queue, clean: Servers) 
     assert not wrongs
 
 
-def test_what_is_selected_and_what_went_wrong_have_no_violations(visit: Visit, queue: Queue) -> None:
+def test_selections_and_error_messages_have_no_violations(visit: Visit, queue: Queue) -> None:
     furnished.messages(queue)
     visit.expect_status(422)
     page = visit.open("/messages/failed")
@@ -205,7 +203,7 @@ def test_what_is_selected_and_what_went_wrong_have_no_violations(visit: Visit, q
     assert not wrongs
 
 
-def test_what_is_hard_to_read_is_found(visit: Visit) -> None:
+def test_insufficient_contrast_is_detected(visit: Visit) -> None:
     """Or the tests above would prove nothing."""
     page = visit.open("/messages/archived")
     expect(page.locator("#empty")).to_be_visible()

@@ -53,7 +53,7 @@ def test_an_action_appears_without_reloading(queue: Queue, visit: Visit) -> None
     expect(page.locator("#rows > tr")).to_contain_text(f"names: {INVOICE}")
 
 
-def test_a_deletion_is_undone_as_long_as_that_is_possible(queue: Queue, visit: Visit) -> None:
+def test_a_deletion_can_be_undone_until_its_time_is_over(queue: Queue, visit: Visit) -> None:
     ids = [queue.add() for _ in range(2)]
     queue.post("/queue/messages/delete", {"messageIds": ids})
     page = visit.open("/audit")

@@ -81,7 +81,7 @@ def test_a_question_mark_shows_the_keys(visit: Visit) -> None:
     expect(visit.dialog).to_have_count(0)
 
 
-def test_the_tab_of_the_browser_counts_what_needs_attention(visit: Visit, clean: Servers) -> None:
+def test_the_browser_tab_counts_problems(visit: Visit, clean: Servers) -> None:
     furnished.rooms()
     page = visit.open("/")
     count = page.get_by_role("region", name="Needs attention").get_by_role("listitem")
@@ -89,7 +89,7 @@ def test_the_tab_of_the_browser_counts_what_needs_attention(visit: Visit, clean:
     eventually(lambda: page.title() == f"({count.count()}) Overview · Queue Manager · test")
 
 
-def test_the_tab_of_the_browser_counts_what_a_page_lists(visit: Visit, queue: Queue, clean: Servers) -> None:
+def test_the_browser_tab_counts_listed_items(visit: Visit, queue: Queue, clean: Servers) -> None:
     furnished.everything(queue, clean.valkey.url)
     for path, title in {
         "/messages": "(1) Messages",
@@ -104,7 +104,7 @@ def test_the_tab_of_the_browser_counts_what_a_page_lists(visit: Visit, queue: Qu
         eventually(lambda page=page, title=title: page.title() == f"{title} · Queue Manager · test")
 
 
-def test_a_card_leads_with_what_matters_and_hides_zeros(visit: Visit, queue: Queue, clean: Servers) -> None:
+def test_a_card_shows_important_values_first_and_hides_zeros(visit: Visit, queue: Queue, clean: Servers) -> None:
     def statistics(name: str) -> Locator:
         return page.get_by_role("article", name=name).locator(".statistics dt")
 
@@ -131,7 +131,7 @@ def test_forced_colours_leave_states_and_choices_visible(visit: Visit, queue: Qu
     expect(here).to_have_css("text-decoration-line", "underline")
 
 
-def test_what_settings_say_is_shown(visiting: Visiting, clean: Servers, tmp_path: Path) -> None:
+def test_configured_environment_and_links_are_shown(visiting: Visiting, clean: Servers, tmp_path: Path) -> None:
     room = make_room(DUE)
     with forked_web(tmp_path, APP_ENV="staging", QM_ROOM_URL="https://example.com/rooms/{id}?from=queues") as process:
         visit = visiting(process)

@@ -52,7 +52,7 @@ def test_jobs_that_match_are_exported_for_a_spreadsheet(visit: Visit, queue: Que
     assert (row["_id"], row["name"], json.loads(row["arguments"])) == (wanted, INVOICE, ['=HYPERLINK("x")', 1])
 
 
-def test_a_text_that_begins_like_a_formula_is_none_in_a_spreadsheet(visit: Visit, queue: Queue) -> None:
+def test_a_text_that_begins_like_a_formula_is_escaped_for_spreadsheets(visit: Visit, queue: Queue) -> None:
     visit.open("/messages")
     visit.wait_for([queue.add(type="=1+1")])
     _, text = exported(visit, "CSV, for spreadsheets")

@@ -38,7 +38,7 @@ SEARCHES_BY_HAND = """{
         ("Search payload, id, error", "ada & bob", "search=ada+%26+bob"),
     ],
 )
-def test_a_filter_is_in_the_url_and_survives_reload_and_back(
+def test_a_filter_is_in_the_url_and_survives_reload_and_back_navigation(
     visit: Visit, queue: Queue, label: str, text: str, query: str
 ) -> None:
     wanted = queue.add(type="letter", priority=9, payload={"to": "ada & bob"})
@@ -65,7 +65,7 @@ def test_a_filter_is_in_the_url_and_survives_reload_and_back(
     visit.wait_for([wanted])
 
 
-def test_a_wrong_filter_is_said(visit: Visit) -> None:
+def test_a_wrong_filter_is_reported(visit: Visit) -> None:
     visit.expect_status(422)
     page = visit.open("/messages?filterPriority=-1")
     expect(page.get_by_label("Priority")).to_have_attribute("aria-invalid", "true")
@@ -125,7 +125,7 @@ def test_pages_follow_each_other_both_ways(visit: Visit, queue: Queue, query: st
         visit.wait_for(pages[at])
 
 
-def test_the_link_of_a_later_page_leads_to_the_newest(visit: Visit, queue: Queue) -> None:
+def test_the_link_of_a_later_page_opens_the_newest(visit: Visit, queue: Queue) -> None:
     ids = [queue.add() for _ in range(51)]
     page = visit.open("/messages")
     page.get_by_role("button", name="Older").click()
@@ -137,7 +137,7 @@ def test_the_link_of_a_later_page_leads_to_the_newest(visit: Visit, queue: Queue
     expect(other.get_by_role("button", name="Newer")).to_be_disabled()
 
 
-def test_a_search_goes_on_by_itself_to_the_end(visit: Visit, queue: Queue) -> None:
+def test_a_search_continues_automatically_to_the_end(visit: Visit, queue: Queue) -> None:
     oldest = queue.add(type="letter")
     for _ in range(20):
         assert queue.post("/queue/batch", [{"type": "job"}] * 500).status == 201
@@ -151,7 +151,7 @@ def test_a_search_goes_on_by_itself_to_the_end(visit: Visit, queue: Queue) -> No
     expect(page.locator("#searching")).to_be_hidden()
 
 
-def test_a_search_shows_how_far_it_is_and_can_be_stopped(visiting: Visiting, queue: Queue) -> None:
+def test_a_search_shows_its_progress_and_can_be_stopped(visiting: Visiting, queue: Queue) -> None:
     first, second = queue.add(type="letter"), queue.add(type="letter")
     messages = {message["id"]: message for message in queue.page("main")["messages"]}
     visit = visiting(queue.web, script=SEARCHES_BY_HAND)
@@ -192,7 +192,7 @@ def test_a_search_shows_how_far_it_is_and_can_be_stopped(visiting: Visiting, que
     expect(page.locator("#where")).to_have_text("1 shown")  # of two that match
 
 
-def test_a_search_whose_server_fails_says_so_and_is_repeated(visiting: Visiting, queue: Queue) -> None:
+def test_a_search_whose_server_fails_reports_it_and_is_repeated(visiting: Visiting, queue: Queue) -> None:
     found = queue.add(type="letter")
     visit = visiting(queue.web, script=SEARCHES_BY_HAND)
     page = visit.open("/messages?filterType=letter")

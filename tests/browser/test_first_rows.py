@@ -53,7 +53,7 @@ def answers(queue: Queue, path: str) -> float:
 
 
 @pytest.mark.timeout(300)
-def test_the_first_of_100_000_rows_are_there_as_soon_as_of_few(
+def test_first_rows_of_100_000_appear_as_fast_as_of_few(
     visit: Visit, queue: Queue, figure: Callable[[str], None]
 ) -> None:
     visit.context.add_init_script(WATCH)

@@ -42,7 +42,7 @@ def chart(page: Page, title: str) -> None:
     expect(page.get_by_role("img", name=title)).to_be_visible()
 
 
-def test_a_card_leads_with_how_many_items_were_on_time(visit: Visit) -> None:
+def test_a_card_shows_the_share_of_items_on_time_first(visit: Visit) -> None:
     done("support-snooze", *[100] * 99, 10_000)
     page = visit.open("/")
     rooms = page.get_by_role("article", name="Rooms").locator(".speed")
@@ -100,7 +100,7 @@ def test_charts_have_axes_units_and_a_legend(visit: Visit) -> None:
     expect(latency.locator(".axis.y span")).to_have_text(["10 ms", "100 ms", "1 s", "10 s"])
 
 
-def test_what_took_longer_than_the_longest_bucket_is_charted(visit: Visit) -> None:
+def test_durations_beyond_the_longest_bucket_are_charted(visit: Visit) -> None:
     done("support-snooze", 5 * 3_600_000, 999)
     page = visit.open("/rooms#1h")
     chart(page, "Due to done")
@@ -112,7 +112,7 @@ def test_what_took_longer_than_the_longest_bucket_is_charted(visit: Visit) -> No
     expect(visit.open("/").get_by_role("article", name="Rooms").locator(".speed")).to_contain_text("p501 s")
 
 
-def test_charts_of_a_young_system_begin_with_the_hour_in_which_it_began(visit: Visit) -> None:
+def test_charts_of_a_new_system_start_with_its_first_hour(visit: Visit) -> None:
     done("support-snooze", 100)
     page = visit.open("/rooms")
     chart(page, "Throughput, per minute")
@@ -134,7 +134,7 @@ def test_charts_of_an_older_system_show_a_day(visit: Visit, clean: Servers) -> N
     expect(visit.open("/").get_by_role("img", name="Last 6 hours")).to_have_count(5)
 
 
-def test_the_history_outlives_the_loss_of_redis(visit: Visit, clean: Servers) -> None:
+def test_charts_survive_the_loss_of_redis(visit: Visit, clean: Servers) -> None:
     done("support-snooze", 100, 100)
     with connect(clean.valkey.url) as client:
         client.flushall()
@@ -143,7 +143,7 @@ def test_the_history_outlives_the_loss_of_redis(visit: Visit, clean: Servers) ->
     expect(page.locator("#past .readout").first).to_have_text("2 done, 0 failed, 0 retried.")
 
 
-def test_marks_and_outages_stand_in_the_charts(visit: Visit) -> None:
+def test_marks_and_outages_are_shown_in_charts(visit: Visit) -> None:
     now = server_now()
     mark.add(ChartMark(kind="deployment", at=now, text="v1.4", by="ada"))
     mark.add(ChartMark(kind="outage", at=now - minutes(90), until=now - minutes(60), text="No scan ran"))

@@ -59,7 +59,7 @@ def test_adopted_job_is_opened_and_canceled_by_its_text_id(visit: Visit, queue: 
     expect(visit.row(id)).to_contain_text("canceled")
 
 
-def test_the_jobs_are_in_sight_below_many_names(visit: Visit, queue: Queue) -> None:
+def test_jobs_are_visible_below_many_names(visit: Visit, queue: Queue) -> None:
     names = [*(f"name-{number:03}" for number in range(100)), "n" * 128]
     stored.jobs().insert_many(
         [{**foreign_job(name, "failure", server_now(), id=name), "attempts": 1} for name in names]
@@ -115,7 +115,7 @@ def test_jobs_of_the_list_and_what_executes_are_links_to_the_pages_of_the_jobs(v
     assert visit.path == "/jobs"
 
 
-def test_repeating_job_says_when_it_repeats(visit: Visit, queue: Queue) -> None:
+def test_repeating_job_shows_its_repetition(visit: Visit, queue: Queue) -> None:
     often, daily = furnished.make_job(queue, every_seconds=5400), furnished.make_job(queue, REPORT, cron="0 3 * * *")
     visit.open("/jobs")
     open_job(visit, often)
@@ -141,7 +141,7 @@ def test_each_name_has_its_counts_and_what_runs(visit: Visit, queue: Queue) -> N
     visit.wait_for([jobs[JobState.CANCELED]])
 
 
-def test_names_and_first_rows_do_not_wait_until_jobs_are_counted(visit: Visit, queue: Queue) -> None:
+def test_names_and_first_rows_do_not_wait_for_the_counts(visit: Visit, queue: Queue) -> None:
     id = furnished.make_job(queue, INVOICE)
     held: list[Route] = []
     visit.page.route("**/api/jobs/status", lambda route: held.append(route))
@@ -223,7 +223,7 @@ def test_a_job_is_stored(visit: Visit, queue: Queue) -> None:
     expect(visit.row(id)).to_contain_text("12345678901234567")
 
 
-def test_what_is_wrong_is_said_next_to_its_field(visit: Visit, queue: Queue) -> None:
+def test_errors_are_shown_next_to_their_field(visit: Visit, queue: Queue) -> None:
     page = visit.open("/jobs")
     expect(page.locator("#queues > tr").first).to_be_visible()
     visit.press("Run a job")
@@ -257,7 +257,7 @@ def test_what_is_wrong_is_said_next_to_its_field(visit: Visit, queue: Queue) -> 
         (JobState.SUCCESS, "Run again", "pending"),
     ],
 )
-def test_a_job_is_canceled_or_tried_again(visit: Visit, queue: Queue, state: JobState, button: str, after: str) -> None:
+def test_a_job_is_canceled_or_retried(visit: Visit, queue: Queue, state: JobState, button: str, after: str) -> None:
     id = furnished.make_job(queue, INVOICE, 1, state=state)
     visit.open("/jobs")
     open_job(visit, id)
@@ -366,7 +366,7 @@ def test_jobs_of_a_name_and_state_are_cleared_after_a_count(visit: Visit, queue:
     assert ids(queue) == left[::-1]
 
 
-def test_without_jobs_there_are_none_to_delete(visit: Visit, queue: Queue) -> None:
+def test_without_jobs_deletion_is_not_offered(visit: Visit, queue: Queue) -> None:
     page = visit.open("/jobs")
     expect(page.get_by_role("heading", name="No jobs", exact=True)).to_be_visible()
     expect(page.get_by_role("button", name="Delete jobs …")).to_be_disabled()
@@ -392,7 +392,7 @@ def test_more_than_a_thousand_jobs_are_deleted_only_with_their_name(visit: Visit
 # Living
 
 
-def test_what_workers_do_is_seen_without_a_reload(visit: Visit, queue: Queue) -> None:
+def test_changes_by_workers_appear_without_a_reload(visit: Visit, queue: Queue) -> None:
     page = visit.open("/jobs")
     page.evaluate("globalThis.isSamePage = true")
     expect(page.locator("#state")).to_have_text("Live")
@@ -406,7 +406,7 @@ def test_what_workers_do_is_seen_without_a_reload(visit: Visit, queue: Queue) ->
     assert page.evaluate("isSamePage")
 
 
-def test_script_stays_text(visit: Visit, queue: Queue) -> None:
+def test_script_in_data_is_shown_as_text(visit: Visit, queue: Queue) -> None:
     id = furnished.make_job(queue, INVOICE, SCRIPT, {SCRIPT: SCRIPT})
     page = visit.open("/jobs")
     expect(visit.row(id)).to_contain_text(SCRIPT)

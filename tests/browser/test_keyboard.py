@@ -167,7 +167,7 @@ def test_a_row_keeps_the_focus_while_others_come_and_go(visit: Visit, queue: Que
     expect(row).to_be_focused()
 
 
-def test_a_figure_that_changes_keeps_the_focus(visit: Visit, clean: Servers) -> None:
+def test_a_changing_number_keeps_the_focus(visit: Visit, clean: Servers) -> None:
     make_room(server_now())
     page = visit.open("/")
     tab_to(visit, page.get_by_role("link", name="1", exact=True).first)
@@ -211,14 +211,14 @@ def test_a_scan_is_triggered_and_the_focus_stays(visit: Visit, clean: Servers) -
     expect(trigger).to_be_focused()
 
 
-def test_what_a_system_of_the_overview_is_about_is_opened(visit: Visit) -> None:
+def test_the_description_of_a_system_is_opened(visit: Visit) -> None:
     page = visit.open("/")
     tab_to(visit, page.get_by_role("article", name="Reviews").get_by_role("link").first)
     press(visit, "Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("Reviews")
 
 
-def test_a_part_of_the_api_is_unfolded(visit: Visit) -> None:
+def test_a_section_of_the_api_page_is_expanded(visit: Visit) -> None:
     page = visit.open("/docs")
     summary = page.locator("summary").first
     tab_to(visit, summary)

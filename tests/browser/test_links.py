@@ -46,7 +46,7 @@ def follow(visit: Visit, path: str, links: str) -> set[str]:
     return {to for to, _, _ in found}
 
 
-def test_figures_and_problems_lead_to_their_items(visit: Visit, queue: Queue, clean: Servers) -> None:
+def test_numbers_and_problems_link_to_their_items(visit: Visit, queue: Queue, clean: Servers) -> None:
     furnished.everything(queue, clean.valkey.url)
     followed = follow(visit, "/", "#systems dd a")
     states = ("due", "in-progress", "stuck", "failed")
@@ -59,7 +59,7 @@ def test_figures_and_problems_lead_to_their_items(visit: Visit, queue: Queue, cl
     assert follow(visit, "/", "#attention .need a") >= {"/rooms?state=due", "/rooms?state=stuck", "/rooms?state=failed"}
 
 
-def test_counts_of_jobs_and_groups_of_failures_lead_to_their_members(
+def test_counts_of_jobs_and_groups_of_failures_link_to_their_members(
     visit: Visit, queue: Queue, clean: Servers
 ) -> None:
     furnished.everything(queue, clean.valkey.url)

@@ -136,7 +136,7 @@ def events(queue: Queue) -> list[str]:
 
 
 @pytest.mark.parametrize("wrong", [0, HOUR, -HOUR])
-def test_the_countdown_is_true_with_any_browser_clock(visiting: Visiting, queue: Queue, wrong: int) -> None:
+def test_the_countdown_is_correct_with_any_browser_clock(visiting: Visiting, queue: Queue, wrong: int) -> None:
     queue.add(ackTimeout=900)
     queue.take()
     visit = visiting(queue.web, script=WRONG_CLOCK.replace("SECONDS", str(wrong)))
@@ -153,7 +153,7 @@ def test_the_countdown_is_true_with_any_browser_clock(visiting: Visiting, queue:
     eventually(is_true, within=20)
 
 
-def test_an_overdue_message_is_red_and_leaves_when_it_is_requeued(visit: Visit, queue: Queue) -> None:
+def test_an_overdue_message_is_red_and_disappears_when_it_is_requeued(visit: Visit, queue: Queue) -> None:
     id = queue.add(ackTimeout=1)
     with queue.redis() as client:
         client.set(LOCK, "1")
@@ -168,9 +168,7 @@ def test_an_overdue_message_is_red_and_leaves_when_it_is_requeued(visit: Visit, 
     assert queue.ids("main") == [id]
 
 
-def test_there_is_nothing_to_count_without_a_start_or_until_the_configuration_is_known(
-    visit: Visit, queue: Queue
-) -> None:
+def test_no_countdown_is_shown_without_a_start_or_the_configuration(visit: Visit, queue: Queue) -> None:
     queue.add(ackTimeout=900)
     queue.take()
     visit.expect(BROKEN_OFF)
@@ -201,7 +199,7 @@ def without(*fields: str) -> Callable[[Route], None]:
 # Others at work
 
 
-def test_what_others_do_is_seen_without_a_reload(visit: Visit, queue: Queue) -> None:
+def test_changes_by_others_appear_without_a_reload(visit: Visit, queue: Queue) -> None:
     page = visit.open("/messages")
     page.evaluate("globalThis.isSamePage = true")
     expect(page.locator("#state")).to_have_text("Live")
@@ -218,7 +216,7 @@ def test_what_others_do_is_seen_without_a_reload(visit: Visit, queue: Queue) -> 
     assert page.evaluate("isSamePage")
 
 
-def test_messages_that_are_not_shown_are_counted_when_they_are_delivered(visit: Visit, queue: Queue) -> None:
+def test_deliveries_of_messages_on_other_pages_are_counted(visit: Visit, queue: Queue) -> None:
     queue.post("/queue/batch", [{"type": "mail"}] * 60)
     page = open_read(visit, "main")
     expect(page.locator("#where")).to_have_text("50 of 60")
@@ -304,7 +302,7 @@ def test_rows_are_replaced_in_place_from_the_top(visiting: Visiting, queue: Queu
         assert visit.ids == new[:rows] + old[rows:]
 
 
-def test_what_too_many_events_said_is_read_anew(visiting: Visiting, queue: Queue) -> None:
+def test_the_page_reads_again_after_too_many_events(visiting: Visiting, queue: Queue) -> None:
     held: list[Route] = []
     is_read = Event()
     visit = visiting(queue.web, script=FRAMES_BY_HAND)
@@ -325,7 +323,7 @@ def test_what_too_many_events_said_is_read_anew(visiting: Visiting, queue: Queue
     visit.wait_for([])
 
 
-def test_counts_that_arrive_late_do_not_hide_what_events_said_meanwhile(visit: Visit, queue: Queue) -> None:
+def test_late_counts_do_not_overwrite_newer_events(visit: Visit, queue: Queue) -> None:
     asked: list[tuple[Route, APIResponse]] = []
     visit.page.route("**/api/queue/status*", lambda route: asked.append((route, route.fetch())))
     page = visit.open("/messages")
@@ -368,7 +366,7 @@ def test_a_hundred_broken_connections_leave_no_gap(visiting: Visiting, queue: Qu
         expect(page.locator("#problem")).to_be_empty()
 
 
-def test_a_page_that_is_cut_off_says_so_and_catches_up(visiting: Visiting, queue: Queue) -> None:
+def test_a_disconnected_page_reports_it_and_catches_up(visiting: Visiting, queue: Queue) -> None:
     with TcpProxy(queue.web.port) as proxy:
         visit = visiting(f"http://127.0.0.1:{proxy.port}")
         visit.expect(BROKEN_OFF)
@@ -383,7 +381,7 @@ def test_a_page_that_is_cut_off_says_so_and_catches_up(visiting: Visiting, queue
         expect(visit.row(id)).to_be_visible()
 
 
-def test_a_server_that_is_silent_and_does_not_answer_is_noticed(visit: Visit, queue: Queue) -> None:
+def test_an_unresponsive_server_is_noticed(visit: Visit, queue: Queue) -> None:
     visit.expect(BROKEN_OFF)
     visit.page.clock.install()
     page = visit.open("/messages")
@@ -396,7 +394,7 @@ def test_a_server_that_is_silent_and_does_not_answer_is_noticed(visit: Visit, qu
     expect(visit.row(id)).to_be_visible()
 
 
-def test_a_hidden_page_leaves_the_connections_of_its_browser_to_others(visit: Visit, queue: Queue) -> None:
+def test_a_hidden_page_closes_its_connection(visit: Visit, queue: Queue) -> None:
     visit.page.add_init_script(FRAMES_BY_HAND)
     visit.page.clock.install()
     page = visit.open("/messages")
@@ -409,7 +407,7 @@ def test_a_hidden_page_leaves_the_connections_of_its_browser_to_others(visit: Vi
     eventually(lambda: page.evaluate("source.readyState") == OPEN)
 
 
-def test_a_page_that_missed_what_is_no_longer_kept_reads_anew(visiting: Visiting, queue: Queue) -> None:
+def test_a_page_that_missed_deleted_events_reads_again(visiting: Visiting, queue: Queue) -> None:
     with TcpProxy(queue.web.port) as proxy:
         visit = visiting(f"http://127.0.0.1:{proxy.port}")
         visit.expect(BROKEN_OFF)

@@ -54,7 +54,7 @@ def test_each_tab_shows_its_messages_and_all_counts(visit: Visit, queue: Queue) 
             expect(page.locator(f'[data-count="{place}"]')).to_have_text("1")
 
 
-def test_empty_places_say_what_to_do_next(visit: Visit) -> None:
+def test_empty_lists_explain_what_to_do_next(visit: Visit) -> None:
     for path in TABS:
         expect(visit.open(path).locator("#empty")).to_be_visible()
     visit.open("/messages?search=nothing")
@@ -63,7 +63,7 @@ def test_empty_places_say_what_to_do_next(visit: Visit) -> None:
     expect(visit.page.get_by_role("heading", name="Nothing is waiting")).to_be_visible()
 
 
-def test_a_row_opens_to_everything_that_is_known(visit: Visit, queue: Queue) -> None:
+def test_a_row_expands_to_all_details(visit: Visit, queue: Queue) -> None:
     payload = {"to": ["ada"], "n": 1, "reversed": "\u202etxt"}
     id = queue.dead(type="mail", payload=payload)
     visit.open("/messages/failed")
@@ -112,7 +112,7 @@ def test_the_id_of_a_row_is_a_link_to_the_page_of_the_message(visit: Visit, queu
     assert visit.path == "/messages"
 
 
-def test_open_message_follows_its_place(visit: Visit, queue: Queue) -> None:
+def test_open_message_follows_its_state(visit: Visit, queue: Queue) -> None:
     id = queue.add(payload={"n": 12345678901234567890})
     visit.open("/messages")
     visit.open_row(id)
@@ -159,7 +159,7 @@ def test_a_message_is_added(visit: Visit, queue: Queue) -> None:
     expect(visit.row(added["id"])).to_contain_text("12345678901234567890")
 
 
-def test_everything_that_is_wrong_is_shown_at_once_next_to_its_field(visit: Visit, queue: Queue) -> None:
+def test_all_errors_are_shown_together_next_to_their_fields(visit: Visit, queue: Queue) -> None:
     page = visit.open("/messages")
     visit.press("Add message")
     wrong = (
@@ -185,7 +185,7 @@ def test_everything_that_is_wrong_is_shown_at_once_next_to_its_field(visit: Visi
     assert len(queue.ids("main")) == 1
 
 
-def test_what_only_the_server_knows_is_shown_next_to_its_field(visit: Visit, queue: Queue) -> None:
+def test_server_side_errors_are_shown_next_to_their_field(visit: Visit, queue: Queue) -> None:
     visit.open("/messages")
     visit.press("Add message")
     visit.expect_status(422)
@@ -198,7 +198,7 @@ def test_what_only_the_server_knows_is_shown_next_to_its_field(visit: Visit, que
     assert visit.dialog.locator("[aria-invalid]").count() == 1
 
 
-def test_an_option_of_a_message_is_taken_back(visit: Visit, queue: Queue) -> None:
+def test_an_option_of_a_message_is_removed(visit: Visit, queue: Queue) -> None:
     id = queue.add(ackTimeout=60)
     visit.open("/messages")
     visit.open_row(id)
@@ -209,7 +209,7 @@ def test_an_option_of_a_message_is_taken_back(visit: Visit, queue: Queue) -> Non
     assert "custom_ack_timeout" not in message(queue, "main", id)
 
 
-def test_a_message_is_edited_without_touching_what_was_not(visit: Visit, queue: Queue) -> None:
+def test_an_edit_changes_only_edited_fields(visit: Visit, queue: Queue) -> None:
     big = {"exact": 12345678901234567890}
     id = queue.add(payload=big, priority=2, ackTimeout=60)
     visit.open("/messages")
@@ -227,7 +227,7 @@ def test_a_message_is_edited_without_touching_what_was_not(visit: Visit, queue: 
     )
 
 
-def test_an_edit_keeps_what_somebody_else_has_changed_meanwhile(visit: Visit, queue: Queue) -> None:
+def test_an_edit_keeps_concurrent_changes_of_others(visit: Visit, queue: Queue) -> None:
     id = queue.add(payload={"v": 1})
     visit.open("/messages")
     visit.open_row(id)
@@ -239,7 +239,7 @@ def test_an_edit_keeps_what_somebody_else_has_changed_meanwhile(visit: Visit, qu
     assert message(queue, "main", id)["payload"] == {"v": 2}
 
 
-def test_what_was_taken_while_it_is_edited_is_refused_in_words(visit: Visit, queue: Queue) -> None:
+def test_an_edit_of_a_message_taken_meanwhile_is_refused_with_an_explanation(visit: Visit, queue: Queue) -> None:
     id = queue.add()
     visit.open("/messages")
     visit.open_row(id)
@@ -302,7 +302,7 @@ def test_a_selection_is_moved(visit: Visit, queue: Queue) -> None:
     expect(page.get_by_role("region", name="Selected messages")).to_be_hidden()
 
 
-def test_one_message_is_deleted_after_a_question(visit: Visit, queue: Queue) -> None:
+def test_one_message_is_deleted_after_a_confirmation(visit: Visit, queue: Queue) -> None:
     id, other = queue.add(), queue.add()
     visit.open("/messages")
     for answer, left in (("Cancel", [other, id]), ("Delete", [other])):
@@ -327,7 +327,7 @@ def test_a_deletion_is_undone(visit: Visit, queue: Queue) -> None:
     assert queue.ids("main") == ids[::-1]
 
 
-def test_long_types_and_the_time_that_remains_are_seen_as_a_whole(visit: Visit, queue: Queue) -> None:
+def test_long_types_and_remaining_times_are_fully_visible(visit: Visit, queue: Queue) -> None:
     payloads: list[Any] = [{}, {"text": "an address and a few lines " * 9}]
     ids = [queue.add(type="demo.make_thumbnail", payload=payload) for payload in payloads]
     for _ in ids:
@@ -339,7 +339,7 @@ def test_long_types_and_the_time_that_remains_are_seen_as_a_whole(visit: Visit, 
     assert page.locator(".sheet").first.evaluate("sheet => sheet.scrollWidth <= sheet.clientWidth")
 
 
-def test_an_undo_that_is_not_complete_is_repeated(visit: Visit, queue: Queue) -> None:
+def test_an_incomplete_undo_is_repeated(visit: Visit, queue: Queue) -> None:
     id = queue.add()
     page = visit.open("/messages")
     visit.press("Clear Waiting: 1 message …")
@@ -379,7 +379,7 @@ def test_a_state_is_cleared_with_any_filter(visit: Visit, queue: Queue) -> None:
     assert (queue.sizes(), queue.ids("dead")) == ((0, 0, 1, 0, 0), [left])
 
 
-def test_clearing_stands_away_from_the_filter_and_is_not_offered_for_an_empty_place(visit: Visit, queue: Queue) -> None:
+def test_clearing_is_separate_from_the_filter_and_not_offered_for_an_empty_list(visit: Visit, queue: Queue) -> None:
     page = visit.open("/messages")
     expect(page.locator("#empty")).to_be_visible()
     expect(page.locator("#clear")).to_be_hidden()
@@ -446,7 +446,7 @@ def test_a_selection_of_dead_letters_is_replayed(visit: Visit, queue: Queue) -> 
     assert sorted(queue.ids("main")) == sorted([ids[0], ids[2]])
 
 
-def test_all_dead_letters_that_match_are_replayed_after_a_count(visit: Visit, queue: Queue) -> None:
+def test_all_matching_dead_letters_are_replayed_after_a_count(visit: Visit, queue: Queue) -> None:
     ids = [queue.dead(type="mail", payload={"to": f"ada {at}"}) for at in range(3)]
     others = [queue.dead(type="other", payload="ada"), queue.dead(payload="bob")]
     page = visit.open("/messages/failed")
@@ -468,7 +468,7 @@ def test_all_dead_letters_that_match_are_replayed_after_a_count(visit: Visit, qu
 
 
 @pytest.mark.smoke
-def test_script_stays_text(visit: Visit, queue: Queue) -> None:
+def test_script_in_data_is_shown_as_text(visit: Visit, queue: Queue) -> None:
     script = "<img src=x onerror=alert(1)><script>alert(2)</script>"
     id = f"<b onmouseover=alert(3)>{script}"[:64]
     added = queue.post("/queue/message", {"id": id, "type": script, "payload": {script: [script, "</script>"]}})

@@ -67,7 +67,7 @@ def test_which_scans_were_slow(visit: Visit) -> None:
     expect(durations).to_have_text(["200 ms", "900 ms", "40 ms"])
 
 
-def test_somebody_is_told_of_a_problem_that_the_overview_shows(
+def test_an_alert_is_sent_for_a_problem_of_the_overview(
     visiting: Visiting, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     told: list[Any] = []
@@ -115,7 +115,7 @@ def test_the_metrics_are_read_with_a_browser(visit: Visit) -> None:
         expect(shown).to_contain_text(f"queue_manager_{sample} {value:.1f}")
 
 
-def test_what_a_command_does_is_seen_on_the_pages(visit: Visit) -> None:
+def test_effects_of_a_command_appear_on_the_pages(visit: Visit) -> None:
     def command(*arguments: str) -> str:
         with ThreadPoolExecutor() as other_thread:  # this one has an event loop
             answer = other_thread.submit(invoke, *arguments).result()

@@ -63,7 +63,7 @@ def look_elsewhere(visiting: Visiting, queue: Queue, origin: str, *, has_keys: b
     return visit
 
 
-def test_nothing_can_be_done_from_another_site(
+def test_no_action_is_possible_from_another_site(
     visiting: Visiting, attacked: tuple[Queue, str, int, dict[str, str]]
 ) -> None:
     queue, origin, refused, headers = attacked
@@ -98,7 +98,7 @@ def test_nothing_can_be_done_from_another_site(
     assert page.evaluate(ASK, ["/api/queue/message", {"method": "POST", "body": '{"type":"mine"}'}]) == 201
 
 
-def test_nothing_can_be_read_from_another_site(
+def test_no_data_can_be_read_from_another_site(
     visiting: Visiting, attacked: tuple[Queue, str, int, dict[str, str]]
 ) -> None:
     queue, origin, _, headers = attacked

@@ -59,7 +59,7 @@ def ids(keys: Queue, place: str = "main") -> list[str]:
 
 
 @pytest.mark.smoke
-def test_people_log_in_go_on_where_they_wanted_to_and_log_out(visiting: Visiting, keys: Queue) -> None:
+def test_people_log_in_return_to_their_page_and_log_out(visiting: Visiting, keys: Queue) -> None:
     visit = visiting(keys.web)
     page = visit.open("/messages?filterType=mail")
     assert visit.path == "/login?next=%2Fmessages%3FfilterType%3Dmail"
@@ -83,7 +83,7 @@ def test_people_log_in_go_on_where_they_wanted_to_and_log_out(visiting: Visiting
     assert visit.path == "/login?next=%2Fmessages"
 
 
-def test_an_operator_acts(visiting: Visiting, keys: Queue) -> None:
+def test_an_operator_can_act(visiting: Visiting, keys: Queue) -> None:
     first, second = ids(keys)
     visit = visiting(keys.web)
     visit.log_in(OPERATOR)
@@ -128,7 +128,7 @@ def buttons(visit: Visit) -> set[str]:
     return set(names) - READING
 
 
-def test_a_session_that_ends_leaves_what_is_typed_in_a_form(visiting: Visiting, keys: Queue) -> None:
+def test_an_expired_session_keeps_the_input_of_a_form(visiting: Visiting, keys: Queue) -> None:
     visit = visiting(keys.web)
     visit.log_in(OPERATOR)
     page = visit.open("/messages")
@@ -148,7 +148,7 @@ def test_a_session_that_ends_leaves_what_is_typed_in_a_form(visiting: Visiting, 
     expect(page.locator("#rows > tr")).to_have_count(3)
 
 
-def test_a_session_that_ends_leads_to_the_log_in_and_back(visiting: Visiting, keys: Queue) -> None:
+def test_an_expired_session_leads_to_the_log_in_and_back(visiting: Visiting, keys: Queue) -> None:
     visit = visiting(keys.web)
     visit.log_in(VIEWER)
     page = visit.open("/messages")
@@ -166,7 +166,7 @@ def test_a_session_that_ends_leads_to_the_log_in_and_back(visiting: Visiting, ke
     assert visit.path == "/messages?sort=priority&order=desc"
 
 
-def test_the_range_of_the_charts_outlasts_the_log_in(visiting: Visiting, keys: Queue) -> None:
+def test_the_range_of_the_charts_survives_the_log_in(visiting: Visiting, keys: Queue) -> None:
     visit = visiting(keys.web)
     page = visit.open("/rooms?state=failed#7d")
     visit.expect_status(401)

@@ -55,7 +55,7 @@ def test_slash_stays_with_the_search_of_a_list(visit: Visit) -> None:
     expect(page.get_by_label("Find any id")).to_be_focused()
 
 
-def test_an_id_of_several_things_lists_them(visit: Visit) -> None:
+def test_an_ambiguous_id_lists_all_matches(visit: Visit) -> None:
     for id in (5, "5"):
         make_room(server_now() + hours(1), _id=id)
     page = visit.open("/search?id=5")
@@ -65,7 +65,7 @@ def test_an_id_of_several_things_lists_them(visit: Visit) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text('Room "5"')
 
 
-def test_an_id_that_nothing_has(visit: Visit) -> None:
+def test_an_unknown_id_is_reported(visit: Visit) -> None:
     page = visit.open("/search?id=nothing")
     expect(page.get_by_role("heading", name="No results")).to_be_visible()
     expect(page.get_by_label("Find any id")).to_have_value("nothing")
@@ -150,7 +150,7 @@ def test_a_failed_room_is_opened_from_the_list_and_retried(visit: Visit, clean: 
     expect(page.get_by_role("heading", level=1)).to_have_text("Rooms")
 
 
-def test_a_viewer_has_the_answer_and_no_button(visiting: Visiting, guarded: Queue) -> None:
+def test_a_viewer_sees_the_answer_and_no_button(visiting: Visiting, guarded: Queue) -> None:
     room = furnished.rooms()["failed"]
     visit = visiting(guarded.web)
     visit.log_in(VIEWER)

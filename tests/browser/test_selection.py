@@ -73,7 +73,7 @@ def test_shift_selects_a_range_by_mouse_and_keyboard(visit: Visit) -> None:
     expect(page.locator("#picked-count")).to_have_text("5 selected")
 
 
-def test_nothing_is_selected_among_items_in_progress_and_by_viewers(
+def test_selection_is_not_offered_for_items_in_progress_and_to_viewers(
     visit: Visit, guarded: Queue, visiting: Visiting
 ) -> None:
     rooms = furnished.rooms()
@@ -122,7 +122,7 @@ def test_selected_jobs_are_retried_canceled_and_deleted(
     assert audited(queue) == (action, 2, set(ids))
 
 
-def test_jobs_whose_state_does_not_allow_it_are_left_alone(visit: Visit, queue: Queue) -> None:
+def test_jobs_in_an_unsuitable_state_are_skipped(visit: Visit, queue: Queue) -> None:
     jobs = furnished.jobs(queue)
     page = visit.open("/jobs")
     eventually(lambda: len(visit.ids) == len(jobs), within=20)

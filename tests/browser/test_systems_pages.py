@@ -63,7 +63,7 @@ def card(page: Page, title: str) -> Locator:
 # The overview
 
 
-def test_the_overview_shows_what_needs_somebody(visit: Visit, clean: Servers) -> None:
+def test_the_overview_shows_problems(visit: Visit, clean: Servers) -> None:
     furnished.rooms()
     page = visit.open("/")
     attention = page.get_by_role("region", name="Needs attention")
@@ -155,7 +155,7 @@ def test_one_item_is_retried(visit: Visit, clean: Servers) -> None:
     assert message.args[0] == rooms["failed"]
 
 
-def test_what_was_retried_by_somebody_else_meanwhile_is_said(visit: Visit, queue: Queue, clean: Servers) -> None:
+def test_an_item_retried_by_another_person_is_reported(visit: Visit, queue: Queue, clean: Servers) -> None:
     rooms = furnished.rooms()
     visit.expect_status(409)
     page = visit.open(f"/rooms/{rooms['stuck']}")
@@ -170,7 +170,7 @@ def test_what_was_retried_by_somebody_else_meanwhile_is_said(visit: Visit, queue
     assert len(sent(clean, "support-snooze")) == 1
 
 
-def test_all_items_that_match_are_retried_after_a_count(visit: Visit, clean: Servers) -> None:
+def test_all_matching_items_are_retried_after_a_count(visit: Visit, clean: Servers) -> None:
     loud = {str(make_room(server_now() - seconds(9), account_id=f"loud-{number}")) for number in range(3)}
     quiet = str(make_room(server_now() - seconds(9), account_id="quiet"))
     page = visit.open("/rooms?search=loud")
@@ -262,7 +262,7 @@ def test_a_list_follows_its_items_when_their_number_stays_the_same(visit: Visit)
     visit.wait_for([second.args[0]])
 
 
-def test_what_others_wrote_stays_text(visit: Visit, clean: Servers) -> None:
+def test_foreign_markup_is_shown_as_text(visit: Visit, clean: Servers) -> None:
     rooms = furnished.rooms(reason=SCRIPT)
     make_room(server_now() - seconds(5), account_id=SCRIPT)
     furnished.scans(error=SCRIPT)
@@ -282,7 +282,7 @@ def test_what_others_wrote_stays_text(visit: Visit, clean: Servers) -> None:
 # The schedule
 
 
-def test_the_schedule_shows_each_scan_and_who_leads(visit: Visit, clean: Servers) -> None:
+def test_the_schedule_shows_each_scan_and_the_leader(visit: Visit, clean: Servers) -> None:
     page = visit.open("/schedule")
     rows = page.locator("#entries > tr")
     expect(rows).to_have_count(5)
@@ -303,7 +303,7 @@ def test_the_schedule_shows_each_scan_and_who_leads(visit: Visit, clean: Servers
 SOME, ERRORS, PAUSED = "■", "\u00d7", "\u2013"
 
 
-def test_runs_of_a_paused_system_are_shown_as_such(visit: Visit, queue: Queue, clean: Servers) -> None:
+def test_runs_of_a_paused_system_are_shown_as_paused(visit: Visit, queue: Queue, clean: Servers) -> None:
     furnished.lead(clean.valkey.url)
     furnished.scans()
     page = visit.open("/schedule")
@@ -333,7 +333,7 @@ def test_each_scan_is_triggered_once(visit: Visit, clean: Servers) -> None:
     expect(page.locator("#toasts")).to_contain_text("is running")
 
 
-def test_an_id_is_shown_whole_in_at_most_two_lines(visit: Visit, clean: Servers) -> None:
+def test_an_id_is_fully_shown_in_at_most_two_lines(visit: Visit, clean: Servers) -> None:
     lines = {"/rooms?state=failed": (furnished.rooms()["failed"], 1), "/thumbnails": (furnished.sites()[1], 2)}
     for path, (id, most) in lines.items():
         visit.open(path)

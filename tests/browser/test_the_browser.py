@@ -39,7 +39,7 @@ def test_without_a_browser_tests_are_skipped_here_and_fail_in_ci(monkeypatch: py
         ("setTimeout(() => alert('hello'))", "hello"),
     ],
 )
-def test_what_goes_wrong_in_a_page_fails_its_test(browser: Browser, queue: Queue, script: str, said: str) -> None:
+def test_an_error_in_a_page_fails_its_test(browser: Browser, queue: Queue, script: str, said: str) -> None:
     visit = Visit(browser, f"http://127.0.0.1:{queue.web.port}")
     visit.open("/docs").evaluate(f"() => {{ {script} }}")
     eventually(lambda: visit.context.cookies() == [] and visit.unexpected)  # asking lets events in
@@ -56,6 +56,6 @@ def other_thread(browser: Browser) -> int:
     return threading.get_ident()
 
 
-def test_the_browser_has_a_thread_of_its_own(other_thread: int) -> None:
+def test_the_browser_has_its_own_thread(other_thread: int) -> None:
     assert threading.current_thread().name.startswith("browser")
     assert threading.get_ident() != other_thread

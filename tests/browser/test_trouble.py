@@ -106,7 +106,7 @@ def fragile(clean: Servers, lasting: Fragile) -> Iterator[Fragile]:
         proxy.open()
 
 
-def test_a_queue_server_that_is_away_is_said_and_is_back_by_itself(
+def test_an_unavailable_queue_server_is_reported_until_it_is_back(
     fragile: Fragile, queue: Queue, visiting: Visiting
 ) -> None:
     first = queue.add()
@@ -131,7 +131,7 @@ def test_a_queue_server_that_is_away_is_said_and_is_back_by_itself(
 
 
 @pytest.mark.parametrize(("path", "server"), [("/messages", "redis"), ("/jobs", "mongodb")])
-def test_an_open_list_is_not_called_live_while_its_server_is_away(
+def test_an_open_list_is_not_shown_as_live_while_its_server_is_unavailable(
     path: str, server: str, fragile: Fragile, visiting: Visiting
 ) -> None:
     visit = visiting(fragile.web)
@@ -148,7 +148,7 @@ def test_an_open_list_is_not_called_live_while_its_server_is_away(
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 504])
-def test_a_list_that_was_not_answered_is_read_again(status: int, queue: Queue, visit: Visit) -> None:
+def test_a_failed_list_request_is_repeated(status: int, queue: Queue, visit: Visit) -> None:
     id = queue.add()
     visit.expect_status(status)
     lists = "**/api/queue/main/messages*"
@@ -161,7 +161,9 @@ def test_a_list_that_was_not_answered_is_read_again(status: int, queue: Queue, v
     expect(page.locator("#problem")).to_be_empty()
 
 
-def test_without_mongodb_messages_go_on_and_all_comes_back(fragile: Fragile, queue: Queue, visiting: Visiting) -> None:
+def test_without_mongodb_messages_work_and_the_rest_recovers(
+    fragile: Fragile, queue: Queue, visiting: Visiting
+) -> None:
     room = str(make_room(server_now() - seconds(60)))
     message = queue.add()
     visit = visiting(fragile.web)
@@ -189,7 +191,7 @@ def test_without_mongodb_messages_go_on_and_all_comes_back(fragile: Fragile, que
     expect(overview.get_by_text(MONGODB_AWAY)).to_have_count(0)
 
 
-def test_without_redis_jobs_go_on_and_all_comes_back(fragile: Fragile, queue: Queue, visiting: Visiting) -> None:
+def test_without_redis_jobs_work_and_the_rest_recovers(fragile: Fragile, queue: Queue, visiting: Visiting) -> None:
     job = furnished.make_job(queue)
     visit = visiting(fragile.web)
     visit.expect_status(503)
@@ -205,7 +207,7 @@ def test_without_redis_jobs_go_on_and_all_comes_back(fragile: Fragile, queue: Qu
     expect(page.locator("#entries > tr")).to_have_count(5)
 
 
-def test_a_system_that_is_off_says_how_to_turn_it_on(fragile: Fragile, visiting: Visiting) -> None:
+def test_a_page_of_a_system_that_is_off_explains_how_to_turn_it_on(fragile: Fragile, visiting: Visiting) -> None:
     visit = visiting(fragile.web)
     page = visit.open("/")
     expect(page.get_by_role("article", name="Reviews")).to_contain_text("QM_PROJECTS=true")

@@ -193,7 +193,7 @@ def test_messages_are_live_in_a_view(visit: Visit, queue: Queue) -> None:
     visit.wait_for([queue.add()])
 
 
-def test_a_browser_that_keeps_nothing_has_the_columns_in_the_address(visiting: Visiting, queue: Queue) -> None:
+def test_a_browser_without_storage_keeps_the_columns_in_the_url(visiting: Visiting, queue: Queue) -> None:
     visit = visiting(queue.web, script=WITHOUT_STORAGE)
     page = visit.open("/messages")
     hide(visit, "Payload")

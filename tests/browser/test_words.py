@@ -28,7 +28,7 @@ def read(page: Page, content: str, *words: str) -> None:
     assert not {*words} - {*texts}
 
 
-def test_pages_say_what_operators_of_other_products_know(visit: Visit, queue: Queue, clean: Servers) -> None:
+def test_pages_use_the_words_of_other_products(visit: Visit, queue: Queue, clean: Servers) -> None:
     furnished.everything(queue, clean.valkey.url)
     read(visit.open("/"), "#systems article dl", "Critical", "Up", "Oldest waiting")
     read(visit.open("/rooms"), "#scans > tr", "Duration", "Details")

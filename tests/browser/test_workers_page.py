@@ -53,7 +53,7 @@ def test_a_worker_shows_what_each_process_does(visit: Visit, clean: Servers) -> 
     assert visit.path == f"/rooms/{furnished.A_ROOM}"
 
 
-def test_a_worker_that_takes_no_items_says_why(visit: Visit, clean: Servers) -> None:
+def test_a_worker_that_takes_no_items_shows_the_reason(visit: Visit, clean: Servers) -> None:
     furnished.workers(clean.valkey.url, paused=f"MongoDB does not answer {SCRIPT}")
     page = visit.open("/workers")
     expect(card(page)).to_contain_text("Takes no items")

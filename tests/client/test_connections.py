@@ -130,7 +130,7 @@ def test_a_request_waits_for_a_server_that_starts(kind: str, queue: Queue) -> No
         timer.join()
 
 
-def test_a_server_that_is_away_is_an_error(kind: str) -> None:
+def test_an_unavailable_server_is_an_error(kind: str) -> None:
     url = url_of(free_port())
     with connected(kind, url, retry_for=0.5) as client, promptly(5), pytest.raises(ClientError) as caught:
         client.jobs.run(INVOICE)
@@ -177,7 +177,7 @@ def test_more_than_a_hundred_consumers_share_a_client(queue: Queue) -> None:
     assert asyncio.run(run()) == 0
 
 
-def test_a_full_queue_is_tried_again_when_it_says(kind: str) -> None:
+def test_a_full_queue_is_retried_after_the_given_delay(kind: str) -> None:
     full = (503, {"retry-after": "1"}, json.dumps({"error": "queue full", "message": "Redis is full"}))
     with answering(full, (201, {}, "{}")) as url, connected(kind, url) as client:
         client.messages.enqueue("mail")
@@ -186,7 +186,7 @@ def test_a_full_queue_is_tried_again_when_it_says(kind: str) -> None:
     assert (caught.value.status, caught.value.error) == (503, "queue full")
 
 
-def test_an_answer_of_a_proxy_is_an_error(kind: str) -> None:
+def test_a_response_of_a_proxy_is_an_error(kind: str) -> None:
     bad_gateway: ProxyAnswer = (502, {}, "<html>Bad Gateway</html>")
     page: ProxyAnswer = (200, {}, "<html>Welcome</html>")
     with answering(bad_gateway, page) as url, connected(kind, url, retry_for=0) as client:
@@ -222,7 +222,7 @@ def test_a_key_without_the_role_is_an_error(key: str | None, status: int, error:
     assert (caught.value.status, caught.value.error) == (status, error)
 
 
-def test_a_message_queue_that_is_switched_off_is_not_an_empty_one(
+def test_a_message_queue_that_is_switched_off_is_an_error(
     kind: str, servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     web = shared_web(tmp_path_factory)
@@ -249,7 +249,7 @@ def test_events_resume_where_the_connection_was_lost(lossy: Client, proxy: Lossy
         assert [ids_of(event) for event in islice(events, 2)] == [[id] for id in ids[2:]]
 
 
-def test_events_of_jobs_and_systems(client: Client) -> None:
+def test_events_of_jobs_and_systems_are_received(client: Client) -> None:
     with closing(client.systems.events()) as events:
         event = next(events)
     assert event.name == "overview"
@@ -263,7 +263,7 @@ def test_events_of_jobs_and_systems(client: Client) -> None:
         assert next(state for state in states if state != "pending") == "canceled"
 
 
-def test_events_end_with_an_error_that_does_not_pass(kind: str, queue: Queue) -> None:
+def test_events_end_with_a_permanent_error(kind: str, queue: Queue) -> None:
     with connected(kind, url_of(queue.web.port), api_key="a key") as client, pytest.raises(ClientError) as caught:
         next(client.jobs.events())
     assert caught.value.status == 401

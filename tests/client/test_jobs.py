@@ -65,7 +65,7 @@ def test_a_list_follows_the_cursor(client: Client) -> None:
     assert [job.id for job in client.jobs.list(name=INVOICE, page_size=2)] == ids[::-1]
 
 
-def test_odd_fields_of_a_job_of_another_program_are_none(client: Client) -> None:
+def test_malformed_fields_of_a_foreign_job_are_none(client: Client) -> None:
     odd = {"created": "yesterday", "due": 5, "priority": True, "history": [{"state": "pending"}], "waiting": []}
     stored.jobs().insert_one({"_id": "odd", "attempts": 2.0, "state": "failure", "last_error": "gone", **odd})
     id = client.jobs.run(INVOICE, 5).id
@@ -110,7 +110,7 @@ def test_a_job_is_waited_for(state: JobState, client: Client) -> None:
     assert job.history[-1].state == state
 
 
-def test_waiting_ends(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_job_ends_after_its_timeout(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("queue_manager.client.jobs.MIN_REQUEST_TIMEOUT", 30.0)  # the last request is always answered
     id = client.jobs.run(INVOICE).id
     with pytest.raises(TimeoutError, match="its state is pending"):

@@ -66,7 +66,7 @@ def test_a_batch_of_something_else_is_refused(client: Client) -> None:
         client.messages.enqueue_batch([{"type": "mail"}])  # type: ignore[list-item]
 
 
-def test_no_message_is_none(client: Client) -> None:
+def test_dequeue_of_an_empty_queue_returns_none(client: Client) -> None:
     assert client.messages.dequeue() is None
     assert client.messages.dequeue(0.1, type="mail") is None
 
@@ -196,7 +196,7 @@ def test_touch_returns_the_new_deadline(client: Client) -> None:
     assert (message.touch(100) - message.fields.deadline_at).total_seconds() == pytest.approx(90, abs=5)
 
 
-def test_touch_by_no_time_is_refused(client: Client) -> None:
+def test_touch_by_zero_seconds_is_refused(client: Client) -> None:
     client.messages.enqueue("mail")
     message = client.messages.dequeue()
     assert message is not None

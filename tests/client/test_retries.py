@@ -114,7 +114,7 @@ def test_the_waits_of_a_request_end_after_its_first_error(clock: HandClock) -> N
         retries.delay_after(error)
 
 
-def test_the_waits_grow_and_start_anew_after_a_success(clock: HandClock) -> None:
+def test_the_waits_grow_and_restart_after_a_success(clock: HandClock) -> None:
     retries, error = Retries(RETRY_FOR), ClientError(None, "no response", "lost")
     delays = [retries.delay_after(error) for _ in range(5)]
     assert delays == sorted(delays)
@@ -134,7 +134,7 @@ def test_a_worker_that_waits_for_its_server_logs_it_once(clock: HandClock, caplo
     assert caplog.messages == [expected] * 2
 
 
-def test_nothing_is_repeated_for_zero_seconds(clock: HandClock) -> None:
+def test_no_request_is_repeated_with_a_retry_time_of_zero(clock: HandClock) -> None:
     with pytest.raises(ClientError):
         Retries(0).delay_after(ClientError(None, "no response", "lost"))
 
@@ -146,7 +146,7 @@ def test_a_response_does_not_make_a_client_wait_for_more_than_minutes(clock: Han
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "1e400", "-1", "Wed, 21 Oct 2099 07:28:00 GMT"])
-def test_another_form_of_retry_after_is_ignored(clock: HandClock, value: str) -> None:
+def test_retry_after_in_another_form_is_ignored(clock: HandClock, value: str) -> None:
     error = ClientError.of_response(httpx2.Response(503, headers={"retry-after": value}))
     assert 0 < Retries(inf).delay_after(error) <= FIRST_RETRY_DELAY
 
@@ -163,9 +163,7 @@ def test_the_delay_that_an_event_sets_is_bounded(milliseconds: int, delay: float
 # Heartbeats
 
 
-def test_a_heartbeat_that_is_lost_leaves_the_time_for_another(
-    clock: HandClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_heartbeat_leaves_time_for_another(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("queue_manager.client.received_messages.time", clock)
     received_at = datetime(2026, 1, 1, tzinfo=UTC)
     fields = StoredMessage(

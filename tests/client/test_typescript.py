@@ -41,13 +41,13 @@ def example_of(page: Path) -> str:
     return text
 
 
-def test_it_has_the_version_of_queue_manager() -> None:
+def test_typescript_client_has_the_version_of_queue_manager() -> None:
     package, lock = (json.loads((PACKAGE / name).read_text()) for name in ("package.json", "package-lock.json"))
     assert {package["version"], lock["version"], lock["packages"][""]["version"]} == {project(ROOT)["version"]}
 
 
 @pytest.mark.node
-def test_its_types_are_those_of_the_api(queue: Queue, tmp_path: Path) -> None:
+def test_types_of_the_typescript_client_are_those_of_the_api(queue: Queue, tmp_path: Path) -> None:
     assert {name.upper() for name in EVERYTHING} <= {"QM_MESSAGE_QUEUE", *JOBS_AND_SCANS}
     description, types = tmp_path / "openapi.json", tmp_path / "schema.ts"
     description.write_text(queue.web.get("/openapi.json", X_API_KEY=OPERATOR).text)
@@ -56,7 +56,7 @@ def test_its_types_are_those_of_the_api(queue: Queue, tmp_path: Path) -> None:
 
 
 @pytest.mark.node
-def test_its_package_has_javascript_and_types(tmp_path: Path) -> None:
+def test_typescript_package_contains_javascript_and_types(tmp_path: Path) -> None:
     run("npm", "run", "--silent", "check")
     run("npm", "run", "--silent", "build", "--", "--outDir", str(tmp_path))
     assert {"index.js", "index.d.ts", "schema.d.ts"} <= {file.name for file in tmp_path.iterdir()}
@@ -64,7 +64,7 @@ def test_its_package_has_javascript_and_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.node
-def test_its_package_has_the_license() -> None:
+def test_typescript_package_contains_the_license() -> None:
     (package,) = json.loads(run("npm", "pack", "--dry-run", "--json", "--ignore-scripts"))
     assert "LICENSE" in {file["path"] for file in package["files"]}  # npm leaves links out
     assert (PACKAGE / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
@@ -102,7 +102,7 @@ def test_the_examples_of_its_pages_are_answered(queue: Queue, tmp_path: Path) ->
 
 
 @pytest.mark.node
-def test_its_requests_are_answered(queue: Queue) -> None:
+def test_requests_of_the_typescript_client_are_answered(queue: Queue) -> None:
     results = json.loads(run("node", "test/requests.ts", url_of(queue.web.port), OPERATOR))
     assert results.pop("invalid") == {
         "error": "invalid",
@@ -125,7 +125,7 @@ def test_its_requests_are_answered(queue: Queue) -> None:
 
 
 @pytest.mark.node
-def test_what_a_proxy_responds_is_an_error_and_redirects_are_not_followed() -> None:
+def test_a_response_of_a_proxy_is_an_error_and_redirects_are_not_followed() -> None:
     results = json.loads(run("node", "test/proxies.ts"))
     assert set(results["redirected"].values()) == {"unexpected redirect"}
     assert results["followed"] == 0

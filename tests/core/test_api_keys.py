@@ -65,7 +65,7 @@ def test_no_repr_shows_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         (SECRET, "[0] must be an object"),
     ],
 )
-def test_a_wrong_key_is_refused_at_its_place_without_being_shown(
+def test_a_wrong_key_is_refused_with_its_position_but_not_shown(
     given: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = refusal(json.dumps([given]), monkeypatch)
@@ -75,7 +75,7 @@ def test_a_wrong_key_is_refused_at_its_place_without_being_shown(
 
 
 @pytest.mark.parametrize("value", [SECRET, f'{{"key": "{SECRET}"}}', f'[{{"key": "{SECRET}"', "[" * 100_000])
-def test_what_is_no_list_is_refused_without_being_shown(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_is_not_a_list_is_refused_without_being_shown(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     message = refusal(value, monkeypatch)
     assert message.startswith("QM_API_KEYS: must be a JSON list")
     assert "s3cret" not in message

@@ -46,7 +46,7 @@ def test_a_task_that_lost_a_cancellation_is_cancelled_again() -> None:
     assert asyncio.run(end())
 
 
-def test_a_block_ends_although_its_task_lost_a_cancellation() -> None:
+def test_a_block_ends_although_a_cancellation_was_lost() -> None:
     async def leave() -> None:
         async with asyncio.timeout(30), in_background(_go_on()):
             await asyncio.sleep(0)
@@ -54,7 +54,7 @@ def test_a_block_ends_although_its_task_lost_a_cancellation() -> None:
     asyncio.run(leave())
 
 
-def test_a_feed_ends_although_its_source_lost_a_cancellation() -> None:
+def test_a_feed_ends_although_its_source_swallowed_a_cancellation() -> None:
     async def leave() -> None:
         async with asyncio.timeout(30), Feed(Deaf(), asyncio.Event()) as feed:
             with feed.subscribe():
@@ -87,7 +87,7 @@ def test_an_error_is_raised_and_the_next_call_is_made() -> None:
     assert asyncio.run(thread.run(int, "7")) == 7
 
 
-def test_a_cancelled_caller_disturbs_no_other() -> None:
+def test_a_cancelled_caller_does_not_affect_others() -> None:
     thread, may_end = CallThread(NAME), threading.Event()
 
     async def cancel_first() -> tuple[bool, int]:
@@ -102,7 +102,7 @@ def test_a_cancelled_caller_disturbs_no_other() -> None:
     assert asyncio.run(cancel_first()) == (True, 7)
 
 
-def test_a_loop_that_is_closed_meanwhile_disturbs_no_later_call() -> None:
+def test_a_closed_event_loop_does_not_affect_later_calls() -> None:
     thread, may_end = CallThread(NAME), threading.Event()
 
     async def leave() -> None:
@@ -123,7 +123,7 @@ def test_the_thread_ends_with_its_object() -> None:
     eventually(lambda: not running.is_alive())
 
 
-def test_a_limited_call_that_hangs_is_left_in_a_thread_that_holds_no_process() -> None:
+def test_a_hanging_limited_call_does_not_keep_the_process_alive() -> None:
     may_end = threading.Event()
     running: list[threading.Thread] = []
 

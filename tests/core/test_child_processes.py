@@ -120,7 +120,7 @@ os.fork = forking
         ]
 
 
-def test_ctrl_c_reaches_the_parent_alone(tmp_path: Path) -> None:
+def test_ctrl_c_is_handled_by_the_parent_alone(tmp_path: Path) -> None:
     with running(tmp_path, WAITS) as (process, output):
         eventually(lambda: count(output, "runs") == 2)
         assert {os.getpgid(child) for child in children(process.pid)} == {*children(process.pid)}
@@ -141,7 +141,7 @@ if name == "first":
         eventually(lambda: len(children(process.pid)) == 2)
 
 
-def test_ends_are_noticed_although_the_signal_was_ignored(tmp_path: Path) -> None:
+def test_ended_children_are_noticed_although_sigchld_was_ignored(tmp_path: Path) -> None:
     ignore = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
     with running(tmp_path, WAITS, before=ignore) as (process, output):
         eventually(lambda: count(output, "runs") == 2)
@@ -153,7 +153,7 @@ def test_ends_are_noticed_although_the_signal_was_ignored(tmp_path: Path) -> Non
         assert process.wait(20) == 0
 
 
-def test_children_end_when_the_parent_is_killed(tmp_path: Path) -> None:
+def test_children_end_if_the_parent_is_killed(tmp_path: Path) -> None:
     with running(tmp_path, WAITS) as (process, output):
         eventually(lambda: count(output, "runs") == 2)
 
@@ -170,7 +170,7 @@ def test_a_child_that_cannot_start_ends_all(tmp_path: Path) -> None:
         assert count(output, "all have ended") == 0
 
 
-def test_a_child_that_ends_again_and_again_is_replaced_ever_later(tmp_path: Path) -> None:
+def test_a_child_that_keeps_ending_is_replaced_after_growing_delays(tmp_path: Path) -> None:
     with running(tmp_path, f"if name == 'first': sys.exit()\n{WAITS}") as (_, output):
         eventually(lambda: count(output, "will be replaced") == 3)
         ends = [json.loads(line) for line in output.read_text().splitlines() if "will be replaced" in line]

@@ -29,7 +29,7 @@ def monotonic(monkeypatch: pytest.MonkeyPatch) -> Monotonic:
     return fake
 
 
-def test_server_time_is_asked_once_and_carried_on(monotonic: Monotonic) -> None:
+def test_server_time_is_queried_once_and_extrapolated(monotonic: Monotonic) -> None:
     samples = []
 
     def sample() -> datetime:
@@ -46,7 +46,7 @@ def test_server_time_is_asked_once_and_carried_on(monotonic: Monotonic) -> None:
     assert len(samples) == 2
 
 
-def test_estimate_goes_on_from_the_latest_sample_without_asking(monotonic: Monotonic) -> None:
+def test_estimate_extrapolates_from_the_latest_sample_without_a_query(monotonic: Monotonic) -> None:
     samples = iter([SERVER_TIME])
     clock = ServerClock(lambda: next(samples))
     assert abs(clock.estimate() - datetime.now(UTC)) < seconds(5)  # nothing is known yet
@@ -74,7 +74,7 @@ def test_clock_never_runs_ahead_of_a_server_that_answers_slowly(monotonic: Monot
         (0, 9, 9),
     ],
 )
-def test_a_sample_that_took_long_does_not_put_the_time_back(
+def test_a_slow_sample_does_not_set_the_time_back(
     monotonic: Monotonic, took: float, server: float, expected: float
 ) -> None:
     samples = iter([(0.0, 0.0), (took, server)])
@@ -90,13 +90,13 @@ def test_a_sample_that_took_long_does_not_put_the_time_back(
     assert clock.now() == truncate(SERVER_TIME + seconds(expected))
 
 
-def test_moment_survives_the_wire() -> None:
+def test_datetime_survives_formatting_and_parsing() -> None:
     moment = truncate(SERVER_TIME)
     assert to_iso(moment) == "2026-01-31T09:30:00.123Z"
     assert parse_utc(to_iso(moment), field="at") == moment
 
 
-def test_moment_of_another_zone_is_turned_into_utc() -> None:
+def test_datetime_of_another_zone_is_converted_to_utc() -> None:
     moment = parse_utc("2026-01-31T10:30:00+01:00", field="at")
     assert moment == SERVER_TIME.replace(microsecond=0)
     assert moment is not None
@@ -104,22 +104,22 @@ def test_moment_of_another_zone_is_turned_into_utc() -> None:
     assert to_iso(datetime(2026, 1, 31, 10, 30, tzinfo=timezone(timedelta(hours=1)))) == "2026-01-31T09:30:00.000Z"
 
 
-def test_datetime_is_truncated_like_a_text_and_needs_a_time_zone_too() -> None:
+def test_datetime_is_truncated_like_text_and_also_needs_a_time_zone() -> None:
     assert parse_utc(SERVER_TIME, field="at") == truncate(SERVER_TIME)
     with pytest.raises(PermanentError, match=r"at: datetime.datetime\(.*\) must be an ISO 8601 time with a time zone"):
         parse_utc(SERVER_TIME.replace(tzinfo=None), field="at")
 
 
-def test_no_moment_stays_none() -> None:
+def test_none_is_parsed_as_none() -> None:
     assert parse_utc(None, field="at") is None
 
 
-def test_naive_moment_is_refused_with_the_accepted_form() -> None:
+def test_time_without_a_zone_is_refused_with_the_accepted_form() -> None:
     with pytest.raises(PermanentError, match="at: '2026-01-31T09:30:00' must be an ISO 8601 time with a time zone"):
         parse_utc("2026-01-31T09:30:00", field="at")
 
 
-def test_waits_double_from_the_base_up_to_the_cap() -> None:
+def test_backoff_doubles_from_the_base_up_to_the_cap() -> None:
     policy = RetryPolicy(max_attempts=None, base=seconds(5), cap=minutes(1))
     assert [policy.wait_before(attempt).total_seconds() for attempt in range(2, 8)] == [5, 10, 20, 40, 60, 60]
     assert policy.allows(10**6)

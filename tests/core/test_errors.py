@@ -79,7 +79,7 @@ def labelled(error: PyMongoError, label: str) -> PyMongoError:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_text_has_no_internals_of_the_driver(error: Exception, text: str) -> None:
+def test_error_text_has_no_internals_of_the_driver(error: Exception, text: str) -> None:
     assert reason(error) == text
 
 
@@ -97,13 +97,13 @@ class TariffMissing(Exception):
         (AutoReconnect("no server"), "no server"),
     ],
 )
-def test_errors_of_other_packages_have_their_type_once(error: Exception, text: str) -> None:
+def test_errors_of_other_packages_are_shown_with_their_type_once(error: Exception, text: str) -> None:
     assert typed_reason(error) == text
 
 
 @pytest.mark.parametrize("text", [" " * 1_000_000, "{ UUID " + "Timestamp(1), " * 100_000], ids=["spaces", "words"])
 @pytest.mark.timeout(30)
-def test_long_text_of_any_error_is_truncated_in_time(text: str) -> None:
+def test_long_error_text_is_truncated_quickly(text: str) -> None:
     assert reason(ValueError(text)) == text[:MAX_ERROR_TEXT_LENGTH]
 
 
@@ -133,16 +133,16 @@ def test_long_text_of_any_error_is_truncated_in_time(text: str) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_text_knows_the_server_that_is_away(error: Exception, server: str | None) -> None:
+def test_error_text_names_the_unavailable_server(error: Exception, server: str | None) -> None:
     assert unavailable_server(error) == reason(error).server == typed_reason(error).server == server
 
 
-def test_text_keeps_the_server_in_another_process() -> None:
+def test_error_text_keeps_the_server_after_pickling() -> None:
     text = pickle.loads(pickle.dumps(ErrorText.of("said", AutoReconnect("x"))))
     assert (text, text.server) == ("said", "MongoDB")
 
 
-def test_text_of_an_error_that_has_none_is_its_type_and_why() -> None:
+def test_text_of_an_error_without_text_is_its_type_and_cause() -> None:
     class Odd(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no text")

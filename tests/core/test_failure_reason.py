@@ -41,7 +41,7 @@ from queue_manager.core.failure_reason import MAX_COMPARED_LENGTH, longest_liter
         ("", ""),
     ],
 )
-def test_what_varies_is_replaced(reason: str, normalized: str) -> None:
+def test_variable_parts_of_a_reason_are_replaced(reason: str, normalized: str) -> None:
     assert normalize(reason) == normalized
 
 
@@ -49,7 +49,7 @@ def test_what_varies_is_replaced(reason: str, normalized: str) -> None:
     "reason",
     ["x" * 10_000, "1" * 10_000, "a_" * 5_000, ":" * 10_000, "/a" * 5_000, "'" * 9_999, "a1" * 5_000, "\\" * 9_999],
 )
-def test_a_long_reason_costs_no_more_than_its_beginning(reason: str) -> None:
+def test_only_the_beginning_of_a_long_reason_is_processed(reason: str) -> None:
     assert len(normalize(reason)) <= MAX_COMPARED_LENGTH
 
 
@@ -63,5 +63,5 @@ def test_a_long_reason_costs_no_more_than_its_beginning(reason: str) -> None:
         ("word " * 60, ("word " * 20).strip()),
     ],
 )
-def test_all_reasons_of_a_group_contain_its_literal(reason: str, literal: str) -> None:
+def test_all_reasons_of_a_group_contain_its_literal_text(reason: str, literal: str) -> None:
     assert longest_literal(reason) == literal

@@ -25,7 +25,7 @@ async def both() -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize("function", [coroutine, generator, both])
-def test_what_does_nothing_when_it_is_called_is_not_plain(function: object) -> None:
+def test_coroutine_and_generator_functions_are_not_plain(function: object) -> None:
     assert not is_plain(function)
     assert is_plain(lambda: None)
     assert is_plain(partial(print, "x"))
@@ -33,7 +33,7 @@ def test_what_does_nothing_when_it_is_called_is_not_plain(function: object) -> N
 
 
 @pytest.mark.parametrize("function", [coroutine, generator, both])
-def test_its_result_is_refused(function: type) -> None:
+def test_result_of_a_coroutine_or_generator_function_is_refused(function: type) -> None:
     with pytest.raises(
         PermanentError, match=r"^The job returned a \w+, so nothing was done: it must be a plain function$"
     ):
@@ -46,9 +46,7 @@ def test_any_other_result_is_returned(result: object) -> None:
 
 
 @pytest.mark.parametrize(("takes", "function"), [(True, print), (True, lambda one: one), (False, lambda: None)])
-def test_a_function_that_takes_one_argument_is_told_from_one_that_does_not(
-    takes: bool, function: Callable[..., object]
-) -> None:
+def test_functions_that_accept_one_argument_are_recognized(takes: bool, function: Callable[..., object]) -> None:
     assert takes_one(function) is takes
 
 

@@ -42,7 +42,7 @@ def test_a_percentile_is_within_the_bucket_of_the_duration_with_its_rank(values:
 
 
 @given(durations)
-def test_percentiles_do_not_fall(values: list[int]) -> None:
+def test_percentiles_are_monotonic(values: list[int]) -> None:
     found = [histogram(values).percentile(share / 100) or 0 for share in range(1, 101)]
     assert found == sorted(found)
 
@@ -54,7 +54,7 @@ def test_a_percentile_of_one_duration_does_not_exceed_it(value: int) -> None:
     assert found <= value
 
 
-def test_a_percentile_does_not_exceed_what_the_sum_allows() -> None:
+def test_a_percentile_does_not_exceed_the_limit_implied_by_the_sum() -> None:
     assert Histogram.of({"125": 1, "250": 1}).percentile(1) == 250
     assert histogram([100, 150]).percentile(1) == 190  # the other one took more than 60
 
@@ -64,7 +64,7 @@ def test_the_share_within_a_bound_is_exact(values: list[int], bound: int) -> Non
     assert histogram(values).share_within(bound) == sum(one <= bound for one in values) / len(values)
 
 
-def test_a_percentile_is_interpolated_and_of_nothing_there_is_none() -> None:
+def test_a_percentile_is_interpolated_and_undefined_without_data() -> None:
     assert Histogram.of({"500": 4}).percentile(0.5) == 375
     assert (Histogram().percentile(0.5), Histogram().share_within(250)) == (None, None)
 

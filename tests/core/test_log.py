@@ -24,7 +24,7 @@ def lines(form: str) -> list[str]:
     return result.stderr.splitlines()
 
 
-def test_console_line_has_event_and_fields_and_no_colours_when_it_is_no_terminal() -> None:
+def test_console_line_has_event_and_fields_and_no_colours_outside_a_terminal() -> None:
     ours, theirs = lines("console")
     assert "[info     ] Processed snooze rooms. enqueued=3 initiator=QM/test" in ours
     assert "[warning  ] From a library." in theirs
@@ -107,7 +107,7 @@ for attempt in range(3):
 """
 
 
-def test_an_outage_is_one_line_of_each_kind_without_a_traceback() -> None:
+def test_each_kind_of_outage_is_one_line_without_a_traceback() -> None:
     result = subprocess.run([sys.executable, "-c", OUTAGES], capture_output=True, text=True)
     lines = [line.split("] ", 1)[1].strip() for line in result.stderr.splitlines()]
     assert lines == [
@@ -135,6 +135,6 @@ print([round(now) for now in times if outages._is_first(kind, now)])
 """
 
 
-def test_another_outage_is_logged_and_a_long_one_from_time_to_time() -> None:
+def test_another_outage_is_logged_and_a_long_one_repeatedly() -> None:
     result = subprocess.run([sys.executable, "-c", AGES], capture_output=True, text=True)
     assert result.stdout == "[0, 119, 719]\n", result.stderr

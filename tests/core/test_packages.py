@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
     ],
     ids=["command", "worker", "beat", "import"],
 )
-def test_package_that_hides_ours_is_named(package: str, command: list[str], tmp_path: Path) -> None:
+def test_package_that_shadows_ours_is_named(package: str, command: list[str], tmp_path: Path) -> None:
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").touch()
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}

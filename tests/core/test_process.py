@@ -20,7 +20,7 @@ print(json.dumps({"frozen": gc.get_freeze_count(), "threshold": gc.get_threshold
 """
 
 
-def test_what_is_there_is_left_out_and_what_comes_later_is_collected() -> None:
+def test_existing_objects_are_frozen_and_later_ones_are_collected() -> None:
     said = json.loads(subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True).stdout)
     assert said["frozen"] > 1000
     assert said["threshold"] == GC_THRESHOLD
@@ -41,7 +41,7 @@ print(json.dumps({"full": len(full)}))
 """
 
 
-def test_what_is_there_does_not_delay_full_collections() -> None:
+def test_frozen_objects_do_not_delay_full_collections() -> None:
     said = json.loads(subprocess.run([sys.executable, "-c", OLD_GARBAGE], check=True, capture_output=True).stdout)
     assert said["full"] > 0
 
@@ -67,6 +67,6 @@ print(json.dumps({"most": most}))
 """
 
 
-def test_a_pool_process_frees_the_garbage_of_its_tasks_soon() -> None:
+def test_a_pool_process_collects_the_garbage_of_its_tasks_soon() -> None:
     said = json.loads(subprocess.run([sys.executable, "-c", GARBAGE_OF_TASKS], check=True, capture_output=True).stdout)
     assert said["most"] <= POOL_GC_THRESHOLD

@@ -27,7 +27,7 @@ def require_options(of: socket.socket) -> None:
     assert {name: of.getsockopt(socket.IPPROTO_TCP, name) for name in TCP_OPTIONS} == TCP_OPTIONS
 
 
-def test_the_system_watches_the_connections_of_every_client(clean: Servers) -> None:
+def test_sync_connections_have_tcp_keepalive_options(clean: Servers) -> None:
     assert socket.TCP_USER_TIMEOUT in TCP_OPTIONS
     with make_client(clean.valkey.url) as client:
         require_options(client.connection_pool.get_connection()._sock)
@@ -52,7 +52,9 @@ def execute(loop: Callable[[], asyncio.AbstractEventLoop], url: str, act: Callab
         runner.run(connected())
 
 
-def test_those_of_an_event_loop_too(loop: Callable[[], asyncio.AbstractEventLoop], clean: Servers) -> None:
+def test_asyncio_connections_have_tcp_keepalive_options(
+    loop: Callable[[], asyncio.AbstractEventLoop], clean: Servers
+) -> None:
     async def act(client: Redis) -> None:
         connection = await client.connection_pool.get_connection()
         require_options(connection._writer.transport.get_extra_info("socket"))
@@ -79,7 +81,7 @@ def test_a_command_on_a_closed_transport_is_an_outage(
 
 
 @pytest.mark.parametrize("timeout", [None, 1])
-def test_a_listener_whose_connection_the_system_closed_learns_of_it(
+def test_a_listener_notices_that_the_kernel_closed_its_connection(
     timeout: float | None, loop: Callable[[], asyncio.AbstractEventLoop], clean: Servers
 ) -> None:
     async def act(client: Redis) -> None:
@@ -94,7 +96,7 @@ def test_a_listener_whose_connection_the_system_closed_learns_of_it(
     execute(loop, clean.valkey.url, act)
 
 
-def test_a_server_that_loads_its_data_is_said_to_answer() -> None:
+def test_a_server_that_loads_its_data_is_described_as_loading() -> None:
     error = redis.exceptions.BusyLoadingError("Redis is loading the dataset in memory")
     said = describe_outage("redis://:secret@host:6379/0", error)
     assert (

@@ -72,7 +72,7 @@ def read_again_afterwards() -> object:
         ("QM_LOG_FORMAT", "xml", "console or json"),
     ],
 )
-def test_wrong_value_names_the_setting_the_value_and_what_is_accepted(
+def test_error_names_the_setting_the_wrong_value_and_what_is_accepted(
     name: str, value: str, accepted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -95,7 +95,7 @@ def test_wrong_value_names_the_setting_the_value_and_what_is_accepted(
         ({"BROKER_URL": "amqps://app:pw@rabbit/vhost", "QM_BROKER": "stock"}, "amqps://app:pw@rabbit/vhost", False),
     ],
 )
-def test_broker_and_its_transport(
+def test_transport_is_chosen_by_broker_url_and_setting(
     environment: dict[str, str], broker: str, is_batched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"REDIS_URL": "redis://main/0", **environment}.items():
@@ -104,7 +104,7 @@ def test_broker_and_its_transport(
 
 
 @pytest.mark.parametrize("url", ["amqp://app:s3cret@rabbit//", "amqps://rabbit/"])
-def test_batches_on_a_broker_that_has_none_are_refused_in_one_sentence(
+def test_batching_on_an_unsupported_broker_is_refused_in_one_sentence(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BROKER_URL", url)
@@ -131,7 +131,7 @@ def test_an_option_that_weakens_the_guarantees_is_refused(option: str, monkeypat
         settings()
 
 
-def test_read_concern_that_transactions_refuse_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_concern_unsupported_by_transactions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONGO_DB_URL", "mongodb://db/product?readConcernLevel=linearizable")
     with pytest.raises(
         ConfigurationError, match=r"^MONGO_DB_URL=.*: must be readConcernLevel=majority, or the URL with"
@@ -139,7 +139,7 @@ def test_read_concern_that_transactions_refuse_is_refused(monkeypatch: pytest.Mo
         settings()
 
 
-def test_options_that_weaken_nothing_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_do_not_weaken_guarantees_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "mongodb://db/product?replicaSet=qm&w=majority&journal=true&readPreference=primary&readConcernLevel=majority"
     monkeypatch.setenv("MONGO_DB_URL", url)
     assert settings().mongo_db_url == url
@@ -179,7 +179,7 @@ def test_every_wrong_value_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         ("cache:6379:s3cret", "***"),
     ],
 )
-def test_nothing_secret_of_a_url_is_shown(url: str, shown: str) -> None:
+def test_secrets_of_a_url_are_not_shown(url: str, shown: str) -> None:
     assert redact_url(url) == shown
 
 
@@ -305,7 +305,7 @@ def test_every_wrong_value_of_every_setting_is_one_line_that_says_what_it_must_b
 @pytest.mark.parametrize(
     "name", [name.upper() for name, field in Settings.model_fields.items() if field.annotation in NUMBERS]
 )
-def test_a_number_that_is_wrong_is_answered_with_its_range(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_wrong_number_names_its_range(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "many")
     with pytest.raises(ConfigurationError) as error:
         settings()
@@ -319,7 +319,7 @@ def test_a_number_that_is_wrong_is_answered_with_its_range(name: str, monkeypatc
     [("QM_SYSTEMS", "Python modules"), ("JOBS_IMPORTS", "Python modules"), ("SOCKETIO_ADAPTER", "redis-streams")],
 )
 @pytest.mark.parametrize("value", ["a,,b", "[", "[1]", '["a\\u0000"]'])
-def test_a_list_that_is_wrong_is_answered_with_what_its_elements_are(
+def test_error_of_a_wrong_list_names_its_elements(
     name: str, accepted: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -410,7 +410,7 @@ def wrong_values(name: str) -> list[str]:
     return [not_utf8]
 
 
-def test_misspelt_name_is_warned_of_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misspelt_setting_gets_a_warning_with_a_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QM_LEASE_SECOND", "5")
     assert settings().warnings() == ["QM_LEASE_SECOND is not a setting (did you mean QM_LEASE_SECONDS?)"]
 
@@ -431,7 +431,7 @@ def test_node_env_is_an_alias(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"NODE_ENV": "production"}, True, None),
     ],
 )
-def test_jobs_for_production_only_need_the_environment_to_say_so(
+def test_jobs_for_production_only_run_only_in_production(
     environment: dict[str, str], runs: bool, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("APP_ENV")
@@ -464,12 +464,12 @@ def test_line_of_the_env_file_that_cannot_be_read_is_refused(line: str, tmp_path
     assert "s3cret" not in str(error.value)
 
 
-def test_line_of_the_env_file_that_is_for_another_program_is_left_out(tmp_path: Path) -> None:
+def test_line_of_the_env_file_for_another_program_is_ignored(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("if [ -f other ]; then\n  . other\nfi\nQM_MAX_QUEUE=7\n")
     assert settings().qm_max_queue == 7
 
 
-def test_env_file_is_looked_through_for_misspelt_names(tmp_path: Path) -> None:
+def test_misspelt_settings_in_the_env_file_get_a_warning(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("QM_LEASE_SECOND=7\nQM_MAX_QUEU=1\n")
     assert [warning.partition(" ")[0] for warning in settings().warnings()] == ["QM_LEASE_SECOND", "QM_MAX_QUEU"]
 

@@ -109,7 +109,7 @@ def test_connections_are_accepted_by_the_web_process_alone() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_checkov_has_nothing_to_report(tmp_path: Path) -> None:
+def test_checkov_reports_nothing(tmp_path: Path) -> None:
     """It is installed here, because its dependencies are pinned to versions that are not ours."""
     run(sys.executable, "-m", "venv", tmp_path)
     run(tmp_path / "bin" / "python", "-m", "pip", "install", "--quiet", f"checkov=={CHECKOV_VERSION}")

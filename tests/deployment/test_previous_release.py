@@ -41,20 +41,22 @@ def found_in(repository: Path, monkeypatch: pytest.MonkeyPatch) -> str | None:
         return None if source is None else (source / "step").read_text()
 
 
-def test_the_commit_that_dated_it_is_found_without_tags(origin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_previous_release_is_found_by_its_commit_without_tags(origin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found_in(origin, monkeypatch) == "1"
 
 
-def test_its_tag_is_used(origin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_previous_release_is_found_by_its_tag(origin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(origin, "tag", f"v{release.VERSION}", "HEAD~1")
     assert found_in(origin, monkeypatch) == "2"
 
 
-def test_it_is_missing_in_a_clone_without_that_commit(origin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_previous_release_is_not_found_in_a_clone_without_that_commit(
+    origin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shallow = origin.parent / "shallow"
     git(origin, "clone", "--quiet", "--depth", "2", f"file://{origin}", str(shallow))
     assert found_in(shallow, monkeypatch) is None
 
 
-def test_it_is_a_release_of_the_changelog() -> None:
+def test_previous_release_is_in_the_changelog() -> None:
     assert release.VERSION in releases()

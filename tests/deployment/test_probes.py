@@ -50,7 +50,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", WORKERS)
-def test_a_worker_that_hangs_or_has_no_broker_fails(name: str, clean: Servers, tmp_path: Path) -> None:
+def test_probe_of_a_worker_fails_if_it_hangs_or_has_no_broker(name: str, clean: Servers, tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey") as valkey:
         env = {**CONFIG, "REDIS_URL": valkey.url, "QM_WORKER_CONCURRENCY": "1"}
         probes: dict[str, Probe] = {"compose": of_compose(name, env=env), **of_kubernetes(name, env=env)}
@@ -67,7 +67,7 @@ def test_a_worker_that_hangs_or_has_no_broker_fails(name: str, clean: Servers, t
         assert passing(probes) == set()
 
 
-def test_a_web_process_is_not_ready_without_its_servers_and_not_alive_if_it_hangs(tmp_path: Path) -> None:
+def test_web_process_is_not_ready_without_its_servers_and_not_alive_if_it_hangs(tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey") as valkey, Mongo(tmp_path / "mongo") as mongo:
         env = {**CONFIG, "REDIS_URL": valkey.url, "MONGO_DB_URL": mongo.url, "QM_API_KEYS": KEYS}
         command("migrate", **env)
@@ -88,7 +88,7 @@ def test_a_web_process_is_not_ready_without_its_servers_and_not_alive_if_it_hang
 
 
 @pytest.mark.parametrize("name", ["redis1", "sentinel1"])
-def test_a_redis_of_compose_that_hangs_or_is_away_fails(name: str, tmp_path: Path) -> None:
+def test_healthcheck_of_redis_in_compose_fails_if_it_hangs_or_is_unavailable(name: str, tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey") as valkey:
         client, port = program("redis-cli", package="redis-tools"), str(valkey.port)
         check = of_compose(name, {"valkey-cli": client, "26379": port})

@@ -91,7 +91,7 @@ def test_the_configuration_and_the_rules_are_valid() -> None:
     promtool("check", "rules", "--lint=all", "--lint-fatal", str(PROMETHEUS / "alerts.yaml"))
 
 
-def test_each_alert_fires_when_it_should_and_not_otherwise() -> None:
+def test_each_alert_fires_only_when_it_should() -> None:
     promtool("test", "rules", str(Path(__file__).with_name("alert_tests.yaml")))
 
 

@@ -73,7 +73,7 @@ def _no_old_indexes(clean: Servers) -> Iterator[None]:
     ],
     ids=["old-beat-and-both-workers", "old-beat-new-worker", "new-beat-and-both-workers", "new-beat-old-worker"],
 )
-def test_all_work_is_done_once(
+def test_all_work_is_executed_once_during_an_upgrade(
     beat: str,
     workers: Sequence[str],
     previous: Installation,
@@ -104,7 +104,7 @@ def test_all_work_is_done_once(
     assert sorted(note["number"] for note in collection("rolling_notes").find()) == numbers
 
 
-def test_all_work_is_done_though_workers_of_both_releases_are_killed(
+def test_all_work_is_executed_although_workers_of_both_releases_are_killed(
     previous: Installation, installation: Installation, clean: Servers, tmp_path: Path
 ) -> None:
     (tmp_path / "rolling_jobs.py").write_text(f"NAMES = {JOB_NAMES}\n{JOBS}")

@@ -48,7 +48,9 @@ def rooms(clean: Servers) -> Collection[Document]:
 
 
 class TestRooms:
-    def test_are_snoozed_as_the_product_does(self, product: Database[Document], rooms: Collection[Document]) -> None:
+    def test_rooms_are_snoozed_as_by_the_product(
+        self, product: Database[Document], rooms: Collection[Document]
+    ) -> None:
         demo_rooms.start(product, NOW)
         room = rooms.find_one({"snooze_time.time": {"$lt": NOW}})
         assert room is not None
@@ -57,7 +59,7 @@ class TestRooms:
         assert room["snooze_time"]["set_at"] == NOW.replace(microsecond=123000)
         assert room["demo_due_at"] == room["snooze_time"]["time"]
 
-    def test_only_the_demos_oldest_woken_ones_are_deleted(self, rooms: Collection[Document]) -> None:
+    def test_only_the_oldest_woken_rooms_of_the_demo_are_deleted(self, rooms: Collection[Document]) -> None:
         somebody_elses = rooms.insert_one({"status": "open"}).inserted_id
         oldest = rooms.insert_one({"status": "open", "demo": True}).inserted_id
         rooms.insert_many([{"status": "open", "demo": True} for _ in range(demo_rooms.KEPT_WOKEN)])
@@ -69,12 +71,12 @@ class TestRooms:
 
 
 class TestAgencies:
-    def test_some_are_due_at_the_start_and_some_were_asked(self, product: Database[Document]) -> None:
+    def test_some_agencies_are_due_at_the_start_and_some_have_a_request(self, product: Database[Document]) -> None:
         demo_agencies.start(product, server_now())
         assert pulse.count_open() == 2
         assert scan_eligible_agencies()["found"] == 4
 
-    def test_new_ones_become_eligible_before_the_next_period(self, product: Database[Document]) -> None:
+    def test_new_agencies_become_eligible_before_the_next_period(self, product: Database[Document]) -> None:
         demo_agencies.go_on(product, NOW)
         made = subscription.subscriptions().count_documents({})
         assert 1 <= made <= 2
@@ -82,7 +84,7 @@ class TestAgencies:
         due = subscription.eligible(["seo"], until=later - timedelta(days=30), asked_since=NOW - timedelta(days=31))
         assert len(list(due)) == made
 
-    def test_one_that_was_asked_answers_in_the_next_period(self, product: Database[Document]) -> None:
+    def test_agency_with_a_request_answers_in_the_next_period(self, product: Database[Document]) -> None:
         agency = demo_agencies.subscription(NOW - timedelta(days=40))
         subscription.subscriptions().insert_one(agency)
         pulse.pulses().insert_one(demo_agencies.pulse(agency, NOW - demo_agencies.PERIOD, status="pending"))
@@ -91,7 +93,9 @@ class TestAgencies:
         assert answered["status"] in ("completed", "dismissed")
         assert answered["completed_at"] == NOW.replace(microsecond=123000)
 
-    def test_only_the_demos_oldest_leave_and_their_pulses_with_them(self, product: Database[Document]) -> None:
+    def test_only_the_oldest_agencies_of_the_demo_are_deleted_with_their_pulses(
+        self, product: Database[Document]
+    ) -> None:
         subscriptions = subscription.subscriptions()
         made = [demo_agencies.subscription(NOW) for _ in range(demo_agencies.RETENTION_COUNT + 2)]
         somebodys = {**demo_agencies.subscription(NOW), "demo": False, "status": "canceled"}
@@ -103,7 +107,7 @@ class TestAgencies:
         accounts = {one["metadata"]["account_id"] for one in (somebodys, *made[2:])}
         assert {one["account_id"] for one in pulse.pulses().find()} == accounts
 
-    def test_one_whose_leaving_was_interrupted_leaves_the_next_time(self, product: Database[Document]) -> None:
+    def test_interrupted_deletion_of_an_agency_is_completed_the_next_time(self, product: Database[Document]) -> None:
         leaving = {**demo_agencies.subscription(NOW), "status": "canceled"}
         subscription.subscriptions().insert_one(leaving)
         pulse.pulses().insert_one(demo_agencies.pulse(leaving, NOW, status="pending"))
@@ -112,12 +116,12 @@ class TestAgencies:
 
 
 class TestSites:
-    def test_some_hang_at_the_start_in_every_deployment(self, product: Database[Document]) -> None:
+    def test_some_sites_hang_at_the_start_in_every_deployment(self, product: Database[Document]) -> None:
         demo_sites.start(product, NOW)
         assert [sites.stuck(NOW - threshold()) for sites in site.ALL.values()] == [demo_sites.HUNG_AT_START] * 2
         assert scan_stale_thumbnails()["found"] == 2 * demo_sites.HUNG_AT_START
 
-    def test_there_are_never_more_of_them(self, product: Database[Document]) -> None:
+    def test_number_of_sites_never_grows(self, product: Database[Document]) -> None:
         collection("instasites").insert_one({"status": "PUBLISHED"})
         for _ in range(2):
             demo_sites.start(product, NOW)
@@ -125,7 +129,7 @@ class TestSites:
         assert collection("agency_websites").count_documents({}) == demo_sites.SITES
         assert collection("instasites").count_documents({"demo": True}) == demo_sites.SITES
 
-    def test_builder_takes_a_site_that_was_reset_and_ends_or_hangs(
+    def test_builder_completes_or_hangs_on_a_site_that_was_reset(
         self, product: Database[Document], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sites = collection(INSTASITES.name)
@@ -150,7 +154,9 @@ class TestSites:
         assert STARTED not in fine
         assert "thumbnail_build_in_progress" not in fine
 
-    def test_somebody_elses_are_left_alone(self, product: Database[Document], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_sites_outside_the_demo_are_not_changed(
+        self, product: Database[Document], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(demo_sites, "EDIT_CHANCE", 1)
         somebodys = [
             {"_id": ObjectId(), "details": {"thumbnails": {"desktop": None}}},
@@ -164,7 +170,7 @@ class TestSites:
 
 
 class TestProcess:
-    def test_it_runs_by_itself_and_stops_when_asked(self, rooms: Collection[Document], clean: Servers) -> None:
+    def test_demo_runs_by_itself_and_stops_on_a_signal(self, rooms: Collection[Document], clean: Servers) -> None:
         child = spawn([sys.executable, "-m", "dev.demo"], env={**os.environ, **DOCUMENTS_ON})
         eventually(lambda: rooms.count_documents({"demo": True}) >= 2 * demo_rooms.OVERDUE_AT_START)
         eventually(lambda: collection("instasites").count_documents({"demo": True}) == demo_sites.SITES)
@@ -172,7 +178,7 @@ class TestProcess:
         child.end(grace=30)
         assert child.wait() == 0
 
-    def test_it_asks_for_scans_that_expire_and_says_so(
+    def test_demo_sends_scans_that_expire_and_logs_them(
         self, clean: Servers, capsys: pytest.CaptureFixture[str]
     ) -> None:
         with Celery(broker=clean.valkey.url, set_as_current=False) as broker:
@@ -182,12 +188,12 @@ class TestProcess:
         assert message.expires is not None
         assert f"app.send_task('{SCANS[0]}', queue='scans')" in capsys.readouterr().out
 
-    def test_only_what_is_switched_on_has_its_part(self, product: Database[Document]) -> None:
+    def test_only_systems_that_are_on_have_a_demo(self, product: Database[Document]) -> None:
         with Celery(set_as_current=False) as broker:
             chosen = Settings(qm_conversations=False, qm_projects=True, qm_sites_fix_stale_thumbnails=False)
             assert [part.name for part in demo.parts(product, broker, chosen)] == ["agencies", "scans"]
 
-    def test_a_server_that_is_away_is_named_and_tried_again(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_an_unavailable_server_is_named_and_retried(self, capsys: pytest.CaptureFixture[str]) -> None:
         answers = [OperationalError("connection refused"), None, None]
         done = []
 
@@ -204,7 +210,7 @@ class TestProcess:
 
 
 class TestSummary:
-    def test_it_counts_rooms_and_measures_the_lag(self, rooms: Collection[Document]) -> None:
+    def test_summary_counts_rooms_and_measures_the_lag(self, rooms: Collection[Document]) -> None:
         assert summary.describe_rooms(NOW - seconds(5), NOW) == ""
         rooms.insert_many(
             [
@@ -217,18 +223,18 @@ class TestSummary:
         assert summary.describe_rooms(NOW - seconds(5), NOW) == "1 room opened (lag 0.25 s), 1 room due"
         assert summary.describe_rooms(NOW - minutes(6), NOW) == "2 rooms opened (lag 0.25 s), 1 room due"
 
-    def test_it_counts_review_requests(self, clean: Servers) -> None:
+    def test_summary_counts_review_requests(self, clean: Servers) -> None:
         for status, age in (("pending", seconds(4)), ("dismissed", seconds(3)), ("in_progress", seconds(6))):
             agency = demo_agencies.subscription(NOW)
             pulse.pulses().insert_one(demo_agencies.pulse(agency, NOW - age, status=status))
         assert summary.describe_reviews(NOW - seconds(5), NOW) == "2 review requests created"
 
-    def test_it_counts_resets(self, clean: Servers) -> None:
+    def test_summary_counts_resets(self, clean: Servers) -> None:
         for number, (outcome, age) in enumerate([("reset", 4), ("reset", 6), ("skipped", 1)]):
             site.record_outcome(f"run-{number}", "instasites", "s", outcome, now=NOW - seconds(age))  # type: ignore[arg-type]
         assert summary.describe_thumbnails(NOW - seconds(5), NOW) == "1 thumbnail reset"
 
-    def test_a_line_has_what_happened_in_any_system_and_is_empty_if_nothing_did(
+    def test_summary_line_has_the_counts_of_all_systems_and_is_empty_without_any(
         self, rooms: Collection[Document]
     ) -> None:
         everything = summary.systems(Settings(qm_conversations=True, qm_projects=True))
@@ -237,7 +243,7 @@ class TestSummary:
         pulse.pulses().insert_one(demo_agencies.pulse(demo_agencies.subscription(NOW), NOW, status="pending"))
         assert summary.describe_all(everything, NOW - seconds(5), NOW) == "1 room opened, 1 review request created"
 
-    def test_only_what_is_switched_on_is_described(self) -> None:
+    def test_only_systems_that_are_on_are_described(self) -> None:
         chosen = Settings(qm_conversations=True, qm_projects=False, qm_sites_fix_stale_thumbnails=True)
         assert summary.systems(chosen) == [summary.describe_rooms, summary.describe_thumbnails]
 

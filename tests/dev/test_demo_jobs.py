@@ -60,7 +60,7 @@ def run_once_more(name: str) -> Document:
 
 
 class TestJobs:
-    def test_every_name_says_that_it_is_the_demos(self, jobs: Jobs) -> None:
+    def test_every_job_name_is_recognizable_as_demo(self, jobs: Jobs) -> None:
         demo_jobs.start(jobs)
         assert {job["name"] for job in jobs.list()} == set(NAMES)
         assert all(name.startswith("demo.") for name in NAMES)
@@ -70,7 +70,7 @@ class TestJobs:
         assert [(job := run_once_more(PARCEL))["state"] for _ in range(3)] == ["failure", "failure", "success"]
         assert job["attempts"] == 3
 
-    def test_a_report_shows_how_far_it_is(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_report_shows_its_progress(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
         shown: list[float] = []
 
         def show(_: Document, progress: Document, **__: object) -> Document:
@@ -91,21 +91,21 @@ class TestJobs:
         demo_jobs.cancel_hopeless(jobs, failed["created"] + demo_jobs.CANCEL_AFTER + seconds(1))
         assert states(IMPORT) == ["canceled"]
 
-    def test_one_that_is_tried_at_this_moment_is_canceled_later(self, jobs: Jobs) -> None:
+    def test_an_executing_import_is_canceled_later(self, jobs: Jobs) -> None:
         stored(IMPORT, JobState.EXECUTING, 1, created=server_now() - minutes(5))
         demo_jobs.cancel_hopeless(jobs, server_now())
         assert states(IMPORT) == ["executing"]
 
 
 class TestBounds:
-    def test_it_orders_no_more_while_too_many_wait(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_demo_stores_no_jobs_while_too_many_wait(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(demo_jobs, "PARCEL_CHANCE", 1)
         for name in (INVOICE, PARCEL):
             stored(name, JobState.PENDING, demo_jobs.MAX_WAITING)
         demo_jobs.go_on(jobs, server_now())
         assert [len(states(name)) for name in (INVOICE, PARCEL)] == [demo_jobs.MAX_WAITING] * 2
 
-    def test_only_the_demos_oldest_finished_ones_are_deleted(self, jobs: Jobs) -> None:
+    def test_only_the_oldest_finished_jobs_of_the_demo_are_deleted(self, jobs: Jobs) -> None:
         somebodys = stored("send_invoice", JobState.SUCCESS, demo_jobs.RETENTION_COUNT + 2)
         waiting = stored(INVOICE, JobState.PENDING, demo_jobs.RETENTION_COUNT + 2)
         finished = stored(INVOICE, JobState.SUCCESS, demo_jobs.RETENTION_COUNT + 2)
@@ -124,14 +124,14 @@ class TestBounds:
 
 
 class TestProcess:
-    def test_it_orders_jobs_by_itself(self, clean: Servers) -> None:
+    def test_demo_stores_jobs_by_itself(self, clean: Servers) -> None:
         imports = json.dumps([demo_jobs.MODULE])
         child = spawn(DEMO, env={**os.environ, "QM_CONVERSATIONS": "false", "QM_JOBS": "true", "JOBS_IMPORTS": imports})
         eventually(lambda: {job["name"] for job in service.list()} == set(NAMES), within=30)
         child.end(grace=30)
         assert child.wait() == 0
 
-    def test_it_keeps_out_where_its_jobs_are_not_imported(self, clean: Servers) -> None:
+    def test_demo_stores_no_jobs_if_they_are_not_imported(self, clean: Servers) -> None:
         env = {"QM_JOBS": "true", "JOBS_IMPORTS": '["json"]'}
         child = spawn(DEMO, env={**os.environ, **env})
         rooms = model.jobs().database["support_rooms"]
@@ -141,16 +141,16 @@ class TestProcess:
 
 
 class TestEnvironment:
-    def test_the_demos_jobs_are_imported(self) -> None:
+    def test_jobs_of_the_demo_are_imported(self) -> None:
         children = environment.for_children({}, **SERVERS)
         assert (children["QM_JOBS"], json.loads(children["JOBS_IMPORTS"])) == ("true", [demo_jobs.MODULE])
 
-    def test_the_users_own_jobs_win(self) -> None:
+    def test_jobs_of_the_user_take_precedence(self) -> None:
         assert environment.for_children({"JOBS_IMPORTS": '["billing"]'}, **SERVERS)["JOBS_IMPORTS"] == '["billing"]'
 
 
 class TestSummary:
-    def test_it_counts_those_that_ended(self, clean: Servers) -> None:
+    def test_summary_counts_finished_jobs(self, clean: Servers) -> None:
         stored(INVOICE, JobState.SUCCESS, 3)
         stored(PARCEL, JobState.SUCCESS, 1)
         stored(IMPORT, JobState.FAILURE, 2)
@@ -158,7 +158,7 @@ class TestSummary:
         assert summary.describe_jobs(now - seconds(5), now) == "4 jobs done, 2 jobs failed"
         assert summary.describe_jobs(now + seconds(5), now) == ""
 
-    def test_only_where_jobs_run(self) -> None:
+    def test_summary_counts_jobs_only_if_they_run(self) -> None:
         for is_only, has_line in ((False, True), (True, False)):
             environment: dict[str, Any] = {"APP_ENV": "test"}
             chosen = Settings(qm_jobs=True, jobs_production_only=is_only, **environment)

@@ -63,19 +63,21 @@ def worked(queue: MessageQueue) -> int:
 
 
 class TestProducer:
-    def test_every_type_says_that_it_is_the_demos(self, queue: MessageQueue, people: QueueAdmin) -> None:
+    def test_every_message_type_is_recognizable_as_demo(self, queue: MessageQueue, people: QueueAdmin) -> None:
         demo_messages.start(queue, people)
         messages = people.list("main").messages
         assert len(messages) == demo_messages.AT_START
         assert all(message.type.startswith("demo.") for message in messages)
 
-    def test_it_stops_while_too_many_wait(self, queue: MessageQueue, people: QueueAdmin) -> None:
+    def test_demo_producer_stops_while_too_many_messages_wait(self, queue: MessageQueue, people: QueueAdmin) -> None:
         queue.enqueue_batch([NewMessage(type="somebodys") for _ in range(demo_messages.MAX_WAITING)])
         demo_messages.go_on(queue, people)
         assert people.counts().main == demo_messages.MAX_WAITING
 
     @pytest.mark.parametrize("place", ["dead", "archived"])
-    def test_only_the_demos_oldest_are_deleted(self, place: service.MessageState, queue: MessageQueue) -> None:
+    def test_only_the_oldest_messages_of_the_demo_are_deleted(
+        self, place: service.MessageState, queue: MessageQueue
+    ) -> None:
         people = queue_admin()
         somebodys = bury(queue, people, NewMessage(type="demonstration", payload={"type": "demo.send_mail"}))
         made = bury(queue, people, *(demo_messages.new_message() for _ in range(demo_messages.RETENTION_COUNT + 2)))
@@ -87,14 +89,14 @@ class TestProducer:
 
 @pytest.mark.usefixtures("diligent")
 class TestConsumer:
-    def test_it_takes_the_demos_messages_and_no_others(self, queue: MessageQueue, people: QueueAdmin) -> None:
+    def test_demo_consumer_takes_only_messages_of_the_demo(self, queue: MessageQueue, people: QueueAdmin) -> None:
         demos = queue.enqueue("demo.send_mail", {})
         somebodys = queue.enqueue("send_mail", {}, priority=9)
         eventually(lambda: worked(queue))
         assert [message.id for message in people.list("acknowledged").messages] == [demos]
         assert [message.id for message in people.list("main").messages] == [somebodys]
 
-    def test_what_cannot_be_done_becomes_a_dead_letter_that_says_why(
+    def test_message_that_cannot_be_handled_is_dead_lettered_with_the_reason(
         self, queue: MessageQueue, people: QueueAdmin, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(demo_consumer, "PRIORITIES", {"demo.charge_card": 9})
@@ -105,11 +107,11 @@ class TestConsumer:
         (dead,) = people.list("dead").messages
         assert dead.fields["last_error"] == f"WorkFailed: {demo_messages.FAULT}"
 
-    def test_a_payload_of_any_form_is_worked_on(self, queue: MessageQueue) -> None:
+    def test_a_payload_of_any_form_is_handled(self, queue: MessageQueue) -> None:
         queue.enqueue("demo.send_mail", ["somebody", "tries"])
         eventually(lambda: worked(queue))
 
-    def test_it_dies_at_work_and_its_message_comes_back(self, queue: MessageQueue, people: QueueAdmin) -> None:
+    def test_message_of_a_consumer_that_dies_is_requeued(self, queue: MessageQueue, people: QueueAdmin) -> None:
         id = queue.enqueue("demo.make_thumbnail", {})
         child = spawn([sys.executable, "-c", DIES_AT_ONCE], stdout=subprocess.PIPE)
         with child.stdout as said:  # type: ignore[union-attr]
@@ -121,7 +123,7 @@ class TestConsumer:
 
 
 class TestProcess:
-    def test_one_that_ended_is_replaced_and_all_end_with_the_demo(
+    def test_ended_consumer_is_replaced_and_all_end_with_the_demo(
         self, clean: Servers, capfd: pytest.CaptureFixture[str]
     ) -> None:
         with demo_consumer.Consumers() as consumers:
@@ -138,13 +140,13 @@ class TestProcess:
         assert capfd.readouterr().out.count("another one starts") == 1  # a death by SIGKILL is part of the demo
 
     @pytest.mark.slow
-    def test_messages_come_and_are_worked_on(self, people: QueueAdmin) -> None:
+    def test_messages_are_produced_and_handled(self, people: QueueAdmin) -> None:
         child = spawn(DEMO, env={**os.environ, **ON})
         eventually(lambda: people.counts().total_acknowledged, within=30)
         child.end(grace=30)
         assert child.wait() == 0
 
-    def test_it_keeps_out_of_the_queue_when_it_is_told_to(self, people: QueueAdmin) -> None:
+    def test_demo_does_not_use_the_queue_if_configured(self, people: QueueAdmin) -> None:
         child = spawn([*DEMO, "--no-messages"], env={**os.environ, **ON, "QM_CONVERSATIONS": "true"})
         rooms = collection(ROOMS_COLLECTION)
         eventually(lambda: rooms.count_documents({}) > 2 * demo_rooms.OVERDUE_AT_START)  # each part has had its turn
@@ -154,7 +156,7 @@ class TestProcess:
 
 
 class TestSummary:
-    def test_it_says_what_was_done_since_it_was_asked(self, clean: Servers) -> None:
+    def test_summary_counts_messages_since_the_previous_one(self, clean: Servers) -> None:
         before = replace(queue_admin().counts(), total_acknowledged=89, total_dead_lettered=2)
         messages = Messages()
         assert messages.describe(before) == ""
@@ -163,7 +165,7 @@ class TestSummary:
         assert messages.describe(after) == ""
         assert messages.describe(before) == ""  # the queue's server lost its data
 
-    def test_a_server_that_is_away_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unavailable_server_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         url = f"redis://127.0.0.1:{free_port()}/0"
         away = settings().model_copy(update={"qm_queue_redis_url": url})
         monkeypatch.setattr(scripts, "settings", lambda: away)

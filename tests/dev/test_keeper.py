@@ -86,14 +86,14 @@ def test_a_killed_keeper_is_replaced_and_its_successor_knows_everything() -> Non
         eventually(lambda: all(is_gone(pid) for pid in pids))
 
 
-def test_a_fork_that_lives_on_does_not_hide_the_parents_death() -> None:
+def test_a_surviving_fork_does_not_hide_the_death_of_the_parent() -> None:
     with parent(FORKED) as (process, [child, fork]):
         process.send_signal(signal.SIGKILL)
         eventually(lambda: is_gone(child))
         os.kill(fork, signal.SIGKILL)
 
 
-def test_ending_is_in_order_for_the_polite_and_by_force_for_the_deaf(tmp_path: Path) -> None:
+def test_processes_get_sigterm_and_those_that_ignore_it_sigkill(tmp_path: Path) -> None:
     said, deaf_is_up = tmp_path / "said", tmp_path / "deaf_is_up"
     for_ever = "while :; do sleep 0.05; done"
     polite = spawn(["sh", "-c", f"trap 'echo bye > {said}; exit 7' TERM; echo up > {said}; {for_ever}"])
@@ -105,7 +105,7 @@ def test_ending_is_in_order_for_the_polite_and_by_force_for_the_deaf(tmp_path: P
     assert deaf.wait() == -signal.SIGKILL
 
 
-def test_a_number_that_belongs_to_somebody_else_by_now_is_not_signalled() -> None:
+def test_a_reused_process_id_is_not_signalled() -> None:
     stranger = spawn(["sleep", "300"])
     former = ProcessGroup(stranger.pid, "another time", grace=0.1)
     former.end()
@@ -114,7 +114,7 @@ def test_a_number_that_belongs_to_somebody_else_by_now_is_not_signalled() -> Non
     stranger.kill()
 
 
-def test_the_keeper_ends_what_is_not_forgotten() -> None:
+def test_keeper_ends_processes_it_still_knows() -> None:
     lines = [
         '{"keep": 1, "started": "a", "grace": 1.0}',
         '{"keep": 2, "started": "b", "grace": 1.0}',
@@ -125,7 +125,7 @@ def test_the_keeper_ends_what_is_not_forgotten() -> None:
 
 
 @pytest.mark.parametrize(("command", "code"), [("/no/such/program", 127), ("/etc/passwd", 126)])
-def test_a_command_that_cannot_be_run_says_so(tmp_path: Path, command: str, code: int) -> None:
+def test_a_command_that_cannot_be_run_is_reported(tmp_path: Path, command: str, code: int) -> None:
     with (tmp_path / "log").open("wb") as log:
         child = spawn([command], stderr=log)
     assert child.wait(5) == code

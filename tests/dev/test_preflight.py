@@ -51,7 +51,7 @@ def test_a_complete_machine_passes_silently(tmp_path: Path) -> None:
         (OLD_PYTHON, "apt install python3.11 python3.11-venv"),
     ],
 )
-def test_what_is_missing_is_named_with_the_command_that_installs_it(tmp_path: Path, hiding: str, command: str) -> None:
+def test_missing_package_is_named_with_the_command_that_installs_it(tmp_path: Path, hiding: str, command: str) -> None:
     done = run_with(tmp_path, hiding)
     assert done.returncode == 1
     assert command in done.stderr
@@ -64,9 +64,9 @@ def test_everything_missing_is_named_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["QM_MONGOD_BIN", "MONGO_DB_URL"])
-def test_libcurl_is_not_needed_for_a_mongodb_of_ones_own(tmp_path: Path, variable: str) -> None:
+def test_libcurl_is_not_needed_with_a_mongodb_of_the_user(tmp_path: Path, variable: str) -> None:
     assert run_with(tmp_path, WITHOUT_LIBCURL, **{variable: "mine"}).returncode == 0
 
 
-def test_an_old_python_can_read_it() -> None:
+def test_an_old_python_can_parse_the_preflight_check() -> None:
     ast.parse(SCRIPT.read_text(), feature_version=(3, 4))

@@ -28,7 +28,7 @@ def test_frames_have_one_size() -> None:
     assert len(set(re.findall(r'viewBox="(.*?)"', animated(frames, title="make up")))) == 1
 
 
-def test_what_the_screen_shows_while_the_block_runs_is_saved(tmp_path: Path) -> None:
+def test_the_screen_is_recorded_while_the_block_runs(tmp_path: Path) -> None:
     shown = Event()
 
     def screen() -> Text:

@@ -26,7 +26,7 @@ def shown(run: RunStatus, *, height: int = 24, now: datetime = NOW) -> list[str]
 
 
 class TestLines:
-    def test_the_addresses_come_first_and_the_place_of_the_logs_last(self) -> None:
+    def test_addresses_are_first_and_the_log_directory_last(self) -> None:
         run = run_of(ProcessStatus("web", NOW, State.RUNNING))
         run.events.append(Entry(NOW, "3 rooms opened"))
         run.warn("jobs: Job failed", NOW)
@@ -44,7 +44,7 @@ class TestLines:
             "Logs: .devstack/logs/<process>.log, or make up LOGS=1",
         ]
 
-    def test_a_process_tells_how_it_is(self) -> None:
+    def test_state_of_a_process_is_shown(self) -> None:
         reason = "exited with 2; starts again in 4 s: MONGO_DB_URL is missing"
         run = run_of(
             ProcessStatus("worker", NOW, State.RUNNING, restarts=1),
@@ -59,13 +59,13 @@ class TestLines:
             "demo    waiting",
         ]
 
-    def test_a_process_that_does_not_say_when_it_has_started_counts_as_running_after_a_while(self) -> None:
+    def test_a_process_without_a_ready_line_counts_as_running_after_a_while(self) -> None:
         run = run_of(ProcessStatus("web", NOW, State.STARTING))
         assert shown(run, now=NOW + MAX_START)[4] == "web  starting"
         assert shown(run, now=NOW + MAX_START + seconds(1))[4] == "web  running since 16:20:05"
 
     @pytest.mark.parametrize("height", [1, 5, 8, 12, 24, 60])
-    def test_no_screen_is_too_low_and_each_shows_the_newest(self, height: int) -> None:
+    def test_a_screen_of_any_height_shows_the_newest_lines(self, height: int) -> None:
         run = run_of(ProcessStatus("web", NOW, State.RUNNING))
         for number in range(MAX_KEPT + 10):
             run.events.append(Entry(NOW, f"event {number}"))
@@ -84,7 +84,7 @@ class TestLines:
             "16:20:06 2 times: jobs: Job 18 failed attempt=2 name=b",
         ]
 
-    def test_the_first_line_tells_that_it_is_stopping(self) -> None:
+    def test_first_line_shows_that_the_run_is_stopping(self) -> None:
         run = run_of()
         run.is_stopping = True
         assert shown(run)[0] == "Queue Manager  stopping, in order; once more to stop at once"
@@ -105,7 +105,7 @@ class TestLines:
         (" -------------- jobs@vm v5.7.0 (collider)", None),
     ],
 )
-def test_warnings_are_told_from_banners_and_progress(line: str, warning: str | None) -> None:
+def test_warnings_are_distinguished_from_banners_and_progress(line: str, warning: str | None) -> None:
     assert warning_in(line) == warning
 
 
@@ -121,7 +121,7 @@ def test_log_files_begin_with_the_run_and_are_bounded(tmp_path: Path) -> None:
     assert files.last_lines("worker") == []
 
 
-def test_an_end_is_a_warning_unless_it_was_asked_for() -> None:
+def test_an_end_is_a_warning_unless_it_was_requested() -> None:
     display = Display(run_of())
     display.expect(["worker", "web"])
     for name in ("worker", "web"):

@@ -98,13 +98,13 @@ def test_a_server_that_ends_at_its_start_shows_its_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Valkey, Mongo])
-def test_a_stranger_on_the_port_is_not_taken_for_the_server(tmp_path: Path, kind: type[EmbeddedServer]) -> None:
+def test_another_server_on_the_port_is_not_mistaken_for_ours(tmp_path: Path, kind: type[EmbeddedServer]) -> None:
     with Valkey(tmp_path / "stranger") as stranger:
         with pytest.raises(ServerFailed, match="in use"):
             kind(tmp_path / "server", stranger.port).start()
 
 
-def test_a_busy_port_gives_way_to_the_next_free_one() -> None:
+def test_the_next_free_port_is_used_instead_of_a_busy_one() -> None:
     with socket.create_server((LOOPBACK, free_port())) as busy:
         taken = busy.getsockname()[1]
         assert taken < free_port(taken) < taken + 100
@@ -119,7 +119,7 @@ sys.stdin.readline()
 """
 
 
-def test_processes_that_ask_at_once_never_get_the_same_port() -> None:
+def test_processes_that_ask_at_the_same_time_get_different_ports() -> None:
     wanted = free_port()
     with ExitStack() as stack:
         command = [sys.executable, "-c", PORTS_OF_ONE_PROCESS, str(wanted)]
@@ -152,7 +152,7 @@ def test_a_port_is_free_again_when_its_process_has_ended_although_a_child_lives_
         os.kill(child, signal.SIGKILL)
 
 
-def test_the_environment_is_asked_before_path_and_path_before_the_wheel(tmp_path: Path) -> None:
+def test_a_program_is_searched_in_the_environment_then_path_then_the_wheel(tmp_path: Path) -> None:
     on_path, in_wheel = runnable(tmp_path / "mongod"), tmp_path / "wheel"
     program = Program(name="MongoDB", variable="BIN", commands=("mongod",), in_wheel=lambda: in_wheel)
     named = runnable(tmp_path / "named")
@@ -162,7 +162,7 @@ def test_the_environment_is_asked_before_path_and_path_before_the_wheel(tmp_path
 
 
 @pytest.mark.parametrize("program", [VALKEY, MONGOD])
-def test_a_missing_program_names_what_to_install_and_the_variable(program: Program) -> None:
+def test_error_of_a_missing_program_names_what_to_install_and_the_variable(program: Program) -> None:
     missing = Program(name=program.name, variable=program.variable, commands=program.commands, in_wheel=lambda: None)
     with pytest.raises(ServerNotFound) as caught:
         missing.find({"PATH": ""})
@@ -170,7 +170,7 @@ def test_a_missing_program_names_what_to_install_and_the_variable(program: Progr
     assert program.variable in str(caught.value)
 
 
-def test_a_variable_that_names_no_program_is_an_error() -> None:
+def test_a_variable_without_an_existing_program_is_an_error() -> None:
     with pytest.raises(ServerNotFound, match="QM_MONGOD_BIN='/no/such/mongod' is not a program"):
         MONGOD.find({"QM_MONGOD_BIN": "/no/such/mongod"})
 

@@ -53,7 +53,7 @@ def test_content_of_list_items_is_indented_by_four_and_comments_are_left_out(tmp
     assert (tmp_path / "site/index.md").read_text() == "1. A\n\n    B\n\n2. C\n\nD\n"
 
 
-def test_links_in_fenced_blocks_are_no_links() -> None:
+def test_links_in_fenced_blocks_are_ignored() -> None:
     assert relative_links("[a](b.md)\n```\n[c](d.md)\n```\n<img src='x'> <img src=\"e.png\"> [f](https://g)\n") == [
         "b.md",
         "e.png",

@@ -34,7 +34,7 @@ def test_pages_that_are_no_longer_shared_are_not_a_leak() -> None:
     assert not of(noisy(40, 2 * MAX_GROWTH), noisy(90, 0)).is_leak
 
 
-def test_memory_that_is_given_back_is_not_a_leak() -> None:
+def test_memory_that_is_released_is_not_a_leak() -> None:
     assert not of(noisy(70, -50), noisy(90, -50)).is_leak
 
 

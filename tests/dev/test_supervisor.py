@@ -32,7 +32,7 @@ def supervise(root: Path, output: io.StringIO, **commands: str) -> Supervisor:
     return Supervisor(processes, environment=os.environ, root=root, log=log, restart=QUICK)
 
 
-def test_a_process_that_dies_is_started_again_after_growing_waits(tmp_path: Path) -> None:
+def test_a_process_that_dies_is_restarted_after_growing_delays(tmp_path: Path) -> None:
     output = io.StringIO()
     with supervise(tmp_path, output, dying="echo alive; exit 3") as supervisor:
         supervisor.start()
@@ -41,7 +41,7 @@ def test_a_process_that_dies_is_started_again_after_growing_waits(tmp_path: Path
     assert said[:3] == [f"dying | (exited with 3; starts again in {wait} s)" for wait in ("0.05", "0.1", "0.2")]
 
 
-def test_everything_ends_within_the_grace_the_deaf_and_their_children_too(tmp_path: Path) -> None:
+def test_everything_ends_within_the_grace_period_including_processes_that_ignore_signals(tmp_path: Path) -> None:
     deaf = "trap '' TERM; sh -c 'trap \"\" TERM; echo up; while :; do sleep 0.1; done'; true"
     output = io.StringIO()
     supervisor = supervise(tmp_path, output, deaf=deaf, polite="sleep 300")
@@ -70,7 +70,7 @@ def test_a_single_command_receives_sigterm_itself_and_once(tmp_path: Path) -> No
     assert output.getvalue().splitlines() == ["polite | up", "polite | asked", "polite | (exited with 5)"]
 
 
-def test_unfinished_and_very_long_lines_come_through(tmp_path: Path) -> None:
+def test_unfinished_and_very_long_lines_are_forwarded(tmp_path: Path) -> None:
     output = io.StringIO()
     command = f"""{sys.executable} -c 'import sys; sys.stdout.write("x" * {LONGEST_LINE + 10} + "\\n" + "cut")'"""
     supervisor = supervise(tmp_path, output, odd=command)

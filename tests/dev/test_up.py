@@ -121,7 +121,7 @@ def worker(checkout: Path) -> int:
 
 @pytest.mark.smoke
 @pytest.mark.processes
-def test_it_starts_refuses_a_second_start_and_stops_in_order(checkout: Path) -> None:
+def test_make_up_starts_refuses_a_second_start_and_stops_in_order(checkout: Path) -> None:
     with up(checkout) as (process, output):
         eventually(lambda: is_running(output), within=WITHIN)
         with up(checkout, "second") as (second, refused):
@@ -143,7 +143,7 @@ def test_it_starts_refuses_a_second_start_and_stops_in_order(checkout: Path) -> 
 
 
 @pytest.mark.processes
-def test_killed_it_leaves_nothing_and_starts_again(checkout: Path) -> None:
+def test_killed_make_up_leaves_nothing_and_can_be_started_again(checkout: Path) -> None:
     with up(checkout) as (process, output):
         eventually(lambda: is_running(output), within=WITHIN)
         pid = worker(checkout)
@@ -172,7 +172,7 @@ def test_a_server_that_dies_is_started_again(checkout: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_screen_is_drawn_on_a_terminal_which_gets_back_what_it_had(checkout: Path) -> None:
+def test_a_screen_is_drawn_on_a_terminal_and_its_content_restored(checkout: Path) -> None:
     with Terminal(checkout) as terminal:
         eventually(lambda: re.search(r"summary +.*running since", terminal.text()), within=WITHIN)
         worker(checkout)
@@ -261,7 +261,7 @@ def test_a_failed_release_stops_the_start_with_its_output(checkout: Path) -> Non
     assert not (checkout / "started").exists()
 
 
-def test_what_the_user_set_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_user_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".env").write_text("QM_CONVERSATIONS=false\nFLOWER_ADDRESS=0.0.0.0\nAPP_ENV=from-file\n")
     monkeypatch.delenv("QM_CONVERSATIONS", raising=False)
     monkeypatch.setenv("APP_ENV", "staging")
@@ -274,7 +274,7 @@ def test_what_the_user_set_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.processes
-def test_a_busy_port_of_the_web_process_is_named_and_the_box_shows_the_one_taken(checkout: Path) -> None:
+def test_a_busy_web_port_is_named_and_the_box_shows_the_port_in_use(checkout: Path) -> None:
     serve = f"{sys.executable} -m http.server --bind 127.0.0.1 $QM_WEB_PORT"
     (checkout / "Procfile").write_text(f"web: {serve}\n")
     with socket.create_server(("127.0.0.1", 0)) as busy:
@@ -290,7 +290,7 @@ def test_a_busy_port_of_the_web_process_is_named_and_the_box_shows_the_one_taken
     assert "Flower" not in text.partition("Queue Manager")[2]
 
 
-def test_a_laptop_gets_defaults() -> None:
+def test_defaults_suit_a_laptop() -> None:
     children = environment.for_children(
         {"NODE_ENV": "test"}, mongo_url="m", redis_url="r", flower_port=5555, web_port=6003
     )
@@ -300,7 +300,7 @@ def test_a_laptop_gets_defaults() -> None:
     assert (children["FLOWER_ADDRESS"], children["FLOWER_UNAUTHENTICATED_API"]) == ("127.0.0.1", "1")
 
 
-def test_nothing_is_switched_on_in_a_database_of_the_users_own() -> None:
+def test_no_system_is_switched_on_in_a_database_of_the_user() -> None:
     servers: dict[str, Any] = {"mongo_url": "m", "redis_url": "r", "flower_port": 1, "web_port": 2}
     children = environment.for_children({"MONGO_DB_URL": "m"}, **servers)
     assert not set(children) & set(environment.EVERYTHING_ON)
@@ -308,7 +308,7 @@ def test_nothing_is_switched_on_in_a_database_of_the_users_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["REDIS_URL", "QM_QUEUE_REDIS_URL"])
-def test_a_message_queue_of_the_users_own_gets_no_demo_and_is_not_switched_on(name: str) -> None:
+def test_a_redis_of_the_user_gets_no_demo_and_no_message_queue(name: str) -> None:
     given = {name: "redis://cache:6379/0"}
     servers: dict[str, Any] = {"mongo_url": "m", "redis_url": "r", "flower_port": 1, "web_port": 2}
     children = environment.for_children(given, **servers)
@@ -317,7 +317,7 @@ def test_a_message_queue_of_the_users_own_gets_no_demo_and_is_not_switched_on(na
     assert [process.command.split()[-1] for process in demo_processes(given)] == ["--no-messages"]
 
 
-def test_the_demo_is_not_run_in_a_database_of_the_users_own() -> None:
+def test_the_demo_does_not_run_in_a_database_of_the_user() -> None:
     assert demo_processes({"MONGO_DB_URL": "m"}) == []
     assert demo_processes({}) == [DEMO]
 
@@ -331,7 +331,7 @@ def test_the_demo_is_not_run_in_a_database_of_the_users_own() -> None:
         ({"JOBS_IMPORTS": "billing", "MONGO_DB_URL": "m"}, ""),
     ],
 )
-def test_a_demo_without_its_jobs_says_why(given: dict[str, str], reason: str) -> None:
+def test_a_demo_without_its_jobs_reports_the_reason(given: dict[str, str], reason: str) -> None:
     assert without_demo_jobs(given) == reason
 
 
@@ -357,14 +357,16 @@ class TestShellFile:
             "REDIS_URL": "redis://127.0.0.1:2/0",
         }
 
-    def test_it_has_no_server_and_no_secret_of_the_users_own(self, tmp_path: Path) -> None:
+    def test_shell_file_has_no_server_and_no_secret_of_the_user(self, tmp_path: Path) -> None:
         given = {"MONGO_DB_URL": "mongodb://ada:secret@db/product", "QM_API_KEYS": "[secret]"}
         self.written(tmp_path / "env", given)
         text = (tmp_path / "env").read_text()
         assert "secret" not in text
         assert "MONGO_DB_URL" not in text
 
-    def test_a_shell_that_has_read_it_names_no_servers(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_shell_that_has_sourced_the_file_needs_no_server_addresses(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name, value in self.written(tmp_path / "env", {}).items():
             monkeypatch.setenv(name, value)
         assert not {"MONGO_DB_URL", "REDIS_URL"} & set(environment.given(tmp_path, tmp_path / "env"))

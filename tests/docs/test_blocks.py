@@ -72,7 +72,7 @@ FOLLOWED = [
 @pytest.mark.parametrize(
     ("page", "block"), CASES, ids=[f"{page.relative_to(ROOT)}:{block.line}" for page, block in CASES]
 )
-def test_every_block_says_what_it_is_and_how_it_is_tested(page: Path, block: Block) -> None:
+def test_every_block_has_a_language_and_a_way_it_is_tested(page: Path, block: Block) -> None:
     assert is_executable(block) or block.language in {*SHOWN, DRAWN}, "name a language in the opening fence"
     kind, _, value = block.marker.partition(": ")
     if kind == "tested by":
@@ -108,7 +108,7 @@ def test_every_fence_belongs_to_a_block(page: Path) -> None:
     assert len(re.findall(r"^ *(?:```|~~~)", text, re.MULTILINE)) == 2 * len([*blocks(text)])
 
 
-def test_pages_that_a_program_writes_are_compared_with_what_it_writes() -> None:
+def test_generated_pages_are_up_to_date() -> None:
     for page, test in WRITTEN_BY_A_PROGRAM.items():
         assert "assert PAGE.read_text() == reference()" in (ROOT / test).read_text(), page
 

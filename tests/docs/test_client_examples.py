@@ -92,7 +92,7 @@ def test_the_readme_sends_and_receives(queue: Queue, client: Client) -> None:
     assert [one.payload for one in client.messages.list("acknowledged")] == printed
 
 
-def test_a_worker_goes_on_after_an_error(queue: Queue, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_continues_after_an_error(queue: Queue, client: Client, caplog: pytest.LogCaptureFixture) -> None:
     ids = [client.messages.enqueue("send_mail", {"to": to}, max_attempts=1) for to in (ADA, SECOND, "stop")]
 
     def fail_at_the_first(to: str) -> None:

@@ -11,7 +11,7 @@ from tests.docs.session import Session
 
 
 @pytest.mark.parametrize("marker", ["", "run: the output differs"])
-def test_a_command_after_which_nothing_is_shown_must_succeed(marker: str, tmp_path: Path) -> None:
+def test_a_command_without_shown_output_must_succeed(marker: str, tmp_path: Path) -> None:
     with Session(tmp_path) as session:
         session.execute(Block("console", "$ true\n$ echo anything\n", marker, 1))
         with pytest.raises(AssertionError, match=r"\$ false"):

@@ -23,14 +23,14 @@ def test_times_match() -> None:
     assert Transcript().matches('{"new_timeout_at":1795243332.525}', '{"new_timeout_at":1895485991.2}')
 
 
-def test_an_id_matches_any_at_first_and_then_the_same_only() -> None:
+def test_an_id_must_be_the_same_at_each_occurrence() -> None:
     transcript = Transcript()
     assert transcript.matches(f'{{"_id":"{ID}"}}', f'{{"_id":"{OTHER}"}}')
     assert not transcript.matches(ID, ID)
     assert transcript.filled_in(f"show {ID}") == f"show {OTHER}"
 
 
-def test_the_beginning_of_a_secret_stands_for_it() -> None:
+def test_the_beginning_of_a_secret_matches_it() -> None:
     transcript = Transcript()
     assert transcript.matches('"lock_token":"a486b0d1…", …', '"lock_token":"ffff0000ffff", "x": 1')
     assert transcript.filled_in("TOKEN=a486b0d1…") == "TOKEN=ffff0000ffff"

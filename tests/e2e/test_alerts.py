@@ -73,7 +73,7 @@ def test_a_problem_is_posted_and_mailed_unless_it_is_silenced(clean: Servers, tm
     assert "s3cret" not in process.log + listed
 
 
-def test_a_process_that_is_told_to_end_does_not_wait_for_a_webhook(clean: Servers, tmp_path: Path) -> None:
+def test_a_terminated_process_does_not_wait_for_a_webhook(clean: Servers, tmp_path: Path) -> None:
     is_posted = Event()
     env = {"QM_ALERT_AFTER_SECONDS": "0"}
     with socket.create_server((LOOPBACK, 0)) as listener:
@@ -94,7 +94,7 @@ def test_a_process_that_is_told_to_end_does_not_wait_for_a_webhook(clean: Server
             assert process.child.poll() != -signal.SIGKILL
 
 
-def test_a_test_is_sent_to_each_channel_and_names_those_that_fail(tmp_path: Path) -> None:
+def test_alerts_test_sends_to_each_channel_and_names_those_that_fail(tmp_path: Path) -> None:
     posts: list[dict[str, Any]] = []
 
     def take(path: str, body: bytes) -> int:
@@ -111,7 +111,7 @@ def test_a_test_is_sent_to_each_channel_and_names_those_that_fail(tmp_path: Path
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_webhook_that_redirects_has_not_taken_the_notification(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redirecting_webhook_counts_as_a_failed_notification(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with receiving_posts(lambda *_: status, location="/elsewhere") as port:
         monkeypatch.setenv("QM_ALERT_WEBHOOK_URL", f"http://{LOOPBACK}:{port}")
         settings.cache_clear()
@@ -124,7 +124,7 @@ def test_a_webhook_that_redirects_has_not_taken_the_notification(status: int, mo
 
 
 @pytest.mark.parametrize(("host", "is_sent"), [("mail.example.com", False), (LOOPBACK, True)])
-def test_a_password_leaves_the_host_encrypted_only(host: str, is_sent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_smtp_password_is_sent_only_over_tls(host: str, is_sent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     mails: list[EmailMessage] = []
     with receiving_mails(mails, user="user", password="password") as port:
         connect, address = socket.create_connection, (LOOPBACK, port)
@@ -141,7 +141,7 @@ def test_a_password_leaves_the_host_encrypted_only(host: str, is_sent: bool, mon
     assert is_sent or "mail.example.com does not offer STARTTLS: the password is not sent unencrypted" in str(error)
 
 
-def test_a_password_that_smtplib_cannot_send_keeps_the_notification_from_no_other_channel(
+def test_an_smtp_password_that_cannot_be_sent_does_not_stop_other_channels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     posts: list[bytes] = []
@@ -176,7 +176,9 @@ def test_a_password_that_smtplib_cannot_send_keeps_the_notification_from_no_othe
         (("list",), 0, "no active alerts, no silences"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(arguments: tuple[str, ...], code: int, said: str, clean: Servers) -> None:
+def test_invalid_alert_commands_are_refused_in_one_line(
+    arguments: tuple[str, ...], code: int, said: str, clean: Servers
+) -> None:
     answered, text = alerts(*arguments)
     assert (answered, said in text) == (code, True), text
 

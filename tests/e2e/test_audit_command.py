@@ -85,7 +85,7 @@ def test_commands_are_recorded_under_the_user_of_the_system(clean: Servers) -> N
 
 
 @pytest.mark.parametrize(("since", "until"), [("--since", "--until"), ("--from", "--to")])
-def test_entries_of_a_time(clean: Servers, since: str, until: str) -> None:
+def test_audit_entries_are_filtered_by_time(clean: Servers, since: str, until: str) -> None:
     before = to_iso(server_now() - hours(1))
     done("jobs", "run", INVOICE, "7")
     assert [one["action"] for one in entries(since, before)] == ["run"]
@@ -94,7 +94,7 @@ def test_entries_of_a_time(clean: Servers, since: str, until: str) -> None:
     assert (refused.returncode, refused.stderr.startswith("queue-manager: --since: ")) == (2, True)
 
 
-def test_what_the_web_process_did_is_shown_and_in_the_life_of_the_room(clean: Servers, tmp_path: Path) -> None:
+def test_actions_of_the_web_process_are_listed_and_in_the_timeline_of_the_room(clean: Servers, tmp_path: Path) -> None:
     room = str(make_room(server_now() - hours(1)))
     with web(tmp_path, QM_CONVERSATIONS="true") as process:
         assert process.post(f"/api/systems/support-snooze/items/{room}/retry").status == 202
@@ -103,7 +103,7 @@ def test_what_the_web_process_did_is_shown_and_in_the_life_of_the_room(clean: Se
     assert "Retried by someone on this machine" in done("why", room, QM_CONVERSATIONS="true")
 
 
-def test_a_command_goes_on_without_mongodb_and_its_entry_is_in_the_log(clean: Servers) -> None:
+def test_a_command_on_redis_works_without_mongodb_and_its_entry_is_logged(clean: Servers) -> None:
     away = "mongodb://127.0.0.1:1/product?replicaSet=rs0"
     run = said("systems", "pause", "support-snooze", MONGO_DB_URL=away)
     assert (run.returncode, run.stdout) == (0, "support-snooze  paused\n")
@@ -115,7 +115,7 @@ def test_a_command_goes_on_without_mongodb_and_its_entry_is_in_the_log(clean: Se
     assert collection("qm_audit").count_documents({}) == 0
 
 
-def test_a_process_that_is_killed_leaves_an_entry_without_outcome(clean: Servers) -> None:
+def test_a_killed_process_leaves_an_audit_entry_without_outcome(clean: Servers) -> None:
     program = (
         "import os\n"
         "from services.audit import Actor, recorded\n"

@@ -70,7 +70,9 @@ def rabbitmq(servers: Servers, directory: Path) -> Iterator[dict[str, str]]:
         rabbitmq,
     ],
 )
-def test_rooms_open_an_item_is_tried_again_and_a_job_runs(broker: Broker, clean: Servers, tmp_path: Path) -> None:
+def test_rooms_open_items_are_retried_and_jobs_run_on_every_broker(
+    broker: Broker, clean: Servers, tmp_path: Path
+) -> None:
     with broker(clean, tmp_path) as of_broker:
         env = {**JOBS, **SYSTEMS, **of_broker}
         migrated = queue_manager("migrate", **env)
@@ -96,7 +98,7 @@ def test_rooms_open_an_item_is_tried_again_and_a_job_runs(broker: Broker, clean:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("is_batching", ["true", "false"])
-def test_messages_are_executed_while_rabbitmq_has_no_memory_for_new_ones(
+def test_messages_are_executed_while_rabbitmq_refuses_new_ones(
     clean: Servers, tmp_path: Path, is_batching: str
 ) -> None:
     with RabbitMQ(tmp_path / "rabbitmq") as server:
@@ -161,7 +163,7 @@ def test_rabbitmq_is_checked_counted_and_shown_without_its_password(clean: Serve
         assert QUOTED_PASSWORD not in text
 
 
-def test_health_and_the_dead_letters_command_say_what_the_broker_lacks(servers: Servers) -> None:
+def test_health_and_dead_letters_report_features_the_broker_lacks(servers: Servers) -> None:
     for command, said in (
         ("health", "The broker at amqp://***@127.0.0.1:1// is unreachable"),
         ("dead-letters", "the broker at amqp://***@127.0.0.1:1// keeps no dead letters"),

@@ -51,7 +51,7 @@ def runs() -> int:
 
 
 @pytest.mark.parametrize("shift", [-HOUR, HOUR])
-def test_rooms_wake_though_the_beats_clock_is_off(shift: int, clean: Servers, tmp_path: Path) -> None:
+def test_rooms_wake_with_a_wrong_clock_of_beat(shift: int, clean: Servers, tmp_path: Path) -> None:
     rooms = [make_room(server_now() + seconds(due)) for due in (-1, 2, 8)]
     due_at = {room: get_room(room)["snooze_time"]["time"] for room in rooms}
     with worker(tmp_path / "worker.log", env=ENV), beat(tmp_path, "beat", shift):
@@ -62,7 +62,7 @@ def test_rooms_wake_though_the_beats_clock_is_off(shift: int, clean: Servers, tm
 
 
 @pytest.mark.parametrize("shift", [-HOUR, HOUR])
-def test_rooms_wake_though_the_workers_clock_is_off(shift: int, clean: Servers, tmp_path: Path) -> None:
+def test_rooms_wake_with_a_wrong_clock_of_the_worker(shift: int, clean: Servers, tmp_path: Path) -> None:
     rooms = [make_room(server_now() + seconds(due)) for due in (-1, 2, 8)]
     due_at = {room: get_room(room)["snooze_time"]["time"] for room in rooms}
     with worker(tmp_path / "worker.log", env=off_by(shift)) as off, beat(tmp_path, "beat", 0):
@@ -73,7 +73,7 @@ def test_rooms_wake_though_the_workers_clock_is_off(shift: int, clean: Servers, 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])  # with batches, and without
 @pytest.mark.parametrize("shift", [-HOUR, HOUR])
-def test_room_sent_ahead_wakes_at_its_time_though_the_workers_clock_is_off(
+def test_room_dispatched_ahead_wakes_on_time_with_a_wrong_clock_of_the_worker(
     shift: int, pool: str, clean: Servers, tmp_path: Path
 ) -> None:
     with worker(tmp_path / "worker.log", "--pool", pool, env=off_by(shift)):
@@ -105,9 +105,7 @@ def test_retries_wait_for_their_backoff_with_any_clocks_of_the_workers(clean: Se
 
 
 @pytest.mark.parametrize("shift", [-HOUR, HOUR])
-def test_scan_that_is_triggered_runs_though_the_workers_clock_is_off(
-    shift: int, clean: Servers, tmp_path: Path
-) -> None:
+def test_triggered_scan_runs_with_a_wrong_clock_of_the_worker(shift: int, clean: Servers, tmp_path: Path) -> None:
     with worker(tmp_path / "worker.log", env=off_by(shift)), web(tmp_path, QM_HOOKS="true") as the_web:
         room = make_room(server_now() - seconds(1))
         assert the_web.post(SNOOZE).status == 202
@@ -115,7 +113,7 @@ def test_scan_that_is_triggered_runs_though_the_workers_clock_is_off(
 
 
 @pytest.mark.parametrize("shift", [-HOUR, HOUR])
-def test_messages_are_requeued_at_their_deadlines_though_the_workers_clock_is_off(
+def test_messages_are_requeued_at_their_deadlines_with_a_wrong_clock_of_the_worker(
     shift: int, clean: Servers, tmp_path: Path
 ) -> None:
     queue = message_queue(schedule_sweep=schedule_sweep)
@@ -136,7 +134,7 @@ def test_messages_are_requeued_at_their_deadlines_though_the_workers_clock_is_of
 
 
 @pytest.mark.parametrize("shift", [-HOUR, HOUR])
-def test_jobs_start_at_their_time_though_the_workers_clock_is_off(shift: int, clean: Servers, tmp_path: Path) -> None:
+def test_jobs_start_on_time_with_a_wrong_clock_of_the_worker(shift: int, clean: Servers, tmp_path: Path) -> None:
     with job_worker(tmp_path, env={**off_by(shift), "JOBS_TIMER_MS": "5000"}):
         due_at = [server_now() + seconds(due) for due in (0, 2, 4)]
         for at in due_at:
@@ -147,7 +145,9 @@ def test_jobs_start_at_their_time_though_the_workers_clock_is_off(shift: int, cl
 
 
 @pytest.mark.parametrize(("first", "second"), [(HOUR, 0), (0, HOUR), (-HOUR, 0)])
-def test_beat_that_takes_over_goes_on_at_the_same_rate(first: int, second: int, clean: Servers, tmp_path: Path) -> None:
+def test_beat_that_takes_over_continues_at_the_same_rate(
+    first: int, second: int, clean: Servers, tmp_path: Path
+) -> None:
     with (
         worker(tmp_path / "worker.log", env=ENV),
         beat(tmp_path, "first", first) as leader,
@@ -166,7 +166,7 @@ def test_beat_that_takes_over_goes_on_at_the_same_rate(first: int, second: int, 
             assert more <= took + 1.5  # one a second, not continuously
 
 
-def test_ticks_that_piled_up_are_one_run(clean: Servers, tmp_path: Path) -> None:
+def test_accumulated_ticks_cause_one_run(clean: Servers, tmp_path: Path) -> None:
     with beat(tmp_path, "beat", 0) as the_beat, redis.Redis.from_url(clean.valkey.url) as client:
         eventually(lambda: client.llen("scans") >= 8, within=60)
         the_beat.stop()  # nothing more is sent
@@ -183,7 +183,7 @@ def test_ticks_that_piled_up_are_one_run(clean: Servers, tmp_path: Path) -> None
         assert runs() == 2
 
 
-def test_message_that_expires_is_warned_of(clean: Servers, tmp_path: Path) -> None:
+def test_expired_message_is_logged_as_a_warning(clean: Servers, tmp_path: Path) -> None:
     theirs = Celery(broker=clean.valkey.url, set_as_current=False)
     theirs.send_task(SCAN, queue="scans", expires=-5)
     theirs.close()

@@ -69,7 +69,7 @@ def test_the_help_of_a_group_has_each_command_in_one_line(group: str) -> None:
     assert "<bool>" not in shown
 
 
-def test_the_paragraphs_of_a_help_are_filled() -> None:
+def test_paragraphs_of_a_help_text_are_wrapped() -> None:
     text = invoke("items", "retry", "--help", columns=80).stdout
     (paragraph,) = (one for one in text.split("\n\n") if one.startswith("  At most 1,000"))
     *lines, _ = paragraph.splitlines()
@@ -77,7 +77,7 @@ def test_the_paragraphs_of_a_help_are_filled() -> None:
     assert all(60 < len(line) <= 80 for line in lines)
 
 
-def test_a_state_by_the_name_of_its_page_is_suggested_as_commands_take_it() -> None:
+def test_state_named_as_on_the_page_gets_a_suggestion() -> None:
     for word, state in (("waiting", "main"), ("failed", "dead")):
         assert f"(did you mean {state}?)" in invoke("queue", "list", word).stderr
 
@@ -145,7 +145,7 @@ def test_migrate_finish_refuses_while_a_worker_of_an_older_release_is_online(
     assert "claim" not in get_room(room)
 
 
-def test_migrate_names_the_system_whose_documents_stand_against_it_and_does_the_others(
+def test_migrate_names_the_system_whose_documents_prevent_an_index_and_migrates_the_others(
     empty: str, tmp_path: Path
 ) -> None:
     request = {"type": "review_request", "status": "pending"}
@@ -172,7 +172,7 @@ def test_migrate_names_the_system_whose_documents_stand_against_it_and_does_the_
     assert "projects.pulse" in indexed(empty)
 
 
-def test_scan_sends_what_is_due_and_prints_what_it_did(clean: Servers, tmp_path: Path) -> None:
+def test_scan_dispatches_due_items_and_prints_its_report(clean: Servers, tmp_path: Path) -> None:
     room = make_room(server_now() - seconds(1))
     result = queue_manager("scan", "support-snooze", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -181,7 +181,7 @@ def test_scan_sends_what_is_due_and_prints_what_it_did(clean: Servers, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["review-requests", "stale-thumbnails"])
-def test_every_scan_runs_by_hand(name: str, clean: Servers, tmp_path: Path) -> None:
+def test_every_scan_can_be_run_by_command(name: str, clean: Servers, tmp_path: Path) -> None:
     result = queue_manager("scan", name, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout).items() >= {"found": 0, "enqueued": 0, "errors": 0}.items()
@@ -214,7 +214,7 @@ def test_value_that_is_not_allowed_gets_a_suggestion(arguments: list[str], error
     assert "Value error" not in said
 
 
-def test_health_without_a_beat_says_so(clean: Servers, tmp_path: Path) -> None:
+def test_health_reports_a_missing_beat(clean: Servers, tmp_path: Path) -> None:
     result = queue_manager("health", "--json", cwd=tmp_path)
     state = json.loads(result.stdout)
     assert result.returncode == 1
@@ -225,7 +225,7 @@ def test_health_without_a_beat_says_so(clean: Servers, tmp_path: Path) -> None:
 
 
 @pytest.mark.smoke
-def test_health_shows_leader_scans_and_figures(clean: Servers, tmp_path: Path) -> None:
+def test_health_shows_leader_scans_and_stats(clean: Servers, tmp_path: Path) -> None:
     env = {"QM_SNOOZE_SCAN_SECONDS": "1"}
     broken = make_room("tomorrow")
     with worker(tmp_path / "worker.log", env=env), CeleryProcess(tmp_path / "beat.log", "beat", env=env) as beat:
@@ -252,7 +252,7 @@ def test_health_shows_leader_scans_and_figures(clean: Servers, tmp_path: Path) -
     assert "\x1b" not in shown
 
 
-def test_health_with_everything_away_names_both_without_passwords(tmp_path: Path) -> None:
+def test_health_names_both_unavailable_servers_without_passwords(tmp_path: Path) -> None:
     gone = free_port()
     result = queue_manager(
         "health",
@@ -341,7 +341,7 @@ def test_wrong_settings_of_every_kind_stop_celery_with_one_line_each(command: st
 
 
 @pytest.mark.parametrize("command", ["worker", "beat"])
-def test_no_flag_switched_on_is_one_clear_warning(command: str, clean: Servers, tmp_path: Path) -> None:
+def test_missing_flags_cause_one_clear_warning(command: str, clean: Servers, tmp_path: Path) -> None:
     with CeleryProcess(tmp_path / "log", command, env={"QM_CONVERSATIONS": "false"}) as process:
         assert process.log.count("no system is switched on") == 1
         assert "set QM_CONVERSATIONS or QM_PROJECTS" in process.log
@@ -362,7 +362,7 @@ def test_redis_that_evicts_is_refused(command: str, evicting: Valkey, clean: Ser
     assert "must be 'noeviction'" in process.log
 
 
-def test_process_waits_for_a_server_that_is_away_and_goes_on_by_itself(clean: Servers, tmp_path: Path) -> None:
+def test_process_waits_for_an_unavailable_redis_and_continues(clean: Servers, tmp_path: Path) -> None:
     valkey = Valkey(tmp_path / "valkey")
     env = {"REDIS_URL": valkey.url.replace("redis://", "redis://:s3cret@")}
     with worker(tmp_path / "log", env=env).start(ready=False) as process:
@@ -375,7 +375,7 @@ def test_process_waits_for_a_server_that_is_away_and_goes_on_by_itself(clean: Se
         assert "s3cret" not in process.log
 
 
-def test_worker_waits_for_a_mongodb_that_is_away_and_goes_on_by_itself(clean: Servers, tmp_path: Path) -> None:
+def test_worker_waits_for_an_unavailable_mongodb_and_continues(clean: Servers, tmp_path: Path) -> None:
     mongo = Mongo(tmp_path / "mongo")
     env = {"MONGO_DB_URL": mongo.url}
     with worker(tmp_path / "log", env=env).start(ready=False) as process:
@@ -385,7 +385,7 @@ def test_worker_waits_for_a_mongodb_that_is_away_and_goes_on_by_itself(clean: Se
             assert process.log.count("is unreachable") == 1
 
 
-def test_wrong_password_is_refused_and_not_taken_for_an_outage(clean: Servers, tmp_path: Path) -> None:
+def test_wrong_password_ends_the_process_and_is_not_an_outage(clean: Servers, tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey", config={"requirepass": "right"}) as valkey:
         env = {"REDIS_URL": f"redis://:wr0ng@127.0.0.1:{valkey.port}/0"}
         process = worker(tmp_path / "log", env=env).start(ready=False)
@@ -413,7 +413,7 @@ def test_standalone_mongodb_is_refused(clean: Servers, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["worker", "beat"])
-def test_process_that_waits_ends_at_once_when_it_is_told_to(command: str, tmp_path: Path) -> None:
+def test_process_that_waits_for_a_server_can_be_terminated(command: str, tmp_path: Path) -> None:
     env = {"REDIS_URL": f"redis://127.0.0.1:{free_port()}/0"}
     with CeleryProcess(tmp_path / "log", command, env=env).start(ready=False) as process:
         eventually(lambda: "is unreachable" in process.log, within=20)
@@ -422,7 +422,7 @@ def test_process_that_waits_ends_at_once_when_it_is_told_to(command: str, tmp_pa
             eventually(lambda: not process.is_alive(), within=30)
 
 
-def test_flower_starts_on_the_same_application(clean: Servers, tmp_path: Path) -> None:
+def test_flower_starts_with_our_application(clean: Servers, tmp_path: Path) -> None:
     port = free_port()
     env = {"FLOWER_UNAUTHENTICATED_API": "1", "FLOWER_PORT": str(port), "FLOWER_ADDRESS": "127.0.0.1"}
     with CeleryProcess(tmp_path / "log", "flower", env=env) as flower:
@@ -434,7 +434,7 @@ def test_flower_starts_on_the_same_application(clean: Servers, tmp_path: Path) -
 
 
 @pytest.mark.smoke
-def test_procfile_starts_the_processes_it_promises(clean: Servers, tmp_path: Path) -> None:
+def test_commands_of_the_procfile_start(clean: Servers, tmp_path: Path) -> None:
     commands = {process.name: process.command for process in procfile.read(ROOT / "Procfile")}
     assert list(commands) == ["release", "worker", "jobs", "scans", "beat", "flower", "web"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -466,7 +466,7 @@ def _get(url: str) -> bytes | None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no /dev/full")
-def test_output_that_does_not_fit_on_the_disk_is_one_line(tmp_path: Path) -> None:
+def test_full_disk_for_output_is_reported_in_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
             [*COMMAND, "queue", "config"],
@@ -502,7 +502,7 @@ def test_ctrl_c_at_the_start_prints_nothing(
         ("jobs list", 0, "\\xe9"),
     ],
 )
-def test_closed_streams_and_narrow_encodings_are_no_errors(
+def test_closed_streams_and_narrow_encodings_cause_no_errors(
     clean: Servers, tmp_path: Path, command: str, status: int, text: str
 ) -> None:
     many.jobs(1, JobState.SUCCESS)

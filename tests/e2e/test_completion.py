@@ -44,7 +44,7 @@ def test_commands_options_and_values_are_completed(clean: Servers) -> None:
     assert completed(f"queue-manager jobs pause {INVOICE[:6]}") == [INVOICE]
 
 
-def test_nothing_is_completed_while_mongodb_is_away() -> None:
+def test_completion_offers_nothing_while_mongodb_is_unavailable() -> None:
     away = f"mongodb://127.0.0.1:{free_port()}/product"
     assert completed("queue-manager jobs pause x", MONGO_DB_URL=away) == []
 
@@ -56,7 +56,7 @@ def test_help_loads_neither_fastapi_nor_tasks() -> None:
     assert {"fastapi", "socketio", "tasks", "queue_manager.web"} & set(loaded.stdout.split()) == set()
 
 
-def test_script_of_the_shell_is_installed(tmp_path: Path) -> None:
+def test_completion_script_of_the_shell_is_installed(tmp_path: Path) -> None:
     env = environment(HOME=str(tmp_path), SHELL="/bin/bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     installed = subprocess.run(
         [*COMMAND, "--install-completion", "bash"], env=env, capture_output=True, text=True, timeout=60, check=False

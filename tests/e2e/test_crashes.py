@@ -58,7 +58,7 @@ def crashing(tmp_path: Path, step: str, *actions: str, **env: str) -> CeleryProc
 @pytest.mark.smoke
 @pytest.mark.usefixtures("ticking")
 @pytest.mark.parametrize("step", STEPS)
-def test_room_wakes_once_though_the_worker_was_killed(step: str, tmp_path: Path, heard: Heard) -> None:
+def test_room_wakes_once_although_the_worker_is_killed(step: str, tmp_path: Path, heard: Heard) -> None:
     due_at = server_now() - seconds(1)
     room = make_room(due_at)
     process = crashing(tmp_path, step, "kill")
@@ -99,7 +99,7 @@ def test_new_snooze_survives_and_ends_at_its_own_time(
     assert len(earlier) == (1 if step == "written" else 0)
 
 
-def test_room_of_a_batch_that_is_snoozed_again_before_its_event_has_it(tmp_path: Path, heard: Heard) -> None:
+def test_event_of_a_batched_room_is_sent_although_it_is_snoozed_again(tmp_path: Path, heard: Heard) -> None:
     rooms = [make_room(server_now() - seconds(1)) for _ in range(8)]
     with crashing(tmp_path, "written", "resnooze", RESNOOZE_SECONDS="3600"):
         send_scan()
@@ -112,7 +112,7 @@ def test_room_of_a_batch_that_is_snoozed_again_before_its_event_has_it(tmp_path:
 
 
 @pytest.mark.parametrize("is_snoozed_again", [False, True])
-def test_event_of_a_room_is_sent_though_sending_it_failed_at_first(
+def test_event_of_a_room_is_sent_after_a_first_failure(
     is_snoozed_again: bool, tmp_path: Path, heard: Heard, clean: Servers
 ) -> None:
     rooms = [make_room(server_now() - seconds(1)) for _ in range(3)]
@@ -144,7 +144,7 @@ def test_event_of_a_room_is_sent_though_sending_it_failed_at_first(
 
 
 @pytest.mark.usefixtures("ticking")
-def test_worker_killed_while_a_room_waits_for_its_next_attempt(tmp_path: Path, heard: Heard) -> None:
+def test_room_wakes_although_its_worker_is_killed_during_the_backoff(tmp_path: Path, heard: Heard) -> None:
     room = make_room(server_now() - seconds(1))
     process = crashing(tmp_path, "attempt", "fail")
     with process.start(ready=False):
@@ -163,7 +163,7 @@ def test_worker_killed_while_a_room_waits_for_its_next_attempt(tmp_path: Path, h
 
 
 @pytest.mark.usefixtures("ticking", "heard")
-def test_worker_slower_than_the_lease_gets_each_room_once(tmp_path: Path) -> None:
+def test_worker_slower_than_the_lease_wakes_each_room_once(tmp_path: Path) -> None:
     rooms = [make_room(server_now() - seconds(1)) for _ in range(30)]
     process = crashing(tmp_path, "attempt", "slow")
     with process:

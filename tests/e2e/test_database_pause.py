@@ -57,7 +57,7 @@ def dispatch(count: int, *, soon: float = 0) -> list[ObjectId]:
     [{}, {"QM_BATCHING": "false"}, {"QM_BROKER": "stock"}],
     ids=["batches", "one by one", "stock transport"],
 )
-def test_items_are_executed_by_the_worker_that_reaches_mongodb(
+def test_items_are_executed_by_a_worker_that_reaches_mongodb(
     env: dict[str, str], clean: Servers, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     with TcpProxy(clean.mongo.port) as proxy:
@@ -99,7 +99,7 @@ def ids(env: dict[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in env.items()) or "in batches"
 
 
-def test_a_worker_of_scans_alone_does_not_pause(clean: Servers, tmp_path: Path) -> None:
+def test_a_worker_that_consumes_only_scans_does_not_pause(clean: Servers, tmp_path: Path) -> None:
     with TcpProxy(clean.mongo.port) as proxy:
         env = {"MONGO_DB_URL": f"mongodb://{LOOPBACK}:{proxy.port}/{DATABASE}?directConnection=true"}
         scans = worker(tmp_path / "scans.log", "--queues", "scans", "--hostname", OTHER, env=env)
@@ -132,7 +132,7 @@ def was_seen_after(servers: Servers, name: str, moment: datetime) -> bool:
 @pytest.mark.parametrize(
     ("env", "number"), [({}, ROOMS), ({"QM_BATCHING": "false"}, 1_000)], ids=["batches", "one by one"]
 )
-def test_the_only_worker_executes_what_it_had_put_back(
+def test_the_only_worker_executes_its_requeued_items(
     env: dict[str, str], number: int, clean: Servers, tmp_path: Path
 ) -> None:
     with TcpProxy(clean.mongo.port) as proxy:

@@ -44,7 +44,7 @@ def gauge() -> str:
 
 
 @pytest.mark.usefixtures("letters")
-def test_they_are_listed_newest_first(tmp_path: Path) -> None:
+def test_dead_letters_are_listed_newest_first(tmp_path: Path) -> None:
     shown = queue_manager("dead-letters", "--limit", "2", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     cells = [line.split() for line in shown.stdout.splitlines()[1:3]]
@@ -56,13 +56,13 @@ def test_they_are_listed_newest_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("letters")
-def test_a_message_says_nothing_to_a_terminal() -> None:
+def test_a_message_cannot_send_escape_sequences_to_a_terminal() -> None:
     for options in ([], ["--json"]):
         assert "\x1b[31m" not in said_on_a_terminal([*COMMAND, "dead-letters", *options])
 
 
 @pytest.mark.usefixtures("letters")
-def test_json_has_them_in_full(tmp_path: Path) -> None:
+def test_json_shows_dead_letters_in_full(tmp_path: Path) -> None:
     page = json.loads(queue_manager("dead-letters", "--json", "--limit", "1", cwd=tmp_path).stdout)
     assert page == {
         "count": 3,
@@ -79,7 +79,7 @@ def test_json_has_them_in_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("letters")
-def test_health_and_metrics_show_them_until_they_are_cleared(tmp_path: Path) -> None:
+def test_health_and_metrics_show_dead_letters_until_they_are_cleared(tmp_path: Path) -> None:
     problems = json.loads(queue_manager("health", "--json", cwd=tmp_path).stdout)["problems"]
     (problem,) = [one for one in problems if (one["system"], one["rule"]) == ("broker", "dead-letters")]
     assert problem["text"] == "3 broker messages could not be read or used"
@@ -115,7 +115,7 @@ def contents(servers: Servers, *lists: str) -> list[list[str]]:
         return [client.lrange(name, 0, -1) for name in lists]
 
 
-def test_all_are_put_back_byte_for_byte_and_in_order(clean: Servers, tmp_path: Path) -> None:
+def test_replay_requeues_all_messages_byte_for_byte_and_in_order(clean: Servers, tmp_path: Path) -> None:
     first, second = sent(clean, "shop.charge"), sent(clean, "shop.charge", priority=0)
     urgent = json.dumps(
         {**json.loads(sent(clean, "t")), "properties": {**json.loads(first)["properties"], "priority": 5}}
@@ -139,7 +139,7 @@ def test_all_are_put_back_byte_for_byte_and_in_order(clean: Servers, tmp_path: P
     assert json.loads(again) == tried
 
 
-def test_those_with_an_id_are_put_back_and_what_is_refused_is_named(clean: Servers, tmp_path: Path) -> None:
+def test_replay_by_id_requeues_messages_and_names_refused_ones(clean: Servers, tmp_path: Path) -> None:
     good, other = sent(clean, "good"), sent(clean, "other")
     for queue, message in (("scans", good), ("scans", other), ("scans", HOSTILE), ("scans", "\\xff"), ("", good)):
         bury(clean, queue, message)
@@ -175,7 +175,7 @@ def test_the_documented_commands_work(clean: Servers, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--all", "0123456789ab"]])
-def test_replay_wants_ids_or_all(arguments: list[str], clean: Servers, tmp_path: Path) -> None:
+def test_replay_requires_ids_or_all(arguments: list[str], clean: Servers, tmp_path: Path) -> None:
     bury(clean, "scans", sent(clean, "t"))
     result = queue_manager("dead-letters", "replay", *arguments, cwd=tmp_path)
     assert result.returncode == 2
@@ -183,7 +183,7 @@ def test_replay_wants_ids_or_all(arguments: list[str], clean: Servers, tmp_path:
     assert contents(clean, "scans") == [[]]
 
 
-def test_server_that_is_away_is_one_line(tmp_path: Path) -> None:
+def test_unavailable_server_is_reported_in_one_line(tmp_path: Path) -> None:
     away = "redis://:secret@127.0.0.1:1/0"
     result = queue_manager("dead-letters", cwd=tmp_path, REDIS_URL=away)
     assert result.returncode == 1

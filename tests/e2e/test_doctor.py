@@ -82,7 +82,7 @@ def said(directory: Path, **env: str) -> str:
     ).stdout
 
 
-def test_nothing_wrong_is_exit_code_0(well: Servers, tmp_path: Path) -> None:
+def test_doctor_exits_with_0_if_nothing_is_wrong(well: Servers, tmp_path: Path) -> None:
     answer = doctor(tmp_path, QM_JOBS="true", QM_MESSAGE_QUEUE="true")
     assert (answer.exit_code, answer.with_status("ok")) == (0, [*answer.checks])
 
@@ -101,7 +101,7 @@ def test_on_a_terminal_there_are_colours(well: Servers) -> None:
     assert "\x1b[32mok " in said_on_a_terminal(DOCTOR)
 
 
-def test_a_problem_is_said_with_what_to_do(clean: Servers, tmp_path: Path) -> None:
+def test_a_problem_is_shown_with_what_to_do(clean: Servers, tmp_path: Path) -> None:
     lines = said(tmp_path).splitlines()
     first = lines.index("problem      leader")
     assert lines[first + 1 : first + 3] == [
@@ -120,7 +120,7 @@ def test_a_package_in_the_working_directory_that_hides_ours_is_named(well: Serve
     assert f"imports {tmp_path}/tasks/__init__.py instead" in problem
 
 
-def test_each_wrong_setting_is_a_line_and_what_needs_no_setting_is_checked(tmp_path: Path) -> None:
+def test_each_wrong_setting_is_one_line_and_the_other_checks_still_run(tmp_path: Path) -> None:
     with promptly(10):
         answer = doctor(tmp_path, QM_LEASE_SECONDS="soon", QM_BROKER="fast")
     assert answer.problems("settings") == [
@@ -141,7 +141,7 @@ def test_each_wrong_setting_is_a_line_and_what_needs_no_setting_is_checked(tmp_p
         ("QM_LEASE_SECOND", "5", "QM_LEASE_SECOND is not a setting (did you mean QM_LEASE_SECONDS?)"),
     ],
 )
-def test_what_a_process_would_refuse_at_its_start_is_found(
+def test_doctor_finds_what_a_process_would_refuse_at_start(
     name: str, value: str, problem: str, well: Servers, tmp_path: Path
 ) -> None:
     (found,) = doctor(tmp_path, QM_JOBS="true", **{name: value}).problems("settings")
@@ -151,7 +151,7 @@ def test_what_a_process_would_refuse_at_its_start_is_found(
 # Servers that are unavailable or hang
 
 
-def test_servers_that_are_away_are_named_and_nothing_hides_the_rest(tmp_path: Path) -> None:
+def test_unavailable_servers_are_named_and_the_other_checks_still_run(tmp_path: Path) -> None:
     away = {"MONGO_DB_URL": f"mongodb://app:s3cret@{NOWHERE}/{DATABASE}", "REDIS_URL": f"redis://:s3cret@{NOWHERE}/0"}
     with promptly(25):
         answer = doctor(tmp_path, **away)
@@ -161,7 +161,7 @@ def test_servers_that_are_away_are_named_and_nothing_hides_the_rest(tmp_path: Pa
     assert "s3cret" not in json.dumps(answer.checks)
 
 
-def test_a_server_that_is_away_is_shown_as_in_the_documentation(
+def test_an_unavailable_server_is_shown_as_in_the_documentation(
     well: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = output(block(0, heading="The installation", page=DOCS / "how-to" / "diagnose.md"))
@@ -171,7 +171,7 @@ def test_a_server_that_is_away_is_shown_as_in_the_documentation(
     eventually(lambda: Transcript().matches(expected, said(tmp_path, MONGO_DB_URL=url)), within=60)
 
 
-def test_a_redis_that_hangs_leaves_the_checks_of_mongodb(clean: Servers, tmp_path: Path) -> None:
+def test_a_hanging_redis_does_not_prevent_the_checks_of_mongodb(clean: Servers, tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey") as valkey:
         os.kill(valkey.pid, signal.SIGSTOP)
         try:
@@ -193,7 +193,7 @@ def test_the_server_of_the_message_queue_is_checked_too(well: Servers, tmp_path:
 # MongoDB
 
 
-def test_rights_that_the_user_of_mongodb_lacks_are_named(clean: Servers, tmp_path: Path) -> None:
+def test_missing_rights_of_the_mongodb_user_are_named(clean: Servers, tmp_path: Path) -> None:
     with MongoWithUsers(tmp_path / "mongo") as mongo:
         admin = doctor(tmp_path, MONGO_DB_URL=mongo.url_of("admin"))
         reader = doctor(tmp_path, MONGO_DB_URL=mongo.url_of("reader"))
@@ -235,7 +235,7 @@ def test_confirmed_writes_that_are_not_in_the_journal_are_found(well: Servers, t
                 assert answer.only_problem("write-concern").startswith("writeConcernMajorityJournalDefault is false")
 
 
-def test_documents_in_the_way_of_an_index_are_named_with_the_index(well: Servers, tmp_path: Path) -> None:
+def test_documents_that_prevent_an_index_are_named_with_it(well: Servers, tmp_path: Path) -> None:
     pulses, account = collection("projects.pulse"), ObjectId()
     pulses.drop_indexes()
     pulses.insert_many({"type": "review_request", "status": "pending", "account_id": account} for _ in range(2))
@@ -261,7 +261,7 @@ def test_malformed_documents_of_our_collections_are_counted_and_named(well: Serv
 # Redis
 
 
-def test_a_redis_that_evicts_and_keeps_nothing_is_found(clean: Servers, tmp_path: Path) -> None:
+def test_a_redis_with_eviction_and_without_persistence_is_found(clean: Servers, tmp_path: Path) -> None:
     config = {"maxmemory-policy": "allkeys-lru"}
     with Valkey(tmp_path / "valkey", appendonly=False, config=config) as valkey:
         answer = doctor(tmp_path, REDIS_URL=valkey.url)
@@ -271,7 +271,7 @@ def test_a_redis_that_evicts_and_keeps_nothing_is_found(clean: Servers, tmp_path
     assert persistence.startswith(f"Redis at {valkey.url} writes no append-only file and has no replica")
 
 
-def test_keys_that_another_program_wrote_are_named(clean: Servers, client: redis.Redis, tmp_path: Path) -> None:
+def test_keys_written_by_another_program_are_named(clean: Servers, client: redis.Redis, tmp_path: Path) -> None:
     client.set("qm:lease:support-snooze:cooling", "a text")
     client.hset("support-snooze", "a", "hash")
     client.set("queue_metadata", "a text")
@@ -284,7 +284,7 @@ def test_keys_that_another_program_wrote_are_named(clean: Servers, client: redis
     ]
 
 
-def test_a_memory_that_is_nearly_full_is_found(clean: Servers, tmp_path: Path) -> None:
+def test_nearly_full_memory_is_found(clean: Servers, tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey") as valkey:
         with redis.Redis.from_url(valkey.url) as client:
             for number in range(500):
@@ -294,7 +294,7 @@ def test_a_memory_that_is_nearly_full_is_found(clean: Servers, tmp_path: Path) -
     assert problem.startswith(f"Redis at {valkey.url} uses 9"), problem
 
 
-def test_rights_that_the_user_of_redis_lacks_are_named_and_nothing_is_written(clean: Servers, tmp_path: Path) -> None:
+def test_missing_rights_of_the_redis_user_are_named_and_nothing_is_written(clean: Servers, tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey") as valkey:
         with refused_user(valkey, "+@all", "-xadd", "-@scripting", "resetkeys", "~qm:*", "~scans*") as url:
             (problem,) = doctor(tmp_path, REDIS_URL=url).problems("redis-permissions")
@@ -359,7 +359,7 @@ def test_a_worker_with_another_database_is_named(well: Servers, tmp_path: Path) 
     )
 
 
-def test_a_queue_that_is_too_long_or_that_nobody_consumes_is_named(well: Servers, tmp_path: Path) -> None:
+def test_a_queue_that_is_too_long_or_has_no_worker_is_named(well: Servers, tmp_path: Path) -> None:
     with connect(well.valkey.url) as client:
         client.rpush(str(support_snooze.queue), "one", "two")
         client.rpush("queue-manager", "three")

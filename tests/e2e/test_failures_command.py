@@ -70,7 +70,7 @@ def test_ctrl_c_reports_how_many_of_a_group_were_replayed(clean: Servers, monkey
 
 
 @pytest.mark.usefixtures("clean")
-def test_a_group_that_does_not_exist_is_one_line() -> None:
+def test_an_unknown_group_is_reported_in_one_line() -> None:
     assert run().stdout == "no failures in Rooms, Reviews, Thumbnails, Broker\n"
     gone = run("replay", "0123456789ab", "--yes")
     assert (gone.returncode, gone.stdout) == (1, "")
@@ -78,7 +78,7 @@ def test_a_group_that_does_not_exist_is_one_line() -> None:
 
 
 @pytest.mark.usefixtures("clean")
-def test_no_system_has_an_unknown_name() -> None:
+def test_unknown_system_is_refused_with_a_suggestion() -> None:
     unknown = invoke("failures", "--system", "suport-snooze")
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert (
@@ -89,7 +89,7 @@ def test_no_system_has_an_unknown_name() -> None:
 
 
 @pytest.mark.usefixtures("clean")
-def test_what_could_not_be_read_may_have_failures() -> None:
+def test_unavailable_sources_of_failures_are_named() -> None:
     url = f"redis://{LOOPBACK}:{free_port()}/0"
     shown = run(REDIS_URL=url)
     assert shown.returncode == 1

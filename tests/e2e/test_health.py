@@ -60,7 +60,7 @@ def lose(item: DueItem, clean: Servers, *, ago: float) -> None:
         client.zadd("qm:lease:support-snooze:running", {item.lease: client.time()[0] * 1000 - ago * 1000})
 
 
-def test_nothing_wrong_is_exit_code_0(well: Servers, tmp_path: Path) -> None:
+def test_health_exits_with_0_if_nothing_is_wrong(well: Servers, tmp_path: Path) -> None:
     make_room(server_now() - seconds(5))
     answer = health(tmp_path, QM_JOBS="true", QM_MESSAGE_QUEUE="true", **SLOW)
     assert (answer.exit_code, answer.problems, answer.state["details"]) == (0, [], [])
@@ -79,14 +79,14 @@ def test_text_of_applications_reaches_the_terminal_without_control_characters_an
 # Items
 
 
-def test_an_item_that_is_due_for_long_is_a_problem(well: Servers, tmp_path: Path) -> None:
+def test_an_item_due_for_too_long_is_a_problem(well: Servers, tmp_path: Path) -> None:
     held = taken_room(due_ago=334)  # somebody holds it, and nothing comes of it
     problem = health(tmp_path).only_problem("support-snooze", Rule.LAG)
     assert problem.startswith("The oldest due item has waited 6 min, more than 30 s")
     assert problem.endswith(f"({held.args[0]})")
 
 
-def test_stuck_items_are_named_and_those_that_the_next_scan_takes_are_not(well: Servers, tmp_path: Path) -> None:
+def test_stuck_items_are_named_except_those_the_next_scan_takes(well: Servers, tmp_path: Path) -> None:
     stuck, lost_just_now = taken_room(due_ago=300), taken_room(due_ago=250)
     lose(stuck, well, ago=190)
     lose(lost_just_now, well, ago=1)
@@ -163,7 +163,7 @@ def test_a_job_whose_worker_is_gone_is_a_problem(well: Servers, tmp_path: Path) 
     assert f"(mail {id})" in problem
 
 
-def test_a_job_that_runs_for_long_is_a_detail_with_its_worker(well: Servers, tmp_path: Path) -> None:
+def test_a_long_running_job_is_a_detail_with_its_worker(well: Servers, tmp_path: Path) -> None:
     lab = Lab(server_now)
     seen: list[Answer] = []
 
@@ -182,7 +182,7 @@ def test_a_job_that_runs_for_long_is_a_detail_with_its_worker(well: Servers, tmp
     assert detail.endswith(f":{os.getpid()}")
 
 
-def test_a_due_job_that_nobody_starts_is_a_problem_unless_its_queue_is_paused(well: Servers, tmp_path: Path) -> None:
+def test_a_due_job_that_is_not_started_is_a_problem_unless_its_queue_is_paused(well: Servers, tmp_path: Path) -> None:
     lab = Lab(server_now)
     id = lab.run("mail")
     long_ago = server_now() - minutes(5)
@@ -214,7 +214,7 @@ def test_dead_letters_of_the_message_queue_are_a_problem(well: Servers, tmp_path
     assert sum(id in problem for id in dead) == 5
 
 
-def test_messages_that_nobody_takes_back_are_a_problem(well: Servers, tmp_path: Path) -> None:
+def test_overdue_messages_that_are_not_swept_are_a_problem(well: Servers, tmp_path: Path) -> None:
     queue = message_queue()
     id = queue.enqueue("mail", {}, ack_timeout=0.1)
     assert queue.dequeue(timeout=0) is not None
@@ -254,12 +254,12 @@ def test_a_queue_that_no_worker_consumes_is_a_problem(
     ]
 
 
-def test_no_worker_at_all_is_one_problem(scanned: Servers, tmp_path: Path) -> None:
+def test_absence_of_all_workers_is_one_problem(scanned: Servers, tmp_path: Path) -> None:
     problem = health(tmp_path, QM_JOBS="true").only_problem("workers", Rule.NO_WORKERS)
     assert problem == ("No workers: none is online to consume the queues scans, support-snooze, jobs")
 
 
-def test_a_worker_that_does_not_say_what_it_consumes_raises_no_alarm(scanned: Servers, tmp_path: Path) -> None:
+def test_a_worker_without_known_queues_causes_no_problem(scanned: Servers, tmp_path: Path) -> None:
     with repeated(lambda: worker_heartbeats.record("older@here")):
         answer = health(tmp_path)
     assert (answer.exit_code, answer.problems) == (0, [])
@@ -268,7 +268,7 @@ def test_a_worker_that_does_not_say_what_it_consumes_raises_no_alarm(scanned: Se
 # Starting
 
 
-def test_a_first_start_is_no_alarm(clean: Servers, tmp_path: Path) -> None:
+def test_a_first_start_is_not_a_problem(clean: Servers, tmp_path: Path) -> None:
     lead(clean, since=seconds(0))
     answer = health(tmp_path, QM_SITES_FIX_STALE_THUMBNAILS="true", **SLOW)
     assert (answer.exit_code, answer.problems) == (0, [])
@@ -296,7 +296,7 @@ def test_a_scan_is_late_after_three_periods_of_a_leader(
     assert answer.ids == ([(name, "late-scan")] if is_late else [])
 
 
-def test_a_clock_of_redis_that_was_set_back_hides_no_problem(clean: Servers, tmp_path: Path) -> None:
+def test_setting_back_the_clock_of_redis_hides_no_problem(clean: Servers, tmp_path: Path) -> None:
     lead(clean, since=-hours(1))  # a beat that began to lead while it was ahead
     assert health(tmp_path).ids == [("workers", "no-workers"), ("support-snooze", "late-scan")]
 
@@ -309,7 +309,7 @@ def test_a_beat_of_release_0_1_that_leads_is_named(clean: Servers, tmp_path: Pat
     assert problem.startswith(f"A beat of release 0.1 leads ({socket.gethostname()}:{os.getpid()})")
 
 
-def test_a_scan_that_stopped_is_late_without_a_leader_too(clean: Servers, tmp_path: Path) -> None:
+def test_a_stopped_scan_is_late_without_a_leader_too(clean: Servers, tmp_path: Path) -> None:
     scan_run.record(SYSTEMS[0].scan_task, RUN, error=None, now=server_now() - minutes(10))
     with repeated(show_worker):
         answer = health(tmp_path)
@@ -326,7 +326,7 @@ def health_here() -> Answer:
     return Answer(result.returncode, json.loads(result.stdout))
 
 
-def test_full_memory_is_the_only_problem_of_processes_that_work(scanned: Servers) -> None:
+def test_full_memory_is_reported_without_secondary_problems(scanned: Servers) -> None:
     with full_memory(scanned.valkey.url), repeated(show_worker):
         text = health_here().only_problem("redis", Rule.REFUSED_WRITES)
     assert "refuses writes (command not allowed when used memory > 'maxmemory'" in text

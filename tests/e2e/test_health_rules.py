@@ -34,7 +34,7 @@ def fail() -> None:
     raise ValueError("no such address")
 
 
-def test_an_overdue_room_and_failing_jobs_are_never_well(well: Servers, tmp_path: Path) -> None:
+def test_overdue_room_and_failing_jobs_are_problems(well: Servers, tmp_path: Path) -> None:
     held = taken_room(due_ago=334)
     lab = Lab(server_now)
     lab.works = {"mail": lambda *_, run: fail()}
@@ -90,7 +90,7 @@ def test_a_missing_index_is_one_problem_that_says_how_to_create_it(without_an_in
         ("BROKER_URL", "redis://:s3cret@127.0.0.1:{port}/0", "broker"),
     ],
 )
-def test_a_server_that_is_away_is_a_problem(setting: str, url: str, system: str, well: Servers, tmp_path: Path) -> None:
+def test_an_unavailable_server_is_a_problem(setting: str, url: str, system: str, well: Servers, tmp_path: Path) -> None:
     answer = health(tmp_path, **{setting: url.format(port=free_port())}, **SLOW)
     assert answer.exit_code == 1
     assert (system, "server-away") in answer.ids
@@ -111,7 +111,7 @@ def test_a_server_that_could_lose_messages_is_a_problem(well: Servers, tmp_path:
 @pytest.mark.parametrize(
     ("shift", "text"), [(3600, "this machine is 3[56]"), (-3600, "(Redis|MongoDB) is 3[56].* of this machine")]
 )
-def test_a_clock_that_is_off_is_a_problem(shift: int, text: str, well: Servers, tmp_path: Path) -> None:
+def test_a_wrong_clock_is_a_problem(shift: int, text: str, well: Servers, tmp_path: Path) -> None:
     path = f"{TESTS / 'shifted_clock'}:{ROOT}"
     answer = health(tmp_path, **SLOW, PYTHONPATH=path, SHIFTED_CLOCK_SECONDS=str(shift))
     assert answer.exit_code == 1

@@ -386,7 +386,7 @@ def another_program_has_written_a_key(servers: Servers, *_: object) -> Iterator[
 
 
 @pytest.mark.parametrize(("system", "rule"), CAUSES, ids=lambda one: one.id if isinstance(one, Rule) else one)
-def test_problem_is_shown_in_every_place_until_its_cause_is_gone(
+def test_problem_is_shown_everywhere_until_its_cause_is_gone(
     system: str, rule: Rule, well: Servers, process: Web, queue_server: Valkey
 ) -> None:
     shown = (system, rule.id)
@@ -403,11 +403,11 @@ SHOWN_ELSEWHERE = {Rule.SERVER_AWAY, Rule.CLOCKS_APART, Rule.SETTINGS_WARNING}
 """The tests below, and for the settings, which a process reads once, in `test_health_rules.py`."""
 
 
-def test_no_rule_is_left_out() -> None:
+def test_every_rule_has_a_test() -> None:
     assert {rule for _, rule in CAUSES} | SHOWN_ELSEWHERE == {*Rule}
 
 
-def test_server_that_is_away_is_a_problem_until_it_is_back(tmp_path: Path) -> None:
+def test_unavailable_server_is_a_problem_until_it_is_back(tmp_path: Path) -> None:
     names = ("mongodb", "redis", "broker")
     with Mongo(tmp_path / "mongo") as mongo, Valkey(tmp_path / "redis") as main, Valkey(tmp_path / "broker") as broker:
         env = {"MONGO_DB_URL": mongo.url, "REDIS_URL": main.url, "BROKER_URL": broker.url}
@@ -421,7 +421,7 @@ def test_server_that_is_away_is_a_problem_until_it_is_back(tmp_path: Path) -> No
                     eventually(lambda look=look: "server-away" not in dict(look(process)).values(), within=60)
 
 
-def test_clock_that_is_off_is_a_problem_until_it_is_set(well: Servers, tmp_path: Path) -> None:
+def test_wrong_clock_is_a_problem_until_it_is_set(well: Servers, tmp_path: Path) -> None:
     clock = tmp_path / "clock"
     clock.write_bytes(struct.pack("d", 0.0))
     path = f"{TESTS / 'shifted_clock'}:{ROOT}"

@@ -97,7 +97,7 @@ class TestList:
         assert shown == f"no items are stuck; 1 failed, 1 in progress: queue-manager items list {ROOMS} failed\n"
 
     @pytest.mark.processes
-    def test_reason_cannot_steer_a_terminal(self, clean: Servers) -> None:
+    def test_reason_cannot_send_escape_sequences_to_a_terminal(self, clean: Servers) -> None:
         failed_room(HOSTILE)
         shown = said_on_a_terminal([*COMMAND, "items", "list", ROOMS, "failed"])
         assert "[bold]" in shown

@@ -30,7 +30,7 @@ SLOW = 5.0  # seconds for everything else on an idle machine, starting a worker 
 @pytest.mark.smoke
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("victim", ["worker", "child"])
-def test_job_comes_back_when_its_worker_is_killed(victim: str, tmp_path: Path, figure: Callable[[str], None]) -> None:
+def test_job_is_retried_when_its_worker_is_killed(victim: str, tmp_path: Path, figure: Callable[[str], None]) -> None:
     lab, mark = job_lab(), tmp_path / "may-end"
     with job_worker(tmp_path) as process, job_beat(tmp_path):
         id = lab.run("fragile", str(mark))
@@ -72,7 +72,9 @@ def test_job_whose_process_died_is_due_again_long_before_its_lease_ends(tmp_path
 
 
 @pytest.mark.usefixtures("clean")
-def test_another_beat_takes_over_and_tries_failed_jobs_at_once(tmp_path: Path, figure: Callable[[str], None]) -> None:
+def test_another_beat_takes_over_and_failed_jobs_are_retried_immediately(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
     lab = job_lab()
     with job_worker(tmp_path), job_beat(tmp_path, 0) as leader:
         eventually(lambda: job_queue.leader_epoch() == 1, within=20)

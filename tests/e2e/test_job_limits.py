@@ -37,7 +37,7 @@ def test_job_that_holds_the_gil_for_longer_than_its_lease_runs_once(short_jobs_b
 
 
 @pytest.mark.parametrize("how", ["sleeping", "gil"])
-def test_job_that_hangs_is_ended_after_its_time_limit_and_others_go_on(how: str, tmp_path: Path) -> None:
+def test_hanging_job_is_killed_after_its_time_limit_and_others_continue(how: str, tmp_path: Path) -> None:
     lab, mark, others_mark = job_lab(), tmp_path / "may-end", tmp_path / "others-may-end"
     with job_worker(tmp_path, env=GRACE) as process, job_beat(tmp_path, env=GRACE):
         other = lab.run("n0", 0, str(others_mark))
@@ -55,7 +55,7 @@ def test_job_that_hangs_is_ended_after_its_time_limit_and_others_go_on(how: str,
         assert process.log.count("exceeded its time limit of 1 s, and did not stop: its process is killed") == 1
 
 
-def test_stopped_process_keeps_its_lease_until_the_time_limit(tmp_path: Path) -> None:
+def test_suspended_process_keeps_its_lease_until_the_time_limit(tmp_path: Path) -> None:
     lab, mark, env = job_lab(), tmp_path / "may-end", {**GRACE, "JOBS_TIMEOUT_SECONDS": str(4 * LEASE)}
     with job_worker(tmp_path, env=env), job_beat(tmp_path, env=env):
         id = lab.run("fragile", str(mark))
@@ -85,7 +85,7 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]
     settings.cache_clear()
 
 
-def test_canceled_job_stops_by_itself_or_its_process_is_ended(tmp_path: Path, short_grace: Callable[[], None]) -> None:
+def test_canceled_job_stops_or_its_process_is_killed(tmp_path: Path, short_grace: Callable[[], None]) -> None:
     lab, mark = job_lab(), tmp_path / "never"
     with job_worker(tmp_path), job_beat(tmp_path):
         patient, fragile = lab.run("patient"), lab.run("fragile", str(mark))

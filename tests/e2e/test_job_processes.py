@@ -192,9 +192,7 @@ def test_poison_job_does_not_hold_up_a_thousand_good_ones(at_work: AtWork, figur
 
 
 @pytest.mark.parametrize("source", ["import no_such_module", "1 / 0"])
-def test_worker_with_jobs_that_cannot_be_imported_says_so_and_ends(
-    servers: Servers, tmp_path: Path, source: str
-) -> None:
+def test_worker_ends_with_an_error_if_jobs_cannot_be_imported(servers: Servers, tmp_path: Path, source: str) -> None:
     (tmp_path / "broken_jobs.py").write_text(source)
     env = {**ENV, "JOBS_IMPORTS": '["broken_jobs"]', "PYTHONPATH": f"{tmp_path}:."}
     with job_worker(tmp_path, env=env).start(ready=False) as process:

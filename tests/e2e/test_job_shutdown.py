@@ -18,7 +18,7 @@ ENDS_WITHIN = 30.0  # seconds, on a busy machine; a job that nobody interrupts t
 
 
 @pytest.mark.smoke
-def test_a_job_that_outlasts_the_shutdown_is_put_back_and_no_other_is_started(tmp_path: Path) -> None:
+def test_a_job_that_outlasts_the_shutdown_is_requeued_and_no_other_is_started(tmp_path: Path) -> None:
     lab, mark = job_lab(), tmp_path / "may-end"
     with job_beat(tmp_path):
         with job_worker(tmp_path, concurrency=1, env={"QM_SHUTDOWN_SECONDS": str(LIMIT)}) as worker:
@@ -51,7 +51,7 @@ def test_a_run_ends_with_the_job_it_executes_when_the_worker_shuts_down(tmp_path
         assert (count("success", "n0"), count("pending", "n0")) == (done, 60 - done)
 
 
-def test_a_process_that_is_told_to_end_puts_its_job_back(tmp_path: Path) -> None:
+def test_a_terminated_process_requeues_its_job(tmp_path: Path) -> None:
     lab, mark = job_lab(), tmp_path / "may-end"
     with job_worker(tmp_path, concurrency=1), job_beat(tmp_path):
         id = lab.run("fragile", str(mark))

@@ -51,26 +51,26 @@ def begin(job: Document) -> None:
 
 
 class TestRun:
-    def test_it_stores_the_job_and_prints_it(self, clean: Servers) -> None:
+    def test_run_stores_the_job_and_prints_it(self, clean: Servers) -> None:
         job = printed("run", INVOICE, "42", '{"a": [1.5, null]}', "x y", "NaN", "1e400", '"7"', "--priority", "3")
         stored = jobs.get(job["_id"])
         assert stored["arguments"] == job["arguments"] == [42, {"a": [1.5, None]}, "x y", "NaN", "1e400", "7"]
         assert (stored["priority"], stored["state"]) == (3, JobState.PENDING)
 
-    def test_later(self, clean: Servers) -> None:
+    def test_run_accepts_a_time_or_a_delay(self, clean: Servers) -> None:
         at = to_iso(server_now() + seconds(90))
         assert printed("run", INVOICE, "--at", at)["due"] == at
         assert to_iso(server_now() + seconds(50)) < printed("run", INVOICE, "--delay", "60")["due"]
 
-    def test_repeating(self, clean: Servers) -> None:
+    def test_run_accepts_a_repetition(self, clean: Servers) -> None:
         assert printed("run", INVOICE, "1", "--every", "90")["repetition"]["every_ms"] == 90_000
         assert printed("run", INVOICE, "2", "--cron", "0 3 * * *")["repetition"]["cron"] == "0 3 * * *"
 
-    def test_negative_numbers_come_after_two_dashes(self, clean: Servers) -> None:
+    def test_negative_numbers_are_given_after_two_dashes(self, clean: Servers) -> None:
         assert printed("run", INVOICE, "--", "-5")["arguments"] == [-5]
 
     @pytest.mark.parametrize("option", ["--unique", "--singular"])
-    def test_one_that_is_blocked_is_said(self, option: str, clean: Servers) -> None:
+    def test_blocked_job_is_reported(self, option: str, clean: Servers) -> None:
         made(INVOICE, 1, unique=option == "--unique", singular=option == "--singular")
         result = run("run", INVOICE, "1", option)
         assert (result.returncode, result.stdout) == (1, "")
@@ -123,7 +123,7 @@ class TestList:
         id = str(made(INVOICE, 1)["_id"])
         assert id in run("list", COLUMNS="80").stdout
 
-    def test_a_page_says_where_the_next_one_begins(self, clean: Servers) -> None:
+    def test_a_page_prints_the_cursor_of_the_next(self, clean: Servers) -> None:
         ids = [str(made(INVOICE, number)["_id"]) for number in range(3)]
         page = run("list", "--limit", "2").stdout
         cursor = page.partition("more results: --cursor ")[2].strip()
@@ -131,7 +131,7 @@ class TestList:
         rest = printed("list", "--cursor", cursor, "--json")
         assert ([job["_id"] for job in rest["jobs"]], rest["cursor"]) == ([ids[0]], None)
 
-    def test_name_and_state_narrow_it(self, clean: Servers) -> None:
+    def test_list_is_filtered_by_name_and_state(self, clean: Servers) -> None:
         canceled, _ = made(INVOICE, 1), made(REPORT, 2)
         jobs.cancel(canceled["_id"])
         for narrowed in (["--state", "cancelled"], ["--name", INVOICE]):
@@ -164,7 +164,7 @@ class TestShow:
 
 
 class TestChanging:
-    def test_cancel_says_of_each_what_became_of_it(self, clean: Servers) -> None:
+    def test_cancel_prints_the_result_of_each_job(self, clean: Servers) -> None:
         waits, runs = made(INVOICE, 1), made(REPORT, 2)
         begin(runs)
         result = run("cancel", str(waits["_id"]), str(runs["_id"]), GONE)
@@ -196,7 +196,7 @@ class TestChanging:
         assert (result.returncode, result.stdout) == (0, f"{job['_id']}  due now\n")
         assert jobs.get(job["_id"])["due"] < server_now() + seconds(1)
 
-    def test_retry_of_one_that_is_not_the_only_one_any_more(self, clean: Servers) -> None:
+    def test_retry_of_a_singular_job_is_blocked_by_another(self, clean: Servers) -> None:
         first = made(INVOICE, 1, singular=True)
         jobs.cancel(first["_id"])
         made(INVOICE, 1, singular=True)
@@ -215,7 +215,7 @@ class TestChanging:
         refused = run("pause", INVOICE, "a b")
         assert (refused.returncode, refused.stdout) == (2, "")
 
-    def test_misspelled_names_are_paused_but_named(self, clean: Servers) -> None:
+    def test_misspelled_names_are_paused_with_a_warning(self, clean: Servers) -> None:
         made(INVOICE, 1)
         paused = invoke("jobs", "pause", INVOICE, "send_invoce")
         assert (paused.returncode, paused.stdout) == (
@@ -239,7 +239,7 @@ class TestChanging:
             assert refused.stderr.startswith(said)
 
     @pytest.mark.parametrize("command", ["cancel", "retry", "remove", "pause", "resume", "show", "run"])
-    def test_it_must_be_said_which(self, command: str) -> None:
+    def test_an_argument_is_required(self, command: str) -> None:
         assert run(command).returncode == 2
 
 
@@ -284,14 +284,14 @@ class TestStatus:
         assert ("next due" in title) is (not hidden)
         assert (f"not shown, because the terminal is too narrow: {hidden}" in lines) is bool(hidden)
 
-    def test_nobody_leads_yet(self, clean: Servers) -> None:
+    def test_status_without_a_leader(self, clean: Servers) -> None:
         said = run("status", JOBS_IMPORTS="[]").stdout
         assert said.startswith("no leader has dispatched jobs yet")
         assert said.endswith("no queue\n")
 
 
 class TestTerminal:
-    def test_nothing_of_an_applications_can_steer_it(self, clean: Servers) -> None:
+    def test_text_of_an_application_cannot_send_escape_sequences(self, clean: Servers) -> None:
         job = made(INVOICE, NASTY)
         model.jobs().update_one({"_id": job["_id"]}, {"$set": {"state": "failure", "last_error": NASTY, "x": NASTY}})
         model.jobs().insert_one({**job, "_id": ObjectId(), "name": NASTY})
@@ -302,7 +302,7 @@ class TestTerminal:
                     assert not {"\x9b", "\x7f", "\u202e"} & set(said)
                 assert "\x1b[31m" not in said
 
-    def test_a_wrong_id_is_written_out(self, clean: Servers) -> None:
+    def test_escape_sequences_of_a_wrong_id_are_escaped(self, clean: Servers) -> None:
         assert "\x1b" not in run("cancel", "\x1b[31m").stderr
 
 
@@ -353,7 +353,7 @@ def test_a_module_that_cannot_be_imported_is_one_clear_line(clean: Servers) -> N
     assert result.stderr.count("\n") == 1
 
 
-def test_the_application_is_found_where_the_command_is_started(clean: Servers, tmp_path: Path) -> None:
+def test_modules_are_imported_from_the_working_directory(clean: Servers, tmp_path: Path) -> None:
     (tmp_path / "billing.py").write_text(
         'from services.job_queues import job, jobs\n\n@job("bill")\ndef bill(n): ...\n\n'
         'if __name__ == "__main__":\n    print(jobs.run("bill", 1)["_id"])\n'

@@ -156,7 +156,7 @@ class TestMoveAndDelete:
         assert (cleared.returncode, cleared.stderr) == (130, interrupted_after(1, last_audited().id))
         assert (state_of(one) is None) != (state_of(another) is None)
 
-    def test_times_select(self, queue: MessageQueue) -> None:
+    def test_messages_are_filtered_by_time(self, queue: MessageQueue) -> None:
         (id,) = add(queue, 1)
         assert run("delete", "--all", "--state", "main", "--until", "2026-01-31T00:00Z").stdout == (
             "no messages to delete\n"
@@ -177,7 +177,9 @@ class TestMoveAndDelete:
             (["clear", "dead", "--all"], "give a state, or --all"),
         ],
     )
-    def test_what_to_give_is_named(self, arguments: list[str], error: str, queue: MessageQueue) -> None:
+    def test_missing_or_conflicting_arguments_are_named(
+        self, arguments: list[str], error: str, queue: MessageQueue
+    ) -> None:
         result = run(*arguments)
         assert (result.returncode, result.stdout) == (2, "")
         assert result.stderr.startswith(f"queue-manager: {error}")

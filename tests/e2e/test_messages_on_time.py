@@ -29,7 +29,7 @@ def lateness(url: str, deadlines: dict[str, float]) -> list[float]:
     return [taken[id] - deadline * 1000 for id, deadline in deadlines.items()]
 
 
-def test_messages_are_taken_back_at_their_deadlines(
+def test_messages_are_requeued_at_their_deadlines(
     clean: Servers, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     env = {"QM_MESSAGE_QUEUE": "true"}

@@ -64,7 +64,7 @@ def processes(tmp_path: Path, valkey: Valkey, mongo: Mongo) -> Iterator[list[Cel
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("victim", ["valkey", "mongo"])
-def test_everything_goes_on_by_itself(
+def test_processes_continue_after_an_outage_of_a_server(
     victim: str,
     request: pytest.FixtureRequest,
     processes: list[CeleryProcess],
@@ -93,7 +93,7 @@ def test_everything_goes_on_by_itself(
     assert "Unrecoverable error" not in the_worker.log
 
 
-def test_worker_outlives_a_redis_whose_memory_is_full(valkey: Valkey, mongo: Mongo, tmp_path: Path) -> None:
+def test_worker_survives_full_memory_of_redis(valkey: Valkey, mongo: Mongo, tmp_path: Path) -> None:
     env = {**ENV, "QM_LEASE_SECONDS": "2", "REDIS_URL": valkey.url, "MONGO_DB_URL": mongo.url}
     rooms = [make_room(server_now() - seconds(1)) for _ in range(5)]
     with worker(tmp_path / "worker.log", env=env) as the_worker, redis.Redis.from_url(valkey.url) as client:
@@ -113,7 +113,7 @@ def test_worker_outlives_a_redis_whose_memory_is_full(valkey: Valkey, mongo: Mon
         theirs.close()
 
 
-def test_result_that_waits_since_an_outage_is_read_before_its_process_would_be_ended(
+def test_result_pending_since_an_outage_is_read_before_its_process_is_killed(
     valkey: Valkey, mongo: Mongo, tmp_path: Path
 ) -> None:
     timeout, may_end = 5.0, tmp_path / "may end"

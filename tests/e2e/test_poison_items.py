@@ -70,7 +70,7 @@ def is_released(room: ObjectId) -> bool:
 
 
 @pytest.mark.parametrize("does", ["exit", "hang"])
-def test_neighbours_of_an_item_that_loses_its_process_are_done_at_once(
+def test_neighbours_of_an_item_that_kills_its_process_are_executed_immediately(
     does: str, tmp_path: Path, client: redis.Redis
 ) -> None:
     poison, neighbours = make_rooms()
@@ -93,7 +93,9 @@ def test_neighbours_of_an_item_that_loses_its_process_are_done_at_once(
     assert not is_open(poison)
 
 
-def test_neighbours_of_an_item_that_raises_system_exit_are_done_at_once(tmp_path: Path, client: redis.Redis) -> None:
+def test_neighbours_of_an_item_that_raises_system_exit_are_executed_immediately(
+    tmp_path: Path, client: redis.Redis
+) -> None:
     """It is an error like others: the attempt is retried, and the process goes on."""
     poison, neighbours = make_rooms()
     with poisoned_worker(tmp_path, poison, "raise-exit") as process:
@@ -107,7 +109,7 @@ def test_neighbours_of_an_item_that_raises_system_exit_are_done_at_once(tmp_path
     assert not is_open(poison)
 
 
-def test_batch_whose_process_is_killed_is_done_two_seconds_later(tmp_path: Path, client: redis.Redis) -> None:
+def test_batch_whose_process_is_killed_is_executed_two_seconds_later(tmp_path: Path, client: redis.Redis) -> None:
     poison, neighbours = make_rooms()
     note = tmp_path / "pid"
     with poisoned_worker(tmp_path, poison, "hang", POISON_NOTE=str(note)):
@@ -119,7 +121,7 @@ def test_batch_whose_process_is_killed_is_done_two_seconds_later(tmp_path: Path,
             eventually(lambda: all(map(is_open, in_batch)), within=LEASE - 5)
 
 
-def test_neighbours_of_an_item_that_hangs_are_done_after_one_lease(tmp_path: Path, client: redis.Redis) -> None:
+def test_neighbours_of_a_hanging_item_are_executed_after_one_lease(tmp_path: Path, client: redis.Redis) -> None:
     poison, neighbours = make_rooms()
     with poisoned_worker(tmp_path, poison, "hang", QM_LEASE_SECONDS="30", QM_ITEM_TIMEOUT_SECONDS="3600") as process:
         scan()
@@ -128,7 +130,7 @@ def test_neighbours_of_an_item_that_hangs_are_done_after_one_lease(tmp_path: Pat
     assert [losses(client, room) for room in neighbours if losses(client, room)] == []
 
 
-def test_item_that_kills_the_whole_worker_pauses_after_its_second_loss(tmp_path: Path, client: redis.Redis) -> None:
+def test_item_that_kills_the_whole_worker_cools_down_after_its_second_loss(tmp_path: Path, client: redis.Redis) -> None:
     poison, neighbours = make_rooms()
     process = poisoned_worker(tmp_path, poison, "kill")
     scan()

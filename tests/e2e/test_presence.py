@@ -65,7 +65,7 @@ def test_a_killed_worker_is_gone_within_15_seconds(
         figure(f"presence: a killed worker was gone after {time.monotonic() - began:.1f} s")
 
 
-def test_a_worker_that_hangs_is_not_online(clean: Servers, tmp_path: Path) -> None:
+def test_a_hanging_worker_is_not_online(clean: Servers, tmp_path: Path) -> None:
     with worker(tmp_path / "worker.log") as process:
         with promptly(3):
             eventually(lambda: len(online(clean)) == 1, within=30)
@@ -76,7 +76,7 @@ def test_a_worker_that_hangs_is_not_online(clean: Servers, tmp_path: Path) -> No
             eventually(lambda: len(online(clean)) == 1, within=30)
 
 
-def test_a_worker_comes_back_after_an_outage_of_redis(clean: Servers, tmp_path: Path) -> None:
+def test_a_worker_is_online_again_after_an_outage_of_redis(clean: Servers, tmp_path: Path) -> None:
     with worker(tmp_path / "worker.log") as process:
         with promptly(3):
             eventually(lambda: len(online(clean)) == 1, within=30)

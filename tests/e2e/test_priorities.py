@@ -35,7 +35,7 @@ def send(url: str, name: str, *arguments: object, steps: list[int] | None, prior
 
 
 @pytest.mark.parametrize("steps", STEPS)
-def test_messages_of_every_priority_are_done(steps: str, clean: Servers, tmp_path: Path) -> None:
+def test_messages_of_every_priority_are_executed(steps: str, clean: Servers, tmp_path: Path) -> None:
     rooms = [make_room(server_now() - seconds(1), snooze_queue_in_progress=True) for _ in range(10)]
     with worker(tmp_path / "log"):
         for priority, room in enumerate(rooms):

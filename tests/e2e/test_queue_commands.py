@@ -45,7 +45,7 @@ def bury(queue: MessageQueue, *messages: NewMessage) -> list[str]:
 
 
 class TestPause:
-    def test_types_wait_until_they_are_resumed(self, queue: MessageQueue) -> None:
+    def test_paused_types_wait_until_they_are_resumed(self, queue: MessageQueue) -> None:
         queue.enqueue("send_mail", id="first")
         assert run("pause", "send_mail", "export", "--reason", "a [red]spill").stdout == (
             "send_mail  paused\nexport  paused, but there is no message of this type now\n"
@@ -80,7 +80,7 @@ class TestPause:
 
 
 class TestList:
-    def test_newest_first_with_what_is_where(self, queue: MessageQueue) -> None:
+    def test_messages_are_listed_newest_first_with_counts_of_each_state(self, queue: MessageQueue) -> None:
         queue.enqueue("send_mail", {"to": "ada"}, priority=5, id="first")
         queue.enqueue("export", [1], priority=5, id="second")
         queue.enqueue("held", id="third")
@@ -94,7 +94,7 @@ class TestList:
         assert counts == "waiting (main) 2  processing 1  failed (dead) 0  acknowledged 0 of 0  archived 0"
         assert "mailer-1" in run("list", "processing").stdout
 
-    def test_a_page_says_where_the_next_one_begins(self, queue: MessageQueue) -> None:
+    def test_a_page_prints_the_cursor_of_the_next(self, queue: MessageQueue) -> None:
         queue.enqueue_batch([NewMessage(type="send_mail", id=f"mail-{number}") for number in range(3)])
         page = run("list", "--limit", "2").stdout
         cursor = page.partition("there may be more: --cursor ")[2].split()[0]
@@ -103,7 +103,7 @@ class TestList:
         assert [id in rest for id in ("mail-0", "mail-1", "mail-2")] == [True, False, False]
         assert "--cursor" not in rest
 
-    def test_filters_narrow_it(self, queue: MessageQueue) -> None:
+    def test_list_is_filtered(self, queue: MessageQueue) -> None:
         bury(queue, NewMessage(type="send_mail", payload={"to": "ADA"}), NewMessage(type="export", payload="ada"))
         found = json.loads(run("list", "dead", "--type", "send_mail", "--search", "ada", "--json").stdout)
         assert [message["type"] for message in found["messages"]] == ["send_mail"]
@@ -133,7 +133,7 @@ class TestList:
 
 
 class TestShow:
-    def test_everything_of_a_message_wherever_it_is(self, queue: MessageQueue) -> None:
+    def test_show_prints_all_of_a_message_in_any_state(self, queue: MessageQueue) -> None:
         (id,) = bury(queue, NewMessage(type="send_mail", payload=NASTY, max_attempts=7))
         shown = run("show", id).stdout
         for name, value in (("id", id), ("custom_max_attempts", "7"), ("last_error", "the mail server is unavailable")):
@@ -181,7 +181,7 @@ class TestTransfer:
 
 
 class TestTerminal:
-    def test_nothing_of_a_producers_can_steer_it(self, queue: MessageQueue, clean: Servers) -> None:
+    def test_text_of_a_producer_cannot_send_escape_sequences(self, queue: MessageQueue, clean: Servers) -> None:
         id = queue.enqueue("[red]type[/]", NASTY)
         with Redis.from_url(clean.valkey.url) as client:
             client.xadd("queue", {"data": '{"id":"foreign","type":"\\u001b[2J","payload":1}'})
@@ -197,7 +197,7 @@ class TestTerminal:
         assert "\x1b[" not in run("list").stdout
         assert "\x1b[" in on_a_terminal("list")
 
-    def test_json_there_is_the_same_value(self, queue: MessageQueue) -> None:
+    def test_json_on_a_terminal_is_the_same_value(self, queue: MessageQueue) -> None:
         id = queue.enqueue("send_mail", NASTY)
         said = on_a_terminal("show", id, "--json")
         assert json.loads(said)["payload"] == json.loads(NASTY)
@@ -205,7 +205,7 @@ class TestTerminal:
 
 
 class TestReplay:
-    def test_it_asks_first(self, queue: MessageQueue) -> None:
+    def test_replay_asks_for_confirmation(self, queue: MessageQueue) -> None:
         ids = bury(queue, NewMessage(type="send_mail"), NewMessage(type="send_mail"))
         for answer in ("n\n", ""):
             refused = run("replay", "--all", answer=answer)
@@ -215,7 +215,7 @@ class TestReplay:
         assert run("replay", *ids, answer="y\n").returncode == 0
         assert queue_admin().counts().main == 2
 
-    def test_all_that_match_go_back_in_their_order(self, queue: MessageQueue) -> None:
+    def test_matching_dead_letters_are_replayed_in_order(self, queue: MessageQueue) -> None:
         mails = bury(queue, *(NewMessage(type="send_mail") for _ in range(250)))
         (export,) = bury(queue, NewMessage(type="export"))
         result = run("replay", "--all", "--type", "send_mail", "--yes")
@@ -223,7 +223,7 @@ class TestReplay:
         assert [queue.dequeue().id for _ in mails] == mails  # type: ignore[union-attr]
         assert [message.id for message in queue_admin().list("dead").messages] == [export]
 
-    def test_each_has_its_result_and_one_failure_is_told_by_the_exit_code(self, queue: MessageQueue) -> None:
+    def test_each_message_has_a_result_and_one_failure_sets_the_exit_code(self, queue: MessageQueue) -> None:
         (id,) = bury(queue, NewMessage(type="send_mail"))
         result = run("replay", id, "gone", "--yes")
         assert result.returncode == 1
@@ -234,18 +234,18 @@ class TestReplay:
         ]
 
     @pytest.mark.parametrize("arguments", [[], ["one", "--all"], ["one", "--type", "send_mail"]])
-    def test_it_must_be_clear_which(self, arguments: list[str]) -> None:
+    def test_ids_or_all_must_be_given(self, arguments: list[str]) -> None:
         result = run("replay", *arguments)
         assert result.returncode == 2
         assert result.stderr.startswith("queue-manager: give ids of dead letters, or --all")
 
-    def test_nothing_to_replay_is_no_failure(self, clean: Servers) -> None:
+    def test_nothing_to_replay_is_not_a_failure(self, clean: Servers) -> None:
         result = run("replay", "--all")
         assert (result.returncode, result.stdout) == (0, "no dead letters to replay\n")
 
 
 class TestRequeue:
-    def test_it_takes_back_what_is_overdue_and_prints_it(self, queue: MessageQueue) -> None:
+    def test_requeue_requeues_overdue_messages_and_prints_them(self, queue: MessageQueue) -> None:
         back = queue.enqueue("send_mail")
         dead = queue.enqueue("send_mail", max_attempts=1)
         for _ in range(2):
@@ -258,7 +258,7 @@ class TestRequeue:
         assert reason in run("list", "dead").stdout
         assert reason in queue_manager("failures", QM_MESSAGE_QUEUE="true").stdout
 
-    def test_the_lock_of_another_sweeper_is_said(self, clean: Servers) -> None:
+    def test_lock_of_another_sweeper_is_reported(self, clean: Servers) -> None:
         with Redis.from_url(clean.valkey.url) as client:
             client.set("queue:overdue_requeue_lock", 1, px=seconds(30))
         result = run("requeue")
@@ -278,11 +278,11 @@ def test_a_server_that_is_away_is_one_clear_line(arguments: list[str]) -> None:
     assert "s3cret" not in result.stderr
 
 
-def test_indented_json_is_as_it_was_written() -> None:
+def test_indented_json_keeps_numbers_as_written() -> None:
     assert indent_json('{"a":1.50,"b":[],"c":[{"d":"x, {y}"} ,2]}') == (
         '{\n  "a": 1.50,\n  "b": [],\n  "c": [\n    {\n      "d": "x, {y}"\n    },\n    2\n  ]\n}'
     )
 
 
-def test_what_a_terminal_could_obey_is_written_out() -> None:
+def test_control_characters_are_escaped_for_a_terminal() -> None:
     assert printable("é \x1b[2J\x9b\n\u202e[red]") == "é \\x1b[2J\\x9b\\n\\u202e[red]"

@@ -20,7 +20,7 @@ RATIOS = Path(waking.__file__).parents[1] / "ratios.json"
 
 
 @pytest.mark.timeout(300)
-def test_rooms_wake_as_many_times_faster_as_they_did(
+def test_speed_up_of_waking_rooms_has_not_decreased(
     clean: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where the workers write their logs

@@ -56,7 +56,7 @@ def due_room() -> ObjectId:
     return make_room(server_now() - seconds(1), snooze_queue_in_progress=True)
 
 
-def test_each_does_its_own_tasks_and_each_of_them_once(
+def test_applications_sharing_redis_execute_only_their_own_tasks_once(
     clean: Servers, client: redis.Redis, shop: Celery, tmp_path: Path
 ) -> None:
     theirs = shop_worker(clean, tmp_path / "shop", "--queues", "celery,slow", "--prefetch-multiplier", "30")
@@ -102,7 +102,7 @@ def test_broadcasts_reach_their_own_workers_alone(
             assert another.is_alive()
 
 
-def test_callers_that_name_no_queue_are_served_and_foreign_tasks_stay(
+def test_calls_without_a_queue_are_executed_and_foreign_tasks_are_kept(
     client: redis.Redis, shop: Celery, tmp_path: Path
 ) -> None:
     shop.send_task("shop.charge", [1])
@@ -120,7 +120,7 @@ def test_callers_that_name_no_queue_are_served_and_foreign_tasks_stay(
     assert client.llen("qm:dead-letters") == 0
 
 
-def test_what_workers_of_release_0_1_held_is_put_back_when_overdue(
+def test_messages_held_by_workers_of_release_0_1_are_requeued_when_overdue(
     client: redis.Redis, shop: Celery, tmp_path: Path
 ) -> None:
     overdue, renewed, without_queue = due_room(), due_room(), due_room()
@@ -211,7 +211,7 @@ def test_leader_takes_our_entries_of_release_0_1_and_no_others(
     assert client.smembers(old_schedule.OLD_STATICS) == {"charge"}
 
 
-def test_while_a_beat_of_release_0_1_leads_ours_stands_by(clean: Servers, client: redis.Redis, tmp_path: Path) -> None:
+def test_our_beat_stands_by_while_one_of_release_0_1_leads(clean: Servers, client: redis.Redis, tmp_path: Path) -> None:
     older = LeaderLock(client, OLD_LEADER_LOCK, lease=seconds(60))
     older.acquire()
     with CeleryProcess(tmp_path / "ours", "beat") as ours:
@@ -227,7 +227,7 @@ def test_while_a_beat_of_release_0_1_leads_ours_stands_by(clean: Servers, client
         eventually(lambda: "a beat of release 0.1 leads" in ours.log[sent:])
 
 
-def test_ours_are_found_behind_many_foreign_messages_in_bounded_runs(
+def test_our_messages_are_found_behind_many_foreign_ones_in_bounded_runs(
     client: redis.Redis, shop: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("queue_manager.broker.old_keys.MAX_SCRIPT_CALLS", 2)

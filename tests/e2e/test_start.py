@@ -33,13 +33,13 @@ from tests.rooms import make_room
 pytestmark = pytest.mark.processes
 
 
-def test_the_processes_are_those_of_the_procfile() -> None:
+def test_start_runs_the_processes_of_the_procfile() -> None:
     found = {one.name: shlex.split(one.command) for one in procfile.read(ROOT / "Procfile")}
     del found[procfile.RELEASE]
     assert {name: shlex.split(command) for name, command in PROCESSES.items()} == found
 
 
-def test_they_do_their_work_and_a_worker_that_was_killed_is_replaced(clean: Servers, tmp_path: Path) -> None:
+def test_started_processes_work_and_a_killed_worker_is_replaced(clean: Servers, tmp_path: Path) -> None:
     commands = block(0, heading="One machine", page=DOCS / "how-to" / "deploy.md").splitlines()
     migrate, start_all = [command.removeprefix("$ queue-manager ").split() for command in commands]
     assert queue_manager(*migrate, cwd=tmp_path).returncode == 0
@@ -72,7 +72,7 @@ def test_they_do_their_work_and_a_worker_that_was_killed_is_replaced(clean: Serv
         start.end()
 
 
-def test_processes_may_be_left_out(tmp_path: Path) -> None:
+def test_processes_can_be_excluded(tmp_path: Path) -> None:
     result = queue_manager("start", "--without", "flowers", cwd=tmp_path)
     assert result.returncode == 2
     assert "--without flowers: must be one of worker, jobs, scans, beat, flower, web" in result.stderr
@@ -80,7 +80,7 @@ def test_processes_may_be_left_out(tmp_path: Path) -> None:
     assert "no process is left" in queue_manager("start", *everything, cwd=tmp_path).stderr
 
 
-def test_a_wrong_setting_is_said_once(tmp_path: Path) -> None:
+def test_a_wrong_setting_is_reported_once(tmp_path: Path) -> None:
     result = queue_manager("start", cwd=tmp_path, QM_WORKER_CONCURRENCY="many")
     assert result.returncode == 2
     assert result.stderr.count("QM_WORKER_CONCURRENCY") == 1

@@ -71,7 +71,7 @@ def test_process_whose_user_may_not_run_info_ends(role: str, servers: Servers, t
     assert "does not let this user run INFO" in said
 
 
-def test_error_that_nobody_thought_of_ends_the_worker_and_has_its_traceback_in_debug(
+def test_unexpected_error_ends_the_worker_and_its_traceback_is_logged_at_debug_level(
     servers: Servers, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
@@ -98,7 +98,7 @@ def test_commands_name_an_unknown_database_in_one_sentence(command: str, tmp_pat
     assert "s3cret" not in done.stderr + done.stdout
 
 
-def test_migrate_with_too_few_rights_says_which_it_needs(tmp_path: Path) -> None:
+def test_migrate_without_rights_names_the_missing_ones(tmp_path: Path) -> None:
     with MongoWithUsers(tmp_path / "mongo") as mongo:
         done = migrate(mongo.url_of("reader"), tmp_path)
         assert done.returncode == 2

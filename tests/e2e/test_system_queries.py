@@ -43,7 +43,7 @@ def test_status_of_one_and_of_all(clean: Servers) -> None:
     assert "problem  workers, no-workers: " in run("status").stdout
 
 
-def test_a_paused_system_is_shown_as_such(clean: Servers) -> None:
+def test_a_paused_system_is_shown_as_paused(clean: Servers) -> None:
     assert run("pause", ROOMS, "--reason", "a trial").returncode == 0
     for query in (("status", ROOMS), ("schedule",)):
         lines = run(*query).stdout.splitlines()
@@ -61,7 +61,7 @@ def test_a_narrow_terminal_gets_whole_values_and_the_names_of_the_other_columns(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("options", [[], [ROOMS, "--json"]])
-def test_status_without_redis_shows_what_mongodb_knows_and_fails(options: list[str], clean: Servers) -> None:
+def test_status_without_redis_shows_data_of_mongodb_and_fails(options: list[str], clean: Servers) -> None:
     make_room(server_now() - seconds(1))
     result = queue_manager("systems", "status", *options, REDIS_URL="redis://127.0.0.1:1/0")
     assert (result.returncode, result.stderr) == (1, "")

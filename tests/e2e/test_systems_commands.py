@@ -127,7 +127,7 @@ def test_an_update_that_would_be_refused_is_an_error(tmp_path: Path) -> None:
         ("no-such-system", "", "'no-such-system' must be a module, or one of support-snooze, "),
     ],
 )
-def test_a_wrong_declaration_is_one_sentence_and_exit_code_2(
+def test_a_wrong_declaration_is_refused_in_one_sentence_with_exit_code_2(
     target: str, source: str, said: str, tmp_path: Path
 ) -> None:
     (tmp_path / "trials.py").write_text(source)
@@ -143,7 +143,7 @@ def test_a_built_in_system_is_checked_too(tmp_path: Path) -> None:
     assert checked.stdout.count("  exists") > 1
 
 
-def test_list_says_which_dispatch(tmp_path: Path) -> None:
+def test_systems_list_shows_which_systems_dispatch(tmp_path: Path) -> None:
     declare(tmp_path)
     pauses.pause("support-snooze", by="a test")
     env = {"QM_SYSTEMS": "trials", "QM_DRY_RUN": "trial-end"}
@@ -179,7 +179,7 @@ def test_pause_and_resume_name_the_system(tmp_path: Path) -> None:
     assert "There is no system 'overdue-messages'; the systems are: support-snooze, " in refused.stderr
 
 
-def test_a_server_that_is_away_is_one_line(tmp_path: Path) -> None:
+def test_an_unavailable_server_is_reported_in_one_line(tmp_path: Path) -> None:
     declare(tmp_path)
     away = systems(tmp_path, "list", REDIS_URL="redis://:secret@127.0.0.1:1/0")
     assert away.returncode == 1

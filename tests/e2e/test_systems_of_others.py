@@ -49,7 +49,7 @@ def add_trial() -> str:
     return str(collection("trials").insert_one({"ends_at": server_now() - seconds(1)}).inserted_id)
 
 
-def test_the_web_process_shows_it_everywhere(process: Web) -> None:
+def test_the_web_process_shows_an_external_system_everywhere(process: Web) -> None:
     trial = add_trial()
     page = process.get("/systems/trial-end")
     assert page.status == 200
@@ -92,7 +92,7 @@ system = System(
 """
 
 
-def test_stats_that_hang_hold_up_no_other_system(clean: Servers, tmp_path: Path) -> None:
+def test_hanging_stats_do_not_delay_other_systems(clean: Servers, tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(HANGING)
     with web(tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}", QM_SYSTEMS="hanging", QM_CONVERSATIONS="true") as process:
         metrics = process.get("/metrics").text
@@ -103,7 +103,7 @@ def test_stats_that_hang_hold_up_no_other_system(clean: Servers, tmp_path: Path)
     assert "unknown-state" in [problem["rule"] for problem in overview["hanging"]["problems"]]
 
 
-def test_its_items_and_scans_are_started_by_hand_and_a_worker_consumes_them(
+def test_items_and_scans_of_an_external_system_are_started_manually_and_executed(
     process: Web, env: dict[str, str], tmp_path: Path
 ) -> None:
     trial = add_trial()
@@ -117,7 +117,7 @@ def test_its_items_and_scans_are_started_by_hand_and_a_worker_consumes_them(
 
 
 @pytest.mark.smoke
-def test_beat_scans_it(clean: Servers, env: dict[str, str], tmp_path: Path) -> None:
+def test_beat_scans_an_external_system(clean: Servers, env: dict[str, str], tmp_path: Path) -> None:
     with (
         CeleryProcess(tmp_path / "worker.log", "worker", *QUICK_START, "-P", "threads", env=env),
         CeleryProcess(tmp_path / "beat.log", "beat", env=env),
@@ -127,7 +127,7 @@ def test_beat_scans_it(clean: Servers, env: dict[str, str], tmp_path: Path) -> N
 
 
 @pytest.mark.smoke
-def test_the_commands_know_it(clean: Servers, env: dict[str, str], tmp_path: Path) -> None:
+def test_commands_know_an_external_system(clean: Servers, env: dict[str, str], tmp_path: Path) -> None:
     migrated = queue_manager("migrate", cwd=tmp_path, **env)
     assert migrated.returncode == 0, migrated.stderr
     assert "ended_trials" in collection("trials").index_information()
@@ -140,7 +140,9 @@ def test_the_commands_know_it(clean: Servers, env: dict[str, str], tmp_path: Pat
     assert health["scans"]["trial-end"]["enqueued"] == 1
 
 
-def test_its_tasks_have_our_settings_also_when_the_registry_is_read_first(env: dict[str, str], tmp_path: Path) -> None:
+def test_tasks_of_an_external_system_have_our_settings_if_the_registry_is_read_first(
+    env: dict[str, str], tmp_path: Path
+) -> None:
     """The registry is then finalized before the configuration is read, which imports the module."""
     program = (
         "from tasks import app\n"
@@ -198,7 +200,7 @@ def test_a_wrong_declaration_stops_each_process_with_one_sentence(
         (", at='61 * * * *'", "System 'wrong': at='61 * * * *' must be a cron expression"),
     ],
 )
-def test_what_celery_cannot_use_stops_those_that_send_and_run_tasks(
+def test_unusable_tasks_stop_processes_that_send_or_execute_tasks(
     command: list[str], more: str, said: str, clean: Servers, tmp_path: Path
 ) -> None:
     assert said in refused(command, WRONG.format(more=more), tmp_path)

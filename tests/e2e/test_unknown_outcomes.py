@@ -50,14 +50,14 @@ def test_outcome_of_a_change_without_a_reply_is_unknown(command: str, hanging: V
 
 
 @pytest.mark.parametrize("command", READING)
-def test_what_only_reads_has_no_outcome(command: str, hanging: Valkey) -> None:
+def test_reading_command_has_no_outcome(command: str, hanging: Valkey) -> None:
     result = run(command, REDIS_URL=hanging.url)
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert "outcome" not in result.stderr
 
 
 @pytest.mark.parametrize("command", ["jobs pause mail", "mark v1", "scan support-snooze"])
-def test_what_was_not_begun_has_a_known_outcome(command: str, clean: Servers) -> None:
+def test_command_that_was_not_started_has_a_known_outcome(command: str, clean: Servers) -> None:
     gone = f"mongodb://127.0.0.1:{free_port()}/product?serverSelectionTimeoutMS=300"
     result = run(command, MONGO_DB_URL=gone)
     assert result.returncode == 1

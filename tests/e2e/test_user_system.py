@@ -139,7 +139,7 @@ def test_a_thousand_accounts_expire_once_each_through_a_kill(user: User) -> None
     assert fields == {"_id", "status", "trial_ends_at", "times"}  # none of ours
 
 
-def test_what_falls_due_between_two_scans_expires_at_its_time(user: User) -> None:
+def test_account_due_between_two_scans_expires_on_time(user: User) -> None:
     with user.worker("worker"), user.beat():
         add()  # the first shows that scans run
         eventually(lambda: expired() == 1, within=60)
@@ -166,7 +166,7 @@ def test_fifty_items_at_ten_a_second_take_about_five_seconds(user: User) -> None
     assert expired() == 50
 
 
-def test_everything_about_it_is_derived_from_its_declaration(user: User) -> None:
+def test_everything_about_a_system_is_derived_from_its_declaration(user: User) -> None:
     assert any(name.startswith(INDEX) for name in collection("accounts").index_information())
     good, bad = add(2)
     collection("accounts").update_many({}, {"$set": {"trial_ends_at": server_now() - seconds(1)}})
@@ -238,7 +238,7 @@ def test_an_ordinary_task_of_another_program_expires_an_account(user: User) -> N
         eventually(lambda: expired() == 1, within=60)
 
 
-def test_a_paused_system_waits_and_is_no_problem(user: User) -> None:
+def test_a_paused_system_waits_and_is_not_a_problem(user: User) -> None:
     add()
     assert user.queue_manager("systems", "pause", "trial-end").stdout == "trial-end  paused\n"
     scan = json.loads(user.queue_manager("scan", "trial-end").stdout)

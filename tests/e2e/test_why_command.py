@@ -27,7 +27,7 @@ def why(directory: Path, *arguments: str, **env: str) -> subprocess.CompletedPro
     return queue_manager("why", *arguments, cwd=directory, **env)
 
 
-def test_an_answer_and_a_timeline(tmp_path: Path) -> None:
+def test_why_prints_an_answer_and_a_timeline(tmp_path: Path) -> None:
     shown = output(block(0, heading="One item", page=DOCS / "how-to" / "diagnose.md"))
     room = make_room(server_now() - seconds(90))
     (item,) = scan(make_work(server_now))
@@ -50,7 +50,7 @@ def test_json_is_that_of_the_api(tmp_path: Path) -> None:
     assert (one["id"], one["label"]) == ('"a-room"', "malformed")
 
 
-def test_an_id_that_nothing_has_and_a_system_that_does_not_exist(tmp_path: Path) -> None:
+def test_unknown_id_and_unknown_system_are_reported(tmp_path: Path) -> None:
     said = why(tmp_path, "nothing", "--system", "support-snooze")
     assert (said.returncode, said.stdout) == (1, "Nothing has the id nothing.\n")
     said = why(tmp_path, "nothing", "--system", "rooms")
@@ -75,7 +75,7 @@ def test_a_message_is_explained_without_mongodb(clean: Servers, tmp_path: Path) 
     assert "audit log could not be searched: MongoDB at mongodb://127.0.0.1" in said.stdout
 
 
-def test_a_server_that_is_away_is_one_line(tmp_path: Path) -> None:
+def test_an_unavailable_server_is_reported_in_one_line(tmp_path: Path) -> None:
     said = why(tmp_path, "a", REDIS_URL="redis://127.0.0.1:1/0")
     assert said.returncode == 1
     assert said.stderr.startswith("queue-manager: Redis at redis://127.0.0.1:1/0 does not answer (")

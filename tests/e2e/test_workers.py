@@ -61,7 +61,7 @@ def run(directory: Path, *arguments: str) -> str:
     return result.stdout
 
 
-def test_each_process_shows_the_item_or_the_job_that_it_executes(clean: Servers, tmp_path: Path) -> None:
+def test_each_process_shows_the_item_or_job_it_executes(clean: Servers, tmp_path: Path) -> None:
     room, mark = due_room(), tmp_path / "mark"
     job = job_lab().run("long", 0, str(mark))
     began = server_now()
@@ -89,7 +89,7 @@ def test_each_process_shows_the_item_or_the_job_that_it_executes(clean: Servers,
         assert of_page["queues_without_worker"] == []
 
 
-def test_a_batch_is_shown_as_one(clean: Servers, tmp_path: Path) -> None:
+def test_a_batch_is_shown_as_one_activity(clean: Servers, tmp_path: Path) -> None:
     room = due_room()
     for _ in range(20):
         due_room()
@@ -110,7 +110,7 @@ def test_a_pool_of_threads_shows_its_tasks_in_one_process(clean: Servers, tmp_pa
         assert (shown.pool, shown.size, [one.pid for one in shown.processes]) == ("threads", 2, [process.pid])
 
 
-def test_the_command_names_queues_without_a_worker(clean: Servers, tmp_path: Path) -> None:
+def test_workers_command_names_queues_without_a_worker(clean: Servers, tmp_path: Path) -> None:
     said = run(tmp_path)
     assert said.startswith("No workers are online.\n")
     assert "No worker consumes the queue jobs (Jobs).\n" in said

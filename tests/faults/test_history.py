@@ -91,12 +91,12 @@ def history() -> History:
     )
 
 
-def test_history_without_a_violation(history: History) -> None:
+def test_correct_history_has_no_violation(history: History) -> None:
     assert violations(history) == []
     assert history.wakes == 3
 
 
-def test_messages_that_redis_lost_are_no_violation(history: History) -> None:
+def test_messages_lost_by_redis_are_not_a_violation(history: History) -> None:
     history.sent.append(Sent(message="gone", began=1, accepted=2))
     assert len(violations(history)) == 1
     history.losses.append(1.5)
@@ -159,13 +159,13 @@ BROKEN: dict[str, Callable[[History], object]] = {
 
 
 @pytest.mark.parametrize("sentence", BROKEN)
-def test_each_broken_promise_is_one_violation(sentence: str, history: History) -> None:
+def test_each_broken_guarantee_is_one_violation(sentence: str, history: History) -> None:
     BROKEN[sentence](history)
     (found,) = violations(history)
     assert sentence in found
 
 
-def test_a_seed_decides_the_faults_and_those_of_one_target_follow_one_another() -> None:
+def test_a_seed_determines_the_faults_and_those_of_one_target_do_not_overlap() -> None:
     for seed in range(200):
         faults = draw(seed, FAULTS)
         assert faults == draw(seed, FAULTS)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(630)]  # twenty processes a
 
 
 @pytest.mark.smoke
-def test_two_schedules_break_no_promise() -> None:
+def test_two_fault_schedules_break_no_guarantee() -> None:
     command = [sys.executable, "-m", "tests.faults", "--schedules", "2", "--seed", "102"]
     run = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -31,7 +31,7 @@ ROOMS, REQUESTS = support_snooze.system, review_requests.system
 
 
 @pytest.mark.usefixtures("clean")
-def test_plan_counts_what_another_program_has_left() -> None:
+def test_plan_counts_documents_of_another_program() -> None:
     now = server_now()
     make_room(now - minutes(1), snooze_queue_in_progress=True)
     make_room(now - minutes(1))

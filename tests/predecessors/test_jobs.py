@@ -71,7 +71,7 @@ def test_dry_run_counts_by_name_and_state_and_changes_nothing(lab: Lab) -> None:
 # The adoption
 
 
-def test_each_becomes_a_job_under_its_id_and_keeps_what_it_had(lab: Lab) -> None:
+def test_each_document_becomes_a_job_with_its_id_and_fields(lab: Lab) -> None:
     now = lab.clock()
     ids = [store(NAME, state, now, id=f"id-of-{state}") for state in STATES]
     before = {one["_id"]: one for one in stored()}
@@ -145,7 +145,7 @@ def test_failure_keeps_its_reason(lab: Lab) -> None:
     assert lab.jobs.get(id)["last_error"] == '{"code": 5}'
 
 
-def test_what_release_0_1_made_due_waits_like_any_other(lab: Lab) -> None:
+def test_jobs_made_due_by_release_0_1_wait_like_any_other(lab: Lab) -> None:
     id = store(NAME, "failure", lab.clock(), waiting=lab.clock(), first=1, claim={"token": "t"})
     job_queues.adopt(is_dry_run=False)
     assert not {"waiting", "first", "claim"} & {*lab.jobs.get(id)}
@@ -191,7 +191,7 @@ def test_document_that_changes_meanwhile_is_left_to_the_next_adoption(
     assert lab.state(id) == "success"
 
 
-def test_jobs_that_are_there_already_stay_as_they_are(lab: Lab) -> None:
+def test_existing_jobs_are_not_changed(lab: Lab) -> None:
     executing = lab.run(NAME, 1)
     lab.executing(executing)
     waiting = lab.run(NAME, 2, unique=True)
@@ -216,7 +216,7 @@ def test_jobs_that_are_there_already_stay_as_they_are(lab: Lab) -> None:
         ({"arguments": "a"}, "arguments"),
     ],
 )
-def test_document_that_is_no_job_of_the_package_is_refused_with_the_reason(
+def test_document_that_is_not_a_job_of_the_package_is_refused_with_the_reason(
     lab: Lab, fields: Document, reason: str
 ) -> None:
     job.jobs().insert_one({**foreign_job(NAME, "pending", lab.clock(), id=TEXT_ID), **fields})
@@ -239,7 +239,7 @@ def test_document_that_is_no_job_of_the_package_is_refused_with_the_reason(
         {"data": None, "serverId": 5},
     ],
 )
-def test_odd_fields_hinder_no_adoption(lab: Lab, fields: Document) -> None:
+def test_malformed_fields_do_not_prevent_adoption(lab: Lab, fields: Document) -> None:
     id = store(NAME, "pending", lab.clock(), **fields)
     assert job_queues.adopt(is_dry_run=False).adopted == 1
     lab.serve(epoch=1)
@@ -309,7 +309,7 @@ def test_text_id_can_be_removed(lab: Lab) -> None:
     assert stored() == []
 
 
-def test_clear_deletes_them_too(lab: Lab) -> None:
+def test_clear_deletes_jobs_with_text_ids_too(lab: Lab) -> None:
     adopted(lab, "cancelled")
     assert lab.jobs.clear(["canceled"]) == 1
 

@@ -54,7 +54,7 @@ def replace_the_deadlines(servers: Servers) -> None:
         ),
     ],
 )
-def test_scan_that_fails(
+def test_failed_scan_logs_the_line_of_the_predecessor(
     scan: ScanTask,
     break_it: Callable[[Servers], None],
     initiator: str,
@@ -70,7 +70,7 @@ def test_scan_that_fails(
     assert all(said["error"] for said in errors)
 
 
-def test_scan_that_sent_rooms(clean: Servers, caplog: pytest.LogCaptureFixture) -> None:
+def test_successful_scan_logs_the_line_of_the_predecessor(clean: Servers, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     make_room(server_now() - minutes(1))
     scan_expired_snoozes()
@@ -79,7 +79,7 @@ def test_scan_that_sent_rooms(clean: Servers, caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.processes
-def test_start_of_the_sweeper(clean: Servers, tmp_path: Path) -> None:
+def test_start_of_the_sweeper_logs_the_line_of_the_predecessor(clean: Servers, tmp_path: Path) -> None:
     with forked_web(tmp_path, QM_MESSAGE_QUEUE="true", OVERDUE_CHECK_INTERVAL_MS="2500") as process:
         assert process.log.count("Overdue requeue worker started (interval=2500ms)") == 1
 

@@ -77,12 +77,12 @@ def store_odd_jobs(lab: Lab, state: str) -> list[str]:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_no_field_is_hidden_of_a_job_that_was_stored_here(lab: Lab, state: str) -> None:
+def test_no_field_of_one_of_our_jobs_is_hidden(lab: Lab, state: str) -> None:
     stored = stored_job(lab, state)
     assert job_as_json(stored) == as_json(stored)
 
 
-def test_no_field_is_hidden_of_a_repeating_job_while_it_executes(lab: Lab) -> None:
+def test_no_field_of_an_executing_repeating_job_is_hidden(lab: Lab) -> None:
     shown: list[tuple[Any, Any]] = []
 
     def work(*_: Any, run: JobRun) -> None:
@@ -100,7 +100,7 @@ def test_no_field_is_hidden_of_a_repeating_job_while_it_executes(lab: Lab) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
-def test_jobs_with_odd_fields_stop_no_queue_and_no_list(lab: Lab, state: str) -> None:
+def test_jobs_with_malformed_fields_stop_no_queue_and_no_list(lab: Lab, state: str) -> None:
     ids = store_odd_jobs(lab, state)
     dispatch = DispatchState(
         now=server_now(),
@@ -143,7 +143,7 @@ def paged(lab: Lab, sort: str, is_descending: bool) -> list[Any]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("state", STATES)
-def test_jobs_with_odd_fields_are_shown(lab: Lab, state: str, tmp_path: Path) -> None:
+def test_jobs_with_malformed_fields_are_shown(lab: Lab, state: str, tmp_path: Path) -> None:
     ids = store_odd_jobs(lab, state)
     lists = ["/api/jobs/status", "/api/overview", "/metrics", "/jobs", *(f"/api/jobs?state={one}" for one in JobState)]
     lists += [f"/api/jobs?limit=200&sort={sort}" for sort in ("created", "due", "updated", "priority", "attempts")]

@@ -48,7 +48,7 @@ def test_plan_changes_nothing(lab: Lab, relay: Relay) -> None:
     assert {key: lab.client.dump(key) for key in lab.client.scan_iter()} == before
 
 
-def test_messages_that_nobody_has_read_yet_are_counted(lab: Lab, relay: Relay) -> None:
+def test_unread_messages_are_counted(lab: Lab, relay: Relay) -> None:
     relay.enqueue("mail")
     assert adoption_notes(lab.scripts, 10) == ["1 message in q"]
 
@@ -64,7 +64,7 @@ def test_signed_messages_are_counted_in_every_stream(lab: Lab) -> None:
     assert "ENABLE_ENCRYPTION" in note
 
 
-def test_queue_of_its_own_has_no_predecessor(lab: Lab) -> None:
+def test_queue_without_other_programs_has_no_predecessor(lab: Lab) -> None:
     assert adoption_notes(lab.scripts, 10) == []
     for id in ("waiting", "held"):
         lab.queue.enqueue("mail", id=id, priority=3)
@@ -72,7 +72,7 @@ def test_queue_of_its_own_has_no_predecessor(lab: Lab) -> None:
     assert adoption_notes(lab.scripts, 10) == []
 
 
-def test_group_of_another_application_is_not_a_consumer(lab: Lab, relay: Relay) -> None:
+def test_consumer_group_of_another_application_is_ignored(lab: Lab, relay: Relay) -> None:
     relay.enqueue("mail")
     lab.client.xgroup_create("q", "analytics", "0")
     lab.client.xreadgroup("analytics", "reader", {"q": ">"})
@@ -80,9 +80,7 @@ def test_group_of_another_application_is_not_a_consumer(lab: Lab, relay: Relay) 
 
 
 @pytest.mark.processes
-def test_command_says_what_was_found_what_changes_and_what_to_do(
-    clean: Servers, server: Valkey, tmp_path: Path
-) -> None:
+def test_command_shows_findings_changes_and_next_steps(clean: Servers, server: Valkey, tmp_path: Path) -> None:
     with Lab(server.url, name="queue", levels=10) as lab:
         lab.empty()
         fill(Relay(lab.client, "queue"))
@@ -108,7 +106,7 @@ def test_command_shows_what_the_documentation_shows(clean: Servers, server: Valk
 
 
 @pytest.mark.processes
-def test_command_names_the_server_that_is_away(clean: Servers, tmp_path: Path) -> None:
+def test_command_names_the_unavailable_server(clean: Servers, tmp_path: Path) -> None:
     url = "redis://127.0.0.1:1/0"
     result = queue_manager("adopt", cwd=tmp_path, QM_MESSAGE_QUEUE="true", QM_QUEUE_REDIS_URL=url)
     assert result.returncode == 1

@@ -22,7 +22,7 @@ def test_consumer_without_a_name_is_null(queue: Queue) -> None:
     assert unnamed["consumer_id"] is None
 
 
-def test_touch_has_a_sentence(queue: Queue) -> None:
+def test_touch_response_has_a_message(queue: Queue) -> None:
     id = queue.add()
     queue.take()
     touched = queue.put(f"/queue/message/{id}/touch", {})
@@ -57,7 +57,7 @@ def test_archived_messages_are_sorted_by_the_time_of_archiving(queue: Queue) -> 
     assert times == sorted(times)
 
 
-def test_status_has_the_lengths_by_their_old_names(queue: Queue) -> None:
+def test_status_has_the_queue_lengths_under_their_old_names(queue: Queue) -> None:
     queue.dead()
     for _ in range(3):
         queue.add()
@@ -110,7 +110,7 @@ def test_message_of_any_id_is_read(queue: Queue) -> None:
     assert (answer.status, answer.body["error"]) == (404, "not found")
 
 
-def test_history_has_the_names_of_relay_too(queue: Queue) -> None:
+def test_history_also_has_the_event_names_of_relay(queue: Queue) -> None:
     id = queue.add(priority=4)
     queue.take("consumerId=worker-1")
     queue.put(f"/queue/message/{id}/touch", {})

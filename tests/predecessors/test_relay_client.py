@@ -86,7 +86,7 @@ def has(body: Any, shape: Shape) -> None:
             assert isinstance(body[name], kind), (name, body[name])
 
 
-def test_producer(relay: RelayClient) -> None:
+def test_producer_requests_of_relay_clients_work(relay: RelayClient) -> None:
     message = {"type": "email_send", "payload": {"to": "a"}, "priority": 5, "ackTimeout": 60, "maxAttempts": 2}
     added = relay.read("POST", "/message", message, status=201)
     assert added["message"] == "Message added successfully"
@@ -96,7 +96,7 @@ def test_producer(relay: RelayClient) -> None:
     assert len(relay.listed("main")) == 11
 
 
-def test_consumer(relay: RelayClient) -> None:
+def test_consumer_requests_of_relay_clients_work(relay: RelayClient) -> None:
     assert relay.read("GET", "/message", status=404)["message"] == "Message not found"
     for _ in range(3):
         relay.enqueue()
@@ -123,7 +123,7 @@ def test_consumer(relay: RelayClient) -> None:
     assert relay.read("POST", "/ack", {"id": third["id"]})["message"] == "Message acknowledged"
 
 
-def test_lists(relay: RelayClient) -> None:
+def test_list_requests_of_relay_clients_work(relay: RelayClient) -> None:
     dead = relay.dead_letter()
     has(dead, {"failed_at": NUMBER, "last_error": str})
     for type in ("kept", "kept", "held"):
@@ -138,7 +138,7 @@ def test_lists(relay: RelayClient) -> None:
     assert waiting["type"] == "kept"
 
 
-def test_changes_of_messages(relay: RelayClient) -> None:
+def test_changes_of_messages_by_relay_clients_work(relay: RelayClient) -> None:
     dead = relay.dead_letter()
     edited: Shape = {"success": bool, "messageId": str, "queueType": str, "message": str}
     change = {"type": "sms", "payload": {"to": "b"}, "priority": 4, "custom_ack_timeout": 9}
@@ -164,7 +164,7 @@ def test_changes_of_messages(relay: RelayClient) -> None:
     assert deleted["deletedCount"] == 1
 
 
-def test_clearing(relay: RelayClient) -> None:
+def test_clear_requests_of_relay_clients_work(relay: RelayClient) -> None:
     relay.enqueue()
     cleared = relay.read("DELETE", "/main/clear")
     has(cleared, {"success": bool, "queueType": str, "message": str})
@@ -173,7 +173,7 @@ def test_clearing(relay: RelayClient) -> None:
     assert relay.listed("main") == []
 
 
-def test_export_and_import_of_a_file(relay: RelayClient) -> None:
+def test_export_and_import_of_a_file_by_relay_clients_work(relay: RelayClient) -> None:
     relay.enqueue(priority=2, ackTimeout=7)
     exported = relay.ask("GET", "/main/export?sortBy=created_at&sortOrder=desc&search=example")
     assert "attachment" in exported.headers["content-disposition"]
@@ -196,7 +196,7 @@ def test_export_and_import_of_a_file(relay: RelayClient) -> None:
     assert (empty_form.status, empty_form.body["field"]) == (400, "file")
 
 
-def test_date_range(relay: RelayClient) -> None:
+def test_date_range_requests_of_relay_clients_work(relay: RelayClient) -> None:
     relay.enqueue()
     all_time = "startTimestamp=2020-01-01T00:00:00.000Z&endTimestamp=2100-01-01T00:00:00.000Z"
     [message] = relay.read("GET", f"/messages?{all_time}&limit=10")
@@ -205,7 +205,7 @@ def test_date_range(relay: RelayClient) -> None:
     assert relay.read("GET", f"/messages?{all_time}") == []
 
 
-def test_status(relay: RelayClient) -> None:
+def test_status_requests_of_relay_clients_work(relay: RelayClient) -> None:
     relay.dead_letter()
     for priority in (0, 3):
         relay.enqueue(priority=priority)
@@ -237,7 +237,7 @@ def test_key_is_sent_in_a_header(relay: RelayClient) -> None:
     has(refused.body, {"error": str, "message": str})
 
 
-def test_events(relay: RelayClient) -> None:
+def test_event_stream_of_relay_clients_works(relay: RelayClient) -> None:
     with Stream(relay.queue.web, query=f"?apiKey={OPERATOR}") as stream:
         assert stream.status == 401  # a key in a URL is not read
     with Stream(relay.queue.web, query="?apiKey=any", X_API_KEY=OPERATOR) as stream:
@@ -262,7 +262,7 @@ LOGGED: Shape = {
 PAGE: Shape = {"total": int, "limit": int, "offset": int, "has_more": bool}
 
 
-def test_activity_log(relay: RelayClient) -> None:
+def test_activity_log_has_the_form_of_relay(relay: RelayClient) -> None:
     dead = relay.dead_letter()
     relay.enqueue()
     taken = relay.dequeue("timeout=1&consumerId=worker-1")
@@ -291,7 +291,7 @@ def test_activity_log(relay: RelayClient) -> None:
     assert actions_of("end_time=1") == []
 
 
-def test_anomalies(relay: RelayClient) -> None:
+def test_anomalies_have_the_form_of_relay(relay: RelayClient) -> None:
     relay.dead_letter()
     for _ in range(11):
         relay.enqueue("bulk")
@@ -313,7 +313,7 @@ def test_anomalies(relay: RelayClient) -> None:
     assert (cleared["queue"], cleared["message_id"]) == ("main", None)
 
 
-def test_statistics_of_consumers(relay: RelayClient) -> None:
+def test_statistics_of_consumers_have_the_form_of_relay(relay: RelayClient) -> None:
     for consumer in ("worker-1", "worker-1", "worker-2"):
         relay.enqueue()
         relay.dequeue(f"timeout=1&consumerId={consumer}")
@@ -324,7 +324,7 @@ def test_statistics_of_consumers(relay: RelayClient) -> None:
     assert relay.read("GET", "/activity/consumers?consumer_id=unknown")["stats"] is None
 
 
-def test_history_of_a_message(relay: RelayClient) -> None:
+def test_history_of_a_message_has_the_form_of_relay(relay: RelayClient) -> None:
     dead = relay.dead_letter()
     answer = relay.read("GET", f"/activity/message/{dead['id']}")
     assert answer["message_id"] == dead["id"]

@@ -116,7 +116,7 @@ def dead_letter(relay: Relay, id: str, priority: int = 0) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 300])
-def test_dead_letter_is_replayed_by_its_id_at_once(lab: Lab, relay: Relay, others: int) -> None:
+def test_dead_letter_is_replayed_by_its_id_immediately(lab: Lab, relay: Relay, others: int) -> None:
     for number in range(others):
         dead_letter(relay, f"{number}")
     dead_letter(relay, "a", 7)
@@ -131,7 +131,7 @@ def test_dead_letter_is_replayed_by_its_id_at_once(lab: Lab, relay: Relay, other
 
 
 @pytest.mark.parametrize("source", ["dead", None])
-def test_dead_letter_is_deleted_by_its_id_at_once(lab: Lab, relay: Relay, source: MessageState | None) -> None:
+def test_dead_letter_is_deleted_by_its_id_immediately(lab: Lab, relay: Relay, source: MessageState | None) -> None:
     dead_letter(relay, "a")
 
     assert lab.contents.delete(["a"], source=source) == {"a": "DELETED"}
@@ -139,7 +139,7 @@ def test_dead_letter_is_deleted_by_its_id_at_once(lab: Lab, relay: Relay, source
     assert lab.contents.counts().dead == lab.client.hlen("q_metadata") == 0
 
 
-def test_any_message_is_found_and_changed_by_its_id_at_once(lab: Lab, relay: Relay) -> None:
+def test_any_message_is_found_and_changed_by_its_id_immediately(lab: Lab, relay: Relay) -> None:
     relay.enqueue("mail", id="waiting", priority=3)
     relay.enqueue("mail", id="old", priority=4)
     relay.archive(relay.take())
@@ -154,7 +154,7 @@ def test_any_message_is_found_and_changed_by_its_id_at_once(lab: Lab, relay: Rel
     assert lab.take().priority == 4
 
 
-def test_unknown_id_is_searched_once(lab: Lab, relay: Relay) -> None:
+def test_unknown_id_is_searched_only_once(lab: Lab, relay: Relay) -> None:
     for number in range(300):
         dead_letter(relay, f"{number}")
     assert lab.contents.find("unknown") is None

@@ -140,7 +140,7 @@ def test_room_without_a_known_status_or_account_loses_its_snooze(
     json.dumps(events.sent)
 
 
-def test_text_that_is_not_utf8_does_not_stop_the_other_rooms(snooze: DocumentWork) -> None:
+def test_room_with_text_that_is_not_utf8_does_not_stop_others(snooze: DocumentWork) -> None:
     broken, good = ObjectId(), make_room(OVER)
     room = bson.encode({"_id": broken, "account_id": "a?c", "status": "snoozed", "snooze_time": {"time": OVER}})
     support_room.rooms().insert_one(RawBSONDocument(room.replace(b"a?c", b"a\xffc")))
@@ -150,7 +150,7 @@ def test_text_that_is_not_utf8_does_not_stop_the_other_rooms(snooze: DocumentWor
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=str)
-def test_field_claim_of_the_product_stays_as_it_is(snooze: DocumentWork, clock: AgingClock, claim: Any) -> None:
+def test_claim_field_of_the_product_is_not_changed(snooze: DocumentWork, clock: AgingClock, claim: Any) -> None:
     room = make_room(OVER, claim=claim)
     (item,) = scan(snooze)
     assert get_room(room)["claim"] == claim
@@ -226,7 +226,7 @@ def create_snoozed(application: Callable[..., Any], **fields: Any) -> str:
 
 
 @pytest.mark.node
-def test_room_of_mongoose_wakes_and_its_model_accepts_it(
+def test_room_written_by_mongoose_wakes_and_satisfies_its_model(
     snooze: DocumentWork, events: RecordedEvents, application: Callable[..., Any]
 ) -> None:
     created = create_snoozed(application, claim={"by": "agent-7"})
@@ -244,7 +244,7 @@ def test_room_of_mongoose_wakes_and_its_model_accepts_it(
 
 
 @pytest.mark.node
-def test_malformed_snooze_past_the_model_is_named(
+def test_malformed_snooze_that_bypassed_the_model_is_named(
     snooze: DocumentWork, application: Callable[..., Any], clock: AgingClock
 ) -> None:
     created = create_snoozed(application, snooze_time={"set_by": str(ObjectId())})
@@ -253,7 +253,7 @@ def test_malformed_snooze_past_the_model_is_named(
 
 
 @pytest.mark.node
-def test_room_that_one_side_has_flagged_is_left_alone_by_the_other(
+def test_room_flagged_by_one_program_is_skipped_by_the_other(
     snooze: DocumentWork, application: Callable[..., Any], clock: AgingClock
 ) -> None:
     theirs = create_snoozed(application)
@@ -272,7 +272,7 @@ def test_room_that_one_side_has_flagged_is_left_alone_by_the_other(
 
 
 @pytest.mark.node
-def test_room_that_the_application_took_and_left_wakes_after_one_lease(
+def test_room_flagged_and_abandoned_by_the_application_wakes_after_one_lease(
     snooze: DocumentWork, application: Callable[..., Any], clock: AgingClock
 ) -> None:
     left = create_snoozed(application)
@@ -284,7 +284,7 @@ def test_room_that_the_application_took_and_left_wakes_after_one_lease(
 
 
 @pytest.mark.node
-def test_application_that_wakes_a_room_late_does_no_harm(
+def test_late_wake_by_the_application_changes_nothing(
     snooze: DocumentWork, events: RecordedEvents, application: Callable[..., Any]
 ) -> None:
     room = create_snoozed(application)
@@ -311,7 +311,7 @@ def test_application_takes_over_again_while_the_system_is_paused(
 
 @pytest.mark.node
 @pytest.mark.parametrize("model", ["website", "instasite"])
-def test_site_of_mongoose_is_reset_and_its_model_accepts_it(
+def test_site_written_by_mongoose_is_reset_and_satisfies_its_model(
     thumbnails: StaleThumbnails, application: Callable[..., Any], model: str
 ) -> None:
     sites = {"website": site.AGENCY_WEBSITES, "instasite": site.INSTASITES}[model]

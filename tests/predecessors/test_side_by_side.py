@@ -30,7 +30,7 @@ ROOMS = 400  # due one after the other, for 20 s
 
 @pytest.mark.node
 @pytest.mark.timeout(240)
-def test_every_room_wakes_although_the_other_program_is_killed_at_work(clean: Servers, tmp_path: Path) -> None:
+def test_every_room_wakes_although_the_other_program_is_killed(clean: Servers, tmp_path: Path) -> None:
     now = server_now()
     rooms = [make_room(now + seconds(number * 0.05)) for number in range(ROOMS)]
     with ExitStack() as processes:

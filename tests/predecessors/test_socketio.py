@@ -64,7 +64,7 @@ def test_clients_of_every_server_receive_the_event_of_a_room_that_wakes(
             assert received == [{"event": EVENT, "data": data}] * len(adapters)
 
 
-def test_the_server_of_the_documentation_hears_of_a_room(clean: Servers) -> None:
+def test_socketio_server_of_the_documentation_receives_the_event_of_a_room(clean: Servers) -> None:
     port = free_port()
     given = f"const REDIS_URL = {json.dumps(clean.valkey.url)}, accountOf = () => 'acc1';"
     listening = f"io.listen({port}); console.log(JSON.stringify({{ listening: true }}));"

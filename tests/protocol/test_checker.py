@@ -46,7 +46,7 @@ def test_every_state_is_visited_once() -> None:
     assert explore(Counter()) == Explored(states=11, steps=18, depth=4)
 
 
-def test_counterexample_is_a_shortest_one() -> None:
+def test_counterexample_is_shortest() -> None:
     with pytest.raises(Violated) as caught:
         explore(Counter(forbidden=7))
     assert caught.value.name == "is_allowed"

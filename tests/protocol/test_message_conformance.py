@@ -215,7 +215,7 @@ def refuse_what_is_not_allowed(real: RealMessage, state: Stored) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bounds", [{"operations": 1, "pauses": 0}, {"operations": 0, "pauses": 1}], ids=repr)
-def test_queue_takes_the_steps_of_the_specification_and_no_others(
+def test_queue_takes_only_the_steps_of_the_specification(
     real: RealMessage, figure: Callable[[str], None], bounds: dict[str, int]
 ) -> None:
     steps = conform(real, MessageQueueProtocol(**bounds))

@@ -36,7 +36,7 @@ def test_specification_holds_in_every_state_of_larger_bounds(name: str) -> None:
 @pytest.mark.parametrize(
     ("specification", "violated"), BROKEN, ids=lambda one: one if isinstance(one, str) else type(one).__name__
 )
-def test_broken_variant_is_caught(specification: Specification[Any], violated: str) -> None:
+def test_broken_variant_violates_an_invariant(specification: Specification[Any], violated: str) -> None:
     with pytest.raises(Violated) as caught:
         explore(specification)
     assert caught.value.name == violated

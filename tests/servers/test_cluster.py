@@ -59,7 +59,7 @@ def queue_of_settings() -> Iterator[None]:
         client.take()
 
 
-def test_any_node_leads_to_the_queue(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_node_of_the_cluster_leads_to_the_queue(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, node in enumerate(cluster.nodes):
         queue = use(node.url.replace("redis:", "cluster:"), monkeypatch)
         queue.enqueue("mail", {"number": number})
@@ -71,13 +71,13 @@ def test_any_node_leads_to_the_queue(cluster: Cluster, monkeypatch: pytest.Monke
     assert message_queue.stats().numbers["acknowledged_total"] == len(cluster.nodes)
 
 
-def test_a_node_that_is_away_is_passed_over(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_node_is_skipped(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = use(cluster.url.replace("@", "@127.0.0.1:1,"), monkeypatch)
     queue.enqueue("mail")
     assert queue.dequeue() is not None
 
 
-def test_the_new_primary_is_followed_though_the_old_one_keeps_its_connections(
+def test_the_new_primary_is_used_although_the_old_one_keeps_its_connections(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = use(cluster.url, monkeypatch)
@@ -150,7 +150,7 @@ def works(running: Processes) -> bool:
     return running.add_message() == 201 and running.acknowledge(running.take()) == 200
 
 
-def test_messages_go_on_when_the_node_of_the_queue_dies(
+def test_messages_continue_when_the_node_of_the_queue_dies(
     clean: Servers, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     with redis_cluster(tmp_path / "cluster") as cluster:

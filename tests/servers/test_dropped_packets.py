@@ -96,7 +96,7 @@ def sent_and_received(deployment: Deployment, numbers: Iterator[int], sent: list
 
 @pytest.mark.parametrize("lasts", [SHORTER, LONGER])
 @pytest.mark.parametrize("server", ["Redis", "MongoDB"])
-def test_everything_goes_on_after_packets_were_dropped(
+def test_everything_continues_after_dropped_packets(
     server: str, lasts: float, deployment: Deployment, figure: Callable[[str], None]
 ) -> None:
     with everything_under_load(deployment) as load:
@@ -113,7 +113,7 @@ def test_everything_goes_on_after_packets_were_dropped(
 
 
 @pytest.mark.parametrize("server", ["Redis", "MongoDB"])
-def test_everything_goes_on_without_the_connections_that_were_open(
+def test_everything_continues_after_open_connections_are_lost(
     server: str, deployment: Deployment, figure: Callable[[str], None]
 ) -> None:
     with everything_under_load(deployment) as load:

@@ -32,7 +32,7 @@ def is_replicated(group: Group) -> bool:
     return bool(info["slave0"]["offset"] == info["master_repl_offset"])
 
 
-def test_work_goes_on_with_the_new_primary(clean: Servers, tmp_path: Path, figure: Callable[[str], None]) -> None:
+def test_work_continues_with_the_new_primary(clean: Servers, tmp_path: Path, figure: Callable[[str], None]) -> None:
     mark = tmp_path / "mark"
     with (
         sentinel_group(tmp_path) as group,

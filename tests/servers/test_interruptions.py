@@ -63,7 +63,7 @@ def move_mongodb(group: Group, members: ReplicaSet) -> None:
 
 
 @pytest.mark.parametrize("fault", [kill_redis, move_redis, kill_mongodb, move_mongodb])
-def test_every_process_goes_on_with_the_new_primary(
+def test_every_process_continues_with_the_new_primary(
     fault: Callable[[Group, ReplicaSet], None],
     group: Group,
     members: ReplicaSet,

@@ -73,7 +73,7 @@ def migrate(mongo_url: str, valkey: Valkey, *options: str) -> str:
     return command("migrate", *options, **EVERY_SYSTEM, MONGO_DB_URL=mongo_url, REDIS_URL=valkey.url)
 
 
-def test_everything_works_under_the_roles(mongo: MongoWithRoles, valkey: Valkey, tmp_path: Path) -> None:
+def test_everything_works_with_the_documented_roles(mongo: MongoWithRoles, valkey: Valkey, tmp_path: Path) -> None:
     url = mongo.url_of("qm-migrate")
     text = migrate(url, valkey) + migrate(url, valkey, "--finish")
     env = {**EVERY_SYSTEM, "MONGO_DB_URL": mongo.url_of("qm"), "REDIS_URL": valkey.url}
@@ -97,7 +97,7 @@ def test_everything_works_under_the_roles(mongo: MongoWithRoles, valkey: Valkey,
 
 
 @pytest.mark.smoke
-def test_nothing_else_is_allowed(mongo: MongoWithRoles) -> None:
+def test_documented_roles_allow_nothing_else(mongo: MongoWithRoles) -> None:
     with MongoClient[Any](mongo.url_of("qm")) as client:
         for act in REFUSED:
             with pytest.raises(OperationFailure, match="not authorized"):
@@ -117,7 +117,7 @@ def test_only_abandoned_transactions_are_ended(mongo: MongoWithRoles, monkeypatc
         open_one.commit_transaction()
 
 
-def test_migrate_says_what_the_runtime_user_lacks(mongo: MongoWithRoles, valkey: Valkey) -> None:
+def test_migrate_names_the_missing_rights_of_the_runtime_user(mongo: MongoWithRoles, valkey: Valkey) -> None:
     with pytest.raises(AssertionError, match="does not let this user create indexes") as error:
         migrate(mongo.url_of("qm"), valkey)
     assert PASSWORDS["qm"] not in str(error.value)

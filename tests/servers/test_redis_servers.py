@@ -93,7 +93,7 @@ def test_wrong_password_of_sentinel_ends_the_process_with_one_sentence(tmp_path:
     assert f"no Sentinel gives the address of the master 'mymaster': {sentinel.url}: " in said
 
 
-def test_a_primary_without_its_replica_takes_no_messages(tmp_path: Path) -> None:
+def test_a_primary_without_its_replica_accepts_no_messages(tmp_path: Path) -> None:
     with RedisServer(tmp_path / "primary", options(of_sentinel(4))) as primary:
         env = {"QM_MESSAGE_QUEUE": "true", "QM_QUEUE_REDIS_URL": primary.url}
         with pytest.raises(AssertionError, match="Not enough good replicas"):

@@ -53,7 +53,7 @@ def denied(server: RedisServer) -> list[str]:
         return [f"{entry['reason']} {entry['object']}" for entry in client.acl_log()]
 
 
-def test_everything_works_under_the_user(server: RedisServer, clean: Servers, tmp_path: Path) -> None:
+def test_everything_works_with_the_documented_user(server: RedisServer, clean: Servers, tmp_path: Path) -> None:
     with processes(tmp_path, REDIS_URL=url(server)) as running:
         do_everything(running)
         text = shown(running)
@@ -71,7 +71,7 @@ def test_everything_works_under_the_user(server: RedisServer, clean: Servers, tm
         assert secret not in text
 
 
-def test_nothing_else_is_allowed(server: RedisServer, tmp_path: Path) -> None:
+def test_documented_user_is_allowed_nothing_else(server: RedisServer, tmp_path: Path) -> None:
     with make_client(url(server)) as client:
         for words in REFUSED:
             with pytest.raises(redis.ResponseError, match=r"permission|ACL|can't access"):

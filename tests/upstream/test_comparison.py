@@ -28,7 +28,7 @@ def test_a_failure_that_is_not_listed_is_found() -> None:
     assert not result.is_as_listed
 
 
-def test_a_test_that_did_not_end_has_failed() -> None:
+def test_an_unfinished_upstream_test_has_failed() -> None:
     assert compare({"a": "passed"}, {}, {}).not_listed == ["a"]
     assert compare({"a": "passed"}, {"a": NOT_RUN}, {}).not_listed == ["a"]
 

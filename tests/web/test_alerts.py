@@ -69,26 +69,26 @@ def without_mongodb(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(alert, name, fail)
 
 
-def test_a_problem_is_sent_when_it_has_lasted(first: Process) -> None:
+def test_a_problem_is_sent_after_it_has_lasted_long_enough(first: Process) -> None:
     assert first.evaluate(0, LAG) == []
     assert first.evaluate(45, LAG) == []
     assert first.evaluate(60, LAG) == [("problem", ["support-snooze"])]
     assert first.evaluate(75, LAG) == []
 
 
-def test_a_problem_that_ended_in_time_is_never_sent(first: Process) -> None:
+def test_a_problem_that_ends_early_is_not_sent(first: Process) -> None:
     first.evaluate(0, LAG)
     for at in (15, 30, 45):
         assert first.evaluate(at) == []
     assert first.evaluate(60, LAG) == []
 
 
-def test_problems_of_one_round_are_one_message(first: Process) -> None:
+def test_problems_of_one_round_are_sent_in_one_message(first: Process) -> None:
     first.evaluate(0, LAG, NO_LEADER)
     assert first.evaluate(60, LAG, NO_LEADER) == [("problem", ["support-snooze", "beat"])]
 
 
-def test_of_two_processes_one_sends(first: Process, second: Process) -> None:
+def test_one_of_two_processes_sends_an_alert(first: Process, second: Process) -> None:
     for process in (first, second):
         process.evaluate(0, LAG)
     assert first.evaluate(60, LAG) == [("problem", ["support-snooze"])]
@@ -99,7 +99,7 @@ def test_of_two_processes_one_sends(first: Process, second: Process) -> None:
     assert [*first.sent, *second.sent].count(("recovered", ["support-snooze"])) == 1
 
 
-def test_what_lasts_is_sent_again(first: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lasting_problem_is_sent_again(first: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     first.evaluate(0, LAG)
     first.evaluate(60, LAG)
     now = server_now()
@@ -108,7 +108,7 @@ def test_what_lasts_is_sent_again(first: Process, monkeypatch: pytest.MonkeyPatc
     assert first.evaluate(60 + 240 * 60, LAG) == [("problem", ["support-snooze"])]
 
 
-def test_the_end_is_sent_once_it_was_missed_twice(first: Process) -> None:
+def test_the_end_of_a_problem_is_sent_after_it_was_absent_twice(first: Process) -> None:
     first.evaluate(0, LAG)
     first.evaluate(60, LAG)
     assert first.evaluate(75) == []
@@ -119,14 +119,14 @@ def test_the_end_is_sent_once_it_was_missed_twice(first: Process) -> None:
     assert alert.sent() == {}
 
 
-def test_the_end_is_sent_by_a_process_that_did_not_see_the_start(first: Process, second: Process) -> None:
+def test_the_end_of_a_problem_is_sent_by_a_process_that_did_not_see_its_start(first: Process, second: Process) -> None:
     first.evaluate(0, LAG)
     first.evaluate(60, LAG)
     assert second.evaluate(0) == []
     assert second.evaluate(15) == [("recovered", ["support-snooze"])]
 
 
-def test_while_a_server_is_away_nothing_has_ended(first: Process) -> None:
+def test_no_problem_ends_while_a_server_is_unavailable(first: Process) -> None:
     first.evaluate(0, LAG)
     first.evaluate(60, LAG)
     for at in (75, 90, 105):
@@ -134,7 +134,7 @@ def test_while_a_server_is_away_nothing_has_ended(first: Process) -> None:
     assert first.evaluate(120, LAG) == []
 
 
-def test_a_problem_of_a_system_whose_stats_cannot_be_read_has_not_ended(first: Process) -> None:
+def test_a_problem_does_not_end_while_the_stats_of_its_system_cannot_be_read(first: Process) -> None:
     first.evaluate(0, LAG, NO_LEADER)
     first.evaluate(60, LAG, NO_LEADER)
     unread = {"support-snooze"}
@@ -168,7 +168,7 @@ def away(server: str) -> Problem:
     ],
     ids=["broker", "redis", "mongodb", "stats"],
 )
-def test_a_round_ends_no_problem_that_it_could_not_read(
+def test_a_round_does_not_end_problems_that_it_could_not_read(
     started: Callable[[Readings], Readings],
     unread: dict[str, Any],
     key: str,
@@ -204,7 +204,7 @@ def test_a_round_ends_no_problem_that_it_could_not_read(
     assert key in recovered
 
 
-def test_what_no_channel_took_is_sent_in_the_next_round(first: Process) -> None:
+def test_alerts_that_no_channel_accepted_are_sent_in_the_next_round(first: Process) -> None:
     first.evaluate(0, LAG)
     first.takes = False
     assert first.evaluate(60, LAG) == [("problem", ["support-snooze"])]
@@ -214,7 +214,7 @@ def test_what_no_channel_took_is_sent_in_the_next_round(first: Process) -> None:
     assert first.evaluate(90, LAG) == []
 
 
-def test_what_a_killed_process_was_sending_is_sent_by_another_a_minute_later(
+def test_alerts_of_a_killed_process_are_sent_by_another_a_minute_later(
     first: Process, second: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     third = Process()
@@ -232,7 +232,7 @@ def test_what_a_killed_process_was_sending_is_sent_by_another_a_minute_later(
         assert process.evaluate(181, LAG) == []
 
 
-def test_what_another_process_sent_is_not_sent_again_because_a_third_one_does_not_see_it(
+def test_an_alert_is_not_repeated_because_a_third_process_does_not_see_the_problem(
     first: Process, second: Process
 ) -> None:
     third = Process()
@@ -245,7 +245,7 @@ def test_what_another_process_sent_is_not_sent_again_because_a_third_one_does_no
         assert process.evaluate(105, LAG) == []
 
 
-def test_what_another_process_sent_is_not_sent_again_while_mongodb_is_away(
+def test_an_alert_is_not_repeated_by_another_process_while_mongodb_is_unavailable(
     first: Process, second: Process, request: pytest.FixtureRequest
 ) -> None:
     for process in (first, second):
@@ -257,7 +257,7 @@ def test_what_another_process_sent_is_not_sent_again_while_mongodb_is_away(
     assert [*first.sent, *second.sent] == [("problem", ["support-snooze"])]
 
 
-def test_a_silenced_problem_is_not_sent_and_its_end_neither(first: Process) -> None:
+def test_neither_a_silenced_problem_nor_its_end_is_sent(first: Process) -> None:
     alert.silence(LAG_KEY, until=server_now() + minutes(5), by="ada", reason="import")
     first.evaluate(0, LAG, NO_LEADER)
     assert first.evaluate(60, LAG, NO_LEADER) == [("problem", ["beat"])]
@@ -285,7 +285,7 @@ def test_without_mongodb_each_process_sends_once(first: Process, second: Process
         assert process.evaluate(105) == [("recovered", ["beat"])]
 
 
-def test_a_message_has_a_title_and_no_markup_of_others() -> None:
+def test_an_alert_has_a_title_and_escapes_foreign_markup() -> None:
     notification = Notification("problem", [Alert.of(LAG), Alert("jobs", "failing-jobs", "<!channel> & more", "Look.")])
     assert notification.title == "[test] 2 problems: support-snooze (lag), jobs (failing-jobs)"
     assert notification.as_slack()["text"].splitlines()[2] == "• jobs: &lt;!channel&gt; &amp; more. Look."

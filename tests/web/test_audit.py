@@ -85,7 +85,7 @@ def test_pause_of_a_type_is_recorded_with_its_reason(queue: Queue) -> None:
     ]
 
 
-def test_what_fails_is_recorded_with_its_reason(queue: Queue) -> None:
+def test_a_failed_action_is_recorded_with_its_reason(queue: Queue) -> None:
     assert queue.delete("/queue/message/nothing").status == 404
     entry = only(queue)
     assert (entry["outcome"], entry["count"]) == ("failed", None)
@@ -117,7 +117,7 @@ def test_each_action_on_messages_is_recorded_once(queue: Queue) -> None:
     ]
 
 
-def test_what_was_deleted_is_found_by_its_id(queue: Queue) -> None:
+def test_deleted_messages_are_found_in_the_audit_log_by_id(queue: Queue) -> None:
     id = queue.add()
     assert queue.delete(f"/queue/message/{id}").status == 200
     (found,) = queue.get(f"/search?id={id}").body["found"]
@@ -209,7 +209,7 @@ def test_the_audit_has_the_name_of_the_key_and_whether_a_page_was_used(guarded: 
     assert guarded.get("/audit").status == 401
 
 
-def test_the_list_is_filtered_and_goes_on_at_its_cursor(queue: Queue) -> None:
+def test_the_list_is_filtered_and_continues_at_its_cursor(queue: Queue) -> None:
     for name in ("a", "b", "c", "d", "e"):
         queue.post("/jobs/pause", {"names": [name]})
     queue.post("/marks", {"text": "v1.4"})
@@ -237,7 +237,7 @@ def test_wrong_parameters_are_refused(queue: Queue, query: str, field: str) -> N
 
 
 @pytest.mark.slow
-def test_jobs_that_people_store_are_recorded_and_those_of_programs_are_not(guarded: Queue) -> None:
+def test_jobs_stored_by_people_are_recorded_and_those_of_programs_are_not(guarded: Queue) -> None:
     body = {"name": INVOICE, "arguments": [7]}
     assert guarded.post("/jobs", body, X_API_KEY=OPERATOR).status == 201
     id = guarded.post("/jobs", body, **own_page(guarded.web, OPERATOR)).body["job"]["_id"]

@@ -56,7 +56,7 @@ def status(process: Web, method: str, path: str, **headers: str) -> int:
     return answer.status
 
 
-def test_the_routes_are_all_there(routes: list[tuple[str, str, str]]) -> None:
+def test_routes_of_every_role_exist(routes: list[tuple[str, str, str]]) -> None:
     assert len(routes) >= 40
     assert {role for _, _, role in routes} == {"public", "viewer", "operator"}
     assert {path for _, path, role in routes if role == "public"} == {
@@ -68,7 +68,7 @@ def test_the_routes_are_all_there(routes: list[tuple[str, str, str]]) -> None:
     }
 
 
-def test_taking_a_message_acts(routes: list[tuple[str, str, str]]) -> None:
+def test_receiving_a_message_requires_the_operator_role(routes: list[tuple[str, str, str]]) -> None:
     assert ("GET", "/api/queue/message", "operator") in routes
     acting = {(method, path) for method, path, role in routes if role == "operator"}
     assert {path for method, path in acting if method == "GET"} == {"/api/queue/message"}
@@ -76,7 +76,7 @@ def test_taking_a_message_acts(routes: list[tuple[str, str, str]]) -> None:
 
 
 @pytest.mark.slow
-def test_every_route_asks_for_what_its_rule_says(guarded: Web, routes: list[tuple[str, str, str]]) -> None:
+def test_every_route_requires_the_role_of_its_rule(guarded: Web, routes: list[tuple[str, str, str]]) -> None:
     viewer, operator = cookie(guarded, VIEWER), cookie(guarded, OPERATOR)
     same, cross = {"Sec_Fetch_Site": "same-origin"}, {"Sec_Fetch_Site": "cross-site"}
     apart = {"X_Forwarded_For": "192.0.2.201"}  # wrong keys are counted by address: those of other tests do not matter
@@ -118,7 +118,7 @@ def own(process: Web) -> str:
     return f"http://127.0.0.1:{process.port}"
 
 
-def test_what_is_public_asks_nothing(guarded: Web, routes: list[tuple[str, str, str]]) -> None:
+def test_public_routes_require_no_key(guarded: Web, routes: list[tuple[str, str, str]]) -> None:
     paths = [path for method, path, role in routes if role == "public" and method == "GET"]
     assert {status(guarded, "GET", path) for path in paths} == {200}
     assert status(guarded, "POST", "/logout") == 303
@@ -126,9 +126,7 @@ def test_what_is_public_asks_nothing(guarded: Web, routes: list[tuple[str, str, 
 
 
 @pytest.mark.slow
-def test_a_method_that_a_path_does_not_know_is_405_or_asks_first(
-    guarded: Web, routes: list[tuple[str, str, str]]
-) -> None:
+def test_an_unknown_method_is_405_or_requires_a_key(guarded: Web, routes: list[tuple[str, str, str]]) -> None:
     known = {(method, path) for method, path, _ in routes}
     of_all = {path for method, path, role in routes if method == "GET" and role == "public"}  # HEAD answers as GET
     for path in {path for _, path, _ in routes}:
@@ -140,7 +138,7 @@ def test_a_method_that_a_path_does_not_know_is_405_or_asks_first(
 
 
 @pytest.mark.parametrize("path", ["/api/jobs/", "/workers/", "/static"])
-def test_no_request_is_redirected_to_the_host_that_it_names(guarded: Web, path: str) -> None:
+def test_no_request_is_redirected_to_the_host_it_names(guarded: Web, path: str) -> None:
     answer = guarded.get(path, Host="evil.example")
     assert (answer.status, answer.headers["location"]) == (404, None)
 
@@ -154,7 +152,7 @@ def test_a_route_without_a_rule_is_an_error() -> None:
 
 
 @pytest.mark.slow
-def test_on_loopback_without_keys_everything_is_allowed_but_to_other_sites(
+def test_without_keys_on_loopback_everything_is_allowed_except_cross_site_requests(
     servers: Servers, tmp_path_factory: pytest.TempPathFactory, routes: list[tuple[str, str, str]]
 ) -> None:
     process = empty_queue(servers, tmp_path_factory, QM_HOOKS="true", QM_JOBS="true").web
@@ -165,7 +163,7 @@ def test_on_loopback_without_keys_everything_is_allowed_but_to_other_sites(
             assert status(process, method, path, Origin="https://evil.example") == 403
 
 
-def test_a_link_from_another_site_shows_and_does_nothing(guarded: Web) -> None:
+def test_a_link_from_another_site_shows_a_page_but_changes_nothing(guarded: Web) -> None:
     link = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
     shown: Answer = guarded.get("/", Cookie=cookie(guarded, OPERATOR), **link)
     assert shown.status == 200

@@ -63,7 +63,7 @@ def audited() -> AuditEntry:
 
 @pytest.mark.usefixtures("large_jobs")
 class TestTransactions:
-    def test_each_has_the_time_of_a_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_each_transaction_has_the_time_limit_of_a_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         counts: list[int] = []
 
         @contextmanager
@@ -79,7 +79,7 @@ class TestTransactions:
         monkeypatch.setattr(job_operations, "transact", transact)
         assert (cleared().deleted, sum(counts), max(counts)) == (9, 4, 1)
 
-    def test_the_rest_is_left_when_the_time_is_over(self) -> None:
+    def test_remaining_jobs_are_kept_when_the_time_is_used_up(self) -> None:
         answer = cleared(steps=2)
         assert (answer.deleted, answer.is_complete, jobs.count()) == (6, False, 3)
         entry = audited()
@@ -97,7 +97,7 @@ class TestTransactions:
         ],
         ids=["locked", "away", "Ctrl-C"],
     )
-    def test_those_before_an_error_are_in_the_audit(
+    def test_jobs_deleted_before_an_error_are_in_the_audit_log(
         self, error: BaseException, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         fail_after(2, error, monkeypatch)
@@ -114,7 +114,9 @@ class TestTransactions:
         assert (entry.outcome, entry.count, entry.via, jobs.count()) == ("unknown", 6, "cli", 3)
 
     @pytest.mark.parametrize(("maximum", "is_kept"), [(8, False), (9, True)])
-    def test_so_many_cannot_be_restored(self, maximum: int, is_kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_clear_of_more_jobs_than_are_archived_cannot_be_undone(
+        self, maximum: int, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(audit, "MAX_ARCHIVED", maximum)
         answer = cleared()
         assert (answer.deleted, answer.undo is not None) == (9, is_kept)
@@ -131,7 +133,7 @@ def fail_after(transactions: int, error: BaseException, monkeypatch: pytest.Monk
     monkeypatch.setattr(job_operations, "transact", fail)
 
 
-def test_the_time_is_over_after_50_s_or_when_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clear_ends_after_50_s_or_when_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     now, ending = 100.0, asyncio.Event()
     monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: now))
     request = cast(Request, SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(ending=ending))))
@@ -145,7 +147,7 @@ def test_the_time_is_over_after_50_s_or_when_the_process_ends(monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("large_jobs")
-def test_chosen_jobs_that_the_time_was_not_enough_for_are_left() -> None:
+def test_selected_jobs_beyond_the_time_limit_are_kept() -> None:
     ids = [str(one["_id"]) for one in job.jobs().find({}, {"_id": 1})]
     time_left = iter([False, False, True])
     answer = endpoints._changed_many(ADA, "remove", jobs.remove, ids, is_over=lambda: next(time_left))
@@ -155,7 +157,7 @@ def test_chosen_jobs_that_the_time_was_not_enough_for_are_left() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_is_told_to_end_leaves_the_rest(clean: Servers, tmp_path: Path) -> None:
+def test_a_clear_in_a_terminated_process_keeps_the_remaining_jobs(clean: Servers, tmp_path: Path) -> None:
     stored = 50_000
     many.jobs(stored, JobState.PENDING)
     with forked_web(tmp_path, QM_JOBS="true", JOBS_IMPORTS=f'["{MODULE}"]') as process:

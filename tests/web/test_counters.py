@@ -39,7 +39,7 @@ def test_a_run_of_a_scan_is_counted_with_its_duration(clean: Servers) -> None:
     assert histogram["+Inf"] == 4
 
 
-def test_an_outage_is_logged_once_and_counting_comes_back(
+def test_an_outage_is_logged_once_and_counting_resumes(
     own_valkey: Valkey, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counters, "COUNT_RETRY_DELAY", 0)  # each of the calls tries
@@ -55,7 +55,7 @@ def test_an_outage_is_logged_once_and_counting_comes_back(
     assert said == ["Counts are not recorded", "Counts are recorded again"]
 
 
-def test_a_redis_that_hangs_is_waited_for_once(own_valkey: Valkey) -> None:
+def test_a_hanging_redis_delays_counting_only_once(own_valkey: Valkey) -> None:
     os.kill(own_valkey.pid, signal.SIGSTOP)
     try:
         with promptly(2 * counters.COUNT_TIMEOUT):

@@ -107,7 +107,7 @@ def test_a_wrong_parameter_is_named(api: ASGIApp, query: str, field: str) -> Non
     assert (status, body["field"]) == (422, field)
 
 
-def test_an_error_is_answered_by_its_handler(api: ASGIApp) -> None:
+def test_an_exception_is_converted_by_its_handler(api: ASGIApp) -> None:
     assert ask(api, "POST", "/api/sum", "first=13") == (409, {"error": "unlucky", "message": "POST refuses 13"})
     status, body = ask(api, "POST", "/api/sum", "first=14")
     assert (status, body["error"]) == (500, "internal error")
@@ -126,7 +126,7 @@ def test_a_response_is_sent_as_it_is(api: ASGIApp) -> None:
     assert ask(api, "GET", "/api/raw") == (200, [1, 2])
 
 
-def test_other_methods_and_paths_with_parameters_are_the_framework_s(api: ASGIApp) -> None:
+def test_other_methods_and_paths_with_parameters_are_handled_by_the_framework(api: ASGIApp) -> None:
     assert ask(api, "POST", "/api/raw")[0] == 405
     assert ask(api, "GET", "/api/things/7") == (200, {"total": 0, "by": "7"})
     assert ask(api, "GET", "/api/nothing")[0] == 404

@@ -151,7 +151,7 @@ def test_every_success_and_error_has_a_schema(schema: Any) -> None:
                 assert content["schema"] == {"$ref": "#/components/schemas/Error"}, (where, status)
 
 
-def test_operations_have_names_of_their_own(schema: Any) -> None:
+def test_operation_ids_are_unique(schema: Any) -> None:
     names = [about["operationId"] for _, _, about in operations(schema)]
     assert len(set(names)) == len(names)
 
@@ -166,7 +166,7 @@ def test_a_field_with_known_values_names_them(schema: Any) -> None:
     assert found.keys() == CLOSED
 
 
-def test_what_the_description_said_wrongly_before(schema: Any) -> None:
+def test_corrected_parts_of_the_description_stay_correct(schema: Any) -> None:
     paths = schema["paths"]
     assert "200" not in paths["/api/jobs"]["post"]["responses"]
     assert paths["/metrics"]["get"]["responses"]["200"]["content"].keys() == {"text/plain"}
@@ -181,11 +181,11 @@ def test_what_the_description_said_wrongly_before(schema: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_probe_has_no_error_that_it_never_answers(schema: Any) -> None:
+def test_a_probe_documents_only_errors_that_it_returns(schema: Any) -> None:
     assert schema["paths"]["/healthz"]["get"]["responses"].keys() == {"200"}
 
 
-def test_without_keys_no_key_is_asked_for(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_without_keys_the_description_requires_none(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
     without = shared_web(tmp_path_factory).get("/openapi.json").body
     assert "securitySchemes" not in without["components"]
     for _, path, about in operations(without):
@@ -212,13 +212,13 @@ def test_the_page_shows_the_type_of_each_parameter_and_member(guarded: Web) -> N
     assert "<dt><code>timeout</code> number, 0 to 60</dt>\n<dd>Seconds to wait for a message.</dd>" in page
 
 
-def test_both_are_for_viewers(guarded: Web) -> None:
+def test_api_page_and_description_require_a_key(guarded: Web) -> None:
     assert {guarded.get(path).status for path in ("/docs", "/openapi.json")} == {401}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # hundreds of requests: 20 s, and much longer on a busy machine
-def test_every_answer_is_as_described_and_none_is_an_internal_error(
+def test_every_response_matches_the_description_and_none_is_an_internal_error(
     guarded: Web, schema: Any, figure: Callable[[str], None]
 ) -> None:
     described = schemathesis.openapi.from_dict(schema)
@@ -293,7 +293,7 @@ def filled(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
     ],
     ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else value,
 )
-def test_an_answer_with_data_is_as_described(path: str, parameters: dict[str, str], filled: Queue) -> None:
+def test_a_response_with_data_matches_the_description(path: str, parameters: dict[str, str], filled: Queue) -> None:
     described = schemathesis.openapi.from_dict(filled.web.get("/openapi.json").body)
     described.config.update(base_url=f"http://127.0.0.1:{filled.web.port}")
     case = described[path]["GET"].Case(path_parameters=parameters)

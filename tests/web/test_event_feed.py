@@ -37,7 +37,7 @@ def test_waiting_events_are_received_once_and_in_order() -> None:
     assert received(listener) == [4]
 
 
-def test_a_listener_of_states_gets_the_latest() -> None:
+def test_a_listener_of_states_gets_only_the_latest() -> None:
     listener = Listener[int](latest_only=True)
     listener.add([event(1), event(2)])
     listener.add([event(3, MAX_BUFFER_SIZE)])
@@ -72,7 +72,7 @@ class OneEvent(EventSource[int]):
         raise AssertionError("there is no client")
 
 
-def test_a_listener_of_the_process_itself_costs_no_preparation() -> None:
+def test_a_listener_within_the_process_needs_no_encoder() -> None:
     async def listen() -> list[Event[int]]:
         async with Feed(OneEvent(), asyncio.Event()) as feed:
             with feed.subscribe() as listener:

@@ -142,7 +142,7 @@ def test_a_group_of_messages_is_replayed_without_the_others(queue: Queue) -> Non
     assert len(read(queue, {"something else"})) == 1
 
 
-def test_what_fails_after_the_given_time_is_left_alone(queue: Queue) -> None:
+def test_failures_after_the_given_time_are_not_replayed(queue: Queue) -> None:
     early = fail_message(queue, "late 1")
     (group,) = read(queue, {"late <number>"})
     late = fail_message(queue, "late 2")
@@ -168,7 +168,7 @@ def test_groups_of_items_jobs_and_broker_messages_are_retried(clean: Servers, qu
     assert audited >= {("retry", ROOMS), ("retry", JOBS), ("replay", "broker")}
 
 
-def test_only_the_newest_of_many_are_read(clean: Servers, queue: Queue) -> None:
+def test_only_the_newest_failures_are_read(clean: Servers, queue: Queue) -> None:
     with connect(clean.valkey.url) as client:
         letter = {"at": time.time(), "queue": "scans", "reason": "x", "message": "{}"}
         client.lpush(
@@ -184,7 +184,7 @@ def test_only_the_newest_of_many_are_read(clean: Servers, queue: Queue) -> None:
 @pytest.mark.parametrize(
     ("problem", "readings"), [(None, [1, 1, 1, 2]), ("MongoDB is away", [1, 1, 2, 3])], ids=["complete", "outage"]
 )
-def test_a_reading_is_kept_for_ten_times_its_duration_if_it_is_complete(
+def test_a_complete_read_is_cached_for_ten_times_its_duration(
     problem: str | None, readings: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, read = 100.0, list[float]()
@@ -207,7 +207,7 @@ def test_a_reading_is_kept_for_ten_times_its_duration_if_it_is_complete(
 
 
 @pytest.mark.usefixtures("clean")
-def test_those_who_wait_for_a_slow_read_hold_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_wait_for_a_slow_read_occupy_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     read_on = threading.Event()
 
     def read_slowly(_: Any) -> Failures:
@@ -228,13 +228,13 @@ def test_those_who_wait_for_a_slow_read_hold_no_thread(monkeypatch: pytest.Monke
     assert anyio.run(ask_often) == 0
 
 
-def test_a_group_that_is_gone_and_a_wrong_time_are_refused(queue: Queue) -> None:
+def test_an_unknown_group_and_a_wrong_time_are_refused(queue: Queue) -> None:
     assert queue.post("/failures/0123456789ab/replay").status == 404
     answer = queue.post("/failures/0123456789ab/replay", {"until": "yesterday"})
     assert (answer.status, answer.body["field"]) == (422, "until")
 
 
-def test_a_viewer_reads_and_does_not_replay(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_viewer_may_read_but_not_replay(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
     guarded = empty_queue(clean, tmp_path_factory, QM_API_KEYS=KEYS)
     assert guarded.get("/failures", X_API_KEY=VIEWER).status == 200
     assert guarded.post("/failures/0123456789ab/replay", {}, X_API_KEY=VIEWER).status == 403

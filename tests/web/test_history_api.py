@@ -45,7 +45,7 @@ def test_the_overview_has_the_latency_of_the_last_hour(clean: Servers, process: 
     assert reviews["duration_names"]["wait"] == "Dispatched to started"
 
 
-def test_a_system_that_did_nothing_has_no_percentiles(clean: Servers, process: Web) -> None:
+def test_a_system_without_executed_items_has_no_percentiles(clean: Servers, process: Web) -> None:
     nothing = {"due_to_done": None, "wait": None, "run": None, "on_time": None}
     assert eventually(lambda: get(process, f"/systems/{NAME}")["latency"] == nothing)
 
@@ -65,7 +65,7 @@ def test_the_history_has_all_ranges(clean: Servers, process: Web, chosen: histor
     assert 60 < p95[0] <= 125
 
 
-def test_a_range_or_a_system_that_does_not_exist_is_refused(process: Web) -> None:
+def test_an_unknown_range_or_system_is_refused(process: Web) -> None:
     answer = process.get(f"/api/systems/{NAME}/history?range=2h")
     assert (answer.status, answer.body["field"]) == (422, "range")
     assert process.get("/api/systems/nothing/history").status == 404

@@ -94,7 +94,7 @@ def heard(process: Web) -> str:
         return stream.last
 
 
-def test_each_change_is_told_with_the_job_as_the_list_shows_it(process: Web) -> None:
+def test_each_change_is_an_event_with_the_job_as_listed(process: Web) -> None:
     with listening(process) as stream:
         assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert stream.headers["cache-control"] == "no-store"
@@ -121,7 +121,7 @@ def test_each_change_is_told_with_the_job_as_the_list_shows_it(process: Web) -> 
         assert (update["kind"], update["job"]) == ("deleted", None)
 
 
-def test_reservation_is_no_change_and_the_outcome_is_one(process: Web) -> None:
+def test_reservation_sends_no_event_and_the_outcome_one(process: Web) -> None:
     ids = [run(process, number) for number in range(2)]
     page = [job for id in ids if (job := model.jobs().find_one(ObjectId(id))) is not None]
     now = max(job["due"] for job in page)
@@ -134,7 +134,7 @@ def test_reservation_is_no_change_and_the_outcome_is_one(process: Web) -> None:
     assert changes == [(ids[0], 1), (ids[1], 1), (ids[0], 1)]
 
 
-def test_every_change_of_many_is_told_once_and_in_order(process: Web) -> None:
+def test_many_changes_are_sent_once_and_in_order(process: Web) -> None:
     with listening(process) as stream, ThreadPoolExecutor(4) as threads:
         ids = list(threads.map(lambda number: run(process, number), range(150)))
         list(threads.map(lambda id: act(process, id, "cancel"), ids))
@@ -149,7 +149,7 @@ def test_every_change_of_many_is_told_once_and_in_order(process: Web) -> None:
     assert len(set(tokens)) == 300
 
 
-def test_a_client_that_comes_back_gets_what_happened_meanwhile_once(process: Web) -> None:
+def test_a_reconnecting_client_gets_missed_events_once(process: Web) -> None:
     last = heard(process)
     missed = [run(process, number) for number in range(30)]
     for begin in ({"last": last}, {"query": f"?lastEventId={last}"}):
@@ -158,7 +158,7 @@ def test_a_client_that_comes_back_gets_what_happened_meanwhile_once(process: Web
             assert until(again, live)[:30] == missed
 
 
-def test_a_client_that_heard_nothing_yet_can_come_back_too(process: Web) -> None:
+def test_a_client_without_events_can_reconnect_too(process: Web) -> None:
     heard(process)
     with Stream(process, PATH) as stream:
         begun = next(stream.blocks())["id"]
@@ -167,7 +167,7 @@ def test_a_client_that_heard_nothing_yet_can_come_back_too(process: Web) -> None
         assert until(again, missed) == [missed]
 
 
-def test_while_jobs_storm_in_a_client_that_comes_back_often_misses_none(process: Web) -> None:
+def test_a_client_that_reconnects_often_misses_no_event_of_many_jobs(process: Web) -> None:
     last, seen = heard(process), list[str]()
     with ThreadPoolExecutor(4) as threads:
         stored = [threads.submit(run, process) for _ in range(400)]
@@ -180,7 +180,7 @@ def test_while_jobs_storm_in_a_client_that_comes_back_often_misses_none(process:
     assert set(seen) == {future.result() for future in stored}
 
 
-def test_another_process_goes_on_where_this_one_was(process: Web, tmp_path: Path) -> None:
+def test_another_process_continues_the_event_stream(process: Web, tmp_path: Path) -> None:
     last = heard(process)
     missed = run(process)
     with forked_web(tmp_path, **ON) as other, listening(other, last) as again:
@@ -197,7 +197,7 @@ def foreign_token() -> str:
 @pytest.mark.parametrize(
     "token", ["nonsense", "8", "82", "ABCDEF", "82abcdef", "9" * 5_000, "too old", "of the future", "of others"]
 )
-def test_a_client_whose_events_are_not_kept_is_told_and_goes_on(token: str, process: Web) -> None:
+def test_a_client_whose_events_are_no_longer_stored_gets_a_gap_and_continues(token: str, process: Web) -> None:
     last = heard(process)
     made = {"too old": f"8200000001{last[10:]}", "of the future": f"82FFFFFFFF{last[10:]}"}
     made |= {"of others": foreign_token()}
@@ -227,7 +227,7 @@ class SlowMongo(Mongo):
             client.admin.command("configureFailPoint", "failCommand", mode="alwaysOn", data=slow)
 
 
-def test_a_client_whose_events_cannot_be_found_in_time_is_told_and_goes_on(tmp_path: Path) -> None:
+def test_a_client_whose_events_are_not_found_in_time_gets_a_gap_and_continues(tmp_path: Path) -> None:
     with SlowMongo(tmp_path / "mongo") as mongo, forked_web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process:
         last = heard(process)
         with listening(process) as other:  # keeps the reader on its change stream
@@ -254,7 +254,7 @@ def test_a_collection_that_was_dropped_is_a_gap(process: Web) -> None:
         assert until(again, live) == [live]
 
 
-def test_one_who_hears_nothing_keeps_a_token_that_the_log_reaches(process: Web) -> None:
+def test_an_idle_client_gets_newer_resume_tokens(process: Web) -> None:
     heard(process)  # the reader is past the jobs that were deleted before the test
     with Stream(process, PATH) as stream:
         blocks = stream.blocks()
@@ -275,7 +275,7 @@ def readers() -> int:
         return len({operation["cursor"]["cursorId"] for operation in found if "$changeStream" in str(operation)})
 
 
-def test_one_reader_serves_all_and_ends_with_the_last(process: Web) -> None:
+def test_one_reader_serves_all_listeners_and_ends_with_the_last(process: Web) -> None:
     with ExitStack() as stack:
         streams = [stack.enter_context(listening(process)) for _ in range(20)]
         id = run(process)
@@ -309,7 +309,7 @@ def test_each_of_40_changes_reaches_50_pages_before_the_next(process: Web, figur
     assert in_all < 40 * WAIT_MS / 1000
 
 
-def test_a_client_that_reads_nothing_is_cut_off_and_slows_nobody(process: Web) -> None:
+def test_a_client_that_does_not_read_is_disconnected_and_delays_no_other(process: Web) -> None:
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     slow.connect(("127.0.0.1", process.port))
@@ -340,7 +340,7 @@ def test_a_job_larger_than_the_buffer_of_a_listener_arrives(process: Web) -> Non
         )
 
 
-def test_a_viewer_whose_key_is_taken_away_is_cut_off(clean: Servers, tmp_path: Path) -> None:
+def test_a_viewer_whose_key_is_removed_is_disconnected(clean: Servers, tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     rewrite(file, EYE, HAND)
     with forked_web(tmp_path, **ON, QM_API_KEYS_FILE=str(file)) as process:
@@ -354,7 +354,7 @@ def test_a_viewer_whose_key_is_taken_away_is_cut_off(clean: Servers, tmp_path: P
             assert next(told(hand, id))["id"] == id
 
 
-def test_it_ends_at_once_when_the_process_is_told_to(clean: Servers, tmp_path: Path) -> None:
+def test_event_stream_ends_immediately_on_termination(clean: Servers, tmp_path: Path) -> None:
     with forked_web(tmp_path, **ON) as process, listening(process) as stream, listening(process) as other:
         with promptly(3):
             os.kill(process.child.pid, signal.SIGTERM)
@@ -366,7 +366,7 @@ def test_it_ends_at_once_when_the_process_is_told_to(clean: Servers, tmp_path: P
         assert "error" not in process.log
 
 
-def test_without_mongodb_it_starts_and_says_so_and_tells_events_when_it_is_there(tmp_path: Path) -> None:
+def test_event_stream_starts_without_mongodb_and_sends_events_once_it_is_available(tmp_path: Path) -> None:
     mongo = Mongo(tmp_path / "mongo", free_port())
     with forked_web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process:
         with promptly(5):
@@ -381,7 +381,7 @@ def test_without_mongodb_it_starts_and_says_so_and_tells_events_when_it_is_there
         assert "Traceback" not in process.log
 
 
-def test_no_change_is_missed_over_a_crash_of_mongodb(tmp_path: Path) -> None:
+def test_no_change_is_missed_in_a_crash_of_mongodb(tmp_path: Path) -> None:
     mongo = Mongo(tmp_path / "mongo", free_port())
     with mongo, forked_web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process, listening(process) as stream:
         id = run(process)
@@ -401,7 +401,7 @@ def test_no_change_is_missed_over_a_crash_of_mongodb(tmp_path: Path) -> None:
         assert "Traceback" not in process.log
 
 
-def test_no_change_is_missed_over_a_step_down(tmp_path: Path) -> None:
+def test_no_change_is_missed_in_a_step_down(tmp_path: Path) -> None:
     with replica_set(tmp_path) as members, forked_web(tmp_path, **ON, MONGO_DB_URL=members.url) as process:
         with listening(process) as stream:
             ids = [run(process) for _ in range(5)]

@@ -98,7 +98,7 @@ def through(api: Api, query: str) -> list[str]:
 
 
 class TestRun:
-    def test_it_is_stored_and_returned(self, api: Api) -> None:
+    def test_run_stores_and_returns_the_job(self, api: Api) -> None:
         answer = api.post("", {"name": INVOICE, "arguments": [42, {"a": [None, 1.5]}], "priority": 3})
         assert (answer.status, answer.headers["content-type"]) == (201, "application/json")
         job = answer.body["job"]
@@ -106,12 +106,12 @@ class TestRun:
         assert (job["state"], job["attempts"], job["due"]) == ("pending", 0, job["created"])
         assert api.get(f"/{job['_id']}").body == {"job": job}
 
-    def test_its_queue_is_due_then(self, api: Api) -> None:
+    def test_queue_of_the_job_is_due_at_its_time(self, api: Api) -> None:
         due = parse_utc(api.run()["due"], field="due")
         assert due is not None
         assert INVOICE in {one.id for one in job_queues.dispatch().find_due(due)}
 
-    def test_later(self, api: Api) -> None:
+    def test_run_accepts_a_time_or_a_delay(self, api: Api) -> None:
         at = to_iso(server_now() + seconds(90))
         assert api.run(at=at)["due"] == at
         assert api.run(at=at.replace("Z", "+00:00"))["due"] == at
@@ -119,14 +119,14 @@ class TestRun:
         assert job["due"] == to_iso(model.jobs().find_one(ObjectId(job["_id"]))["created"] + seconds(1.5))  # type: ignore[index]
 
     @pytest.mark.parametrize("option", ["unique", "singular"])
-    def test_the_only_one_blocks_a_second(self, option: str, api: Api) -> None:
+    def test_unique_or_singular_job_blocks_a_second(self, option: str, api: Api) -> None:
         api.run(INVOICE, 1, **{option: True})
         answer = api.post("", {"name": INVOICE, "arguments": [1], option: True})
         assert (answer.status, answer.body["error"]) == (409, "blocked")
         api.run(INVOICE, 2, **{option: True})
         api.run(INVOICE, 1)
 
-    def test_null_is_not_given(self, api: Api) -> None:
+    def test_null_options_count_as_not_given(self, api: Api) -> None:
         options = dict.fromkeys(("at", "delay_seconds", "priority", "unique", "singular", "arguments"))
         assert api.post("", {"name": INVOICE, **options}).status == 201
 
@@ -174,7 +174,7 @@ class TestRun:
         ],
         ids=lambda value: str(value)[:40].encode("ascii", "replace").decode(),
     )
-    def test_what_is_not_accepted_is_422_with_the_field(self, members: Any, field: str, api: Api) -> None:
+    def test_invalid_input_is_422_with_the_field(self, members: Any, field: str, api: Api) -> None:
         answer = api.post("", {"name": INVOICE, **members})
         assert (answer.status, answer.body["error"], answer.body["field"]) == (422, "invalid", field)
         assert answer.body["message"].startswith(f"{field}: ")
@@ -189,7 +189,7 @@ class TestRun:
             assert api.post("", nested(levels)).body["field"] == "arguments"
         assert api.post("", nested(100_000)).status == 400
 
-    def test_numbers_that_json_cannot_say_come_back_in_another_form(self, api: Api) -> None:
+    def test_numbers_that_json_cannot_express_are_returned_in_another_form(self, api: Api) -> None:
         assert api.post("", f'{{"name": "{INVOICE}", "arguments": [1e999]}}').status == 201
         (job,) = api.get().body["jobs"]
         assert job["arguments"] == [{"$numberDouble": "Infinity"}]
@@ -211,7 +211,7 @@ class TestRun:
         ],
         ids=lambda body: repr(body)[:20],
     )
-    def test_what_is_no_json_object_is_400(self, body: Any, api: Api) -> None:
+    def test_a_body_that_is_not_a_json_object_is_400(self, body: Any, api: Api) -> None:
         answer = api.post("", body)
         assert (answer.status, answer.body["error"], answer.body["field"]) == (400, "bad request", "body")
 
@@ -230,7 +230,7 @@ class TestReading:
         assert ([job["_id"] for job in rest["jobs"]], rest["cursor"]) == (ids[3:], None)
         assert abs((server_now() - model.jobs().find_one(ObjectId(ids[0]))["created"]).total_seconds()) < 10  # type: ignore[index]
 
-    def test_name_and_state_narrow_it(self, api: Api) -> None:
+    def test_list_is_filtered_by_name_and_state(self, api: Api) -> None:
         invoice, report = api.run(INVOICE), api.run(REPORT, 2026)
         api.post(f"/{invoice['_id']}/cancel")
         assert api.ids(f"?name={REPORT}") == api.ids("?state=pending") == [report["_id"]]
@@ -254,7 +254,7 @@ class TestReading:
             wanted = [job["_id"] for job in in_order if "state=" not in narrow or job["state"] in narrow]
             assert through(api, f"?sort={sort}&order={order}&limit=2{narrow}") == wanted
 
-    def test_search_looks_into_arguments_names_and_errors(self, api: Api) -> None:
+    def test_search_covers_arguments_names_and_errors(self, api: Api) -> None:
         nested = api.run(INVOICE, "order", {"to": ["Ada@Example.com", {"n": 4711}]})["_id"]
         text = api.run(INVOICE, 'a "quoted"\ttext, .* and (a+)+$', "ÄÖ")["_id"]
         failed = api.run(REPORT, 2026)
@@ -281,7 +281,7 @@ class TestReading:
         assert api.ids(f"?search=a&name={REPORT}&state=failure") == [failed["_id"]]
         assert api.ids(f"?search=a&name={REPORT}&state=pending") == []
 
-    def test_what_is_kept_for_searches_is_not_shown(self, api: Api) -> None:
+    def test_search_text_is_not_shown(self, api: Api) -> None:
         api.run(INVOICE, "text")
         (job,) = api.get().body["jobs"]
         assert not job.keys() & {"text", "key"}
@@ -313,7 +313,7 @@ class TestReading:
             (f"/{'0' * 25}", "id"),
         ],
     )
-    def test_what_is_not_accepted_is_422_with_the_field(self, query: str, field: str, api: Api) -> None:
+    def test_invalid_input_is_422_with_the_field(self, query: str, field: str, api: Api) -> None:
         answer = api.get(query)
         assert (answer.status, answer.body["error"], answer.body["field"]) == (422, "invalid", field)
 
@@ -323,7 +323,7 @@ class TestReading:
             assert (answer.status, answer.body["error"]) == (404, "not found")
         assert api.post(f"/{gone}/reschedule", NOT_YET).status == 404
 
-    def test_status_says_of_each_name_what_there_is_and_who_leads(self, api: Api) -> None:
+    def test_status_has_the_counts_of_each_name_and_the_leader(self, api: Api) -> None:
         job_queue.lead(7, now=server_now())
         api.run(INVOICE, 1)
         due, later = api.run(INVOICE, 2), api.run(INVOICE, 3, **NOT_YET)
@@ -391,7 +391,7 @@ class TestChanging:
         assert api.post("/delete", {"ids": []}).body["field"] == "ids"
         assert api.post("/delete", {"ids": ["x"] * 1_001}).body["field"] == "ids"
 
-    def test_job_that_another_transaction_holds_is_left_and_the_others_are_changed(self, api: Api) -> None:
+    def test_job_locked_by_another_transaction_is_skipped_and_the_others_are_changed(self, api: Api) -> None:
         ids = [api.run(INVOICE, number, **NOT_YET)["_id"] for number in range(3)]
         with database.client().start_session() as session, session.start_transaction():
             model.jobs().update_one({"_id": ObjectId(ids[1])}, {"$set": {"priority": 1}}, session=session)
@@ -421,11 +421,11 @@ class TestChanging:
             ({**NOT_YET, "name": "x"}, "name"),
         ],
     )
-    def test_a_reschedule_that_is_not_accepted(self, members: Any, field: str, api: Api) -> None:
+    def test_invalid_reschedule_is_refused(self, members: Any, field: str, api: Api) -> None:
         answer = api.post(f"/{api.run()['_id']}/reschedule", members)
         assert (answer.status, answer.body["field"]) == (422, field)
 
-    def test_one_that_runs_cannot_be_changed(self, api: Api) -> None:
+    def test_executing_job_cannot_be_changed(self, api: Api) -> None:
         job = api.run()
         end(job, JobState.EXECUTING)
         for act, body in (("retry", None), ("reschedule", NOT_YET)):
@@ -433,14 +433,14 @@ class TestChanging:
             assert (answer.status, answer.body["error"]) == (409, "wrong state")
             assert "executing" in answer.body["message"]
 
-    def test_one_that_runs_is_asked_to_stop(self, api: Api) -> None:
+    def test_canceled_executing_job_is_asked_to_stop(self, api: Api) -> None:
         job = api.run()
         end(job, JobState.EXECUTING)
         asked = api.post(f"/{job['_id']}/cancel").body["job"]
         assert asked["state"] == "executing"
         assert asked["claim"]["canceled_at"] < asked["claim"]["ends_at"]
 
-    def test_one_that_is_not_the_only_one_any_more_is_409(self, api: Api) -> None:
+    def test_retry_of_a_singular_job_next_to_another_is_409(self, api: Api) -> None:
         first = api.run(INVOICE, 1, singular=True)
         api.post(f"/{first['_id']}/cancel")
         api.run(INVOICE, 1, singular=True)
@@ -483,7 +483,7 @@ class TestChanging:
             ({"states": ["success"], "all": True}, "all"),
         ],
     )
-    def test_a_clear_that_is_not_accepted(self, members: Any, field: str, api: Api) -> None:
+    def test_invalid_clear_is_refused(self, members: Any, field: str, api: Api) -> None:
         api.run()
         answer = api.post("/clear", members)
         assert (answer.status, answer.body["field"]) == (422, field)
@@ -495,17 +495,17 @@ PATHS = ["", "/pause", "/resume", "/clear", f"/{'0' * 24}/cancel", f"/{'0' * 24}
 
 class TestBoundary:
     @pytest.mark.parametrize("path", PATHS)
-    def test_another_sites_page_may_do_nothing(self, path: str, api: Api) -> None:
+    def test_pages_of_other_sites_may_not_send_requests(self, path: str, api: Api) -> None:
         answer = api.post(path, {"name": INVOICE}, Sec_Fetch_Site="cross-site")
         assert (answer.status, answer.body["error"]) == (403, "forbidden")
         assert model.jobs().count_documents({}) == 0
 
-    def test_a_wrong_method_is_405_in_the_one_form(self, api: Api) -> None:
+    def test_a_wrong_method_is_405_in_the_common_form(self, api: Api) -> None:
         answer = api.ask("DELETE", "")
         assert (answer.status, set(answer.body)) == (405, {"error", "message"})
 
     @pytest.mark.parametrize("env", [{}, {**ON, "JOBS_PRODUCTION_ONLY": "true"}])
-    def test_where_no_jobs_run_there_is_no_such_path(
+    def test_jobs_api_does_not_exist_without_the_flag(
         self, env: dict[str, str], servers: Servers, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
         assert Api(shared_web(tmp_path_factory, **env)).get().status == 404
@@ -520,7 +520,7 @@ class TestBoundary:
             assert process.log.count("\n") == 1
 
     @pytest.mark.slow
-    def test_it_leaves_this_machine_for_nobody(self, tmp_path: Path) -> None:
+    def test_without_keys_jobs_are_not_served_beyond_loopback(self, tmp_path: Path) -> None:
         env = {**os.environ, **ON, "SOCKETIO_TOKEN_SECRET": SECRET, "PYTHONPATH": str(Path(__file__).parents[2])}
         started = subprocess.run(
             [*COMMAND, "--host", "0.0.0.0"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
@@ -529,7 +529,7 @@ class TestBoundary:
         assert started.stderr.startswith("queue-manager: --host 0.0.0.0: without QM_API_KEYS anybody could")
 
     @pytest.mark.processes
-    def test_a_mongodb_that_is_away_is_503(self, tmp_path: Path) -> None:
+    def test_unavailable_mongodb_is_503(self, tmp_path: Path) -> None:
         gone = f"mongodb://app:s3cret@127.0.0.1:{free_port()}/product"
         with forked_web(tmp_path, **ON, MONGO_DB_URL=gone) as process:
             api = Api(process)
@@ -566,7 +566,7 @@ class TestAnything:
     @pytest.mark.slow
     @fuzz
     @given(st.sampled_from(PATHS), bodies)
-    def test_no_body_makes_it_fail(self, api: Api, path: str, body: bytes) -> None:
+    def test_no_body_causes_an_internal_error(self, api: Api, path: str, body: bytes) -> None:
         answer = api.post(path, body)
         assert answer.status in (200, 201, 400, 404, 409, 422)
         if answer.status >= 400:
@@ -575,16 +575,16 @@ class TestAnything:
 
     @fuzz
     @given(st.text(min_size=1, max_size=30), st.sampled_from(["", "/cancel", "/retry"]))
-    def test_no_id_makes_it_fail(self, api: Api, id: str, act: str) -> None:
+    def test_no_id_causes_an_internal_error(self, api: Api, id: str, act: str) -> None:
         path = f"/{quote(id.encode('utf-8', 'surrogatepass'), safe='')}{act}"
         assert api.ask("POST" if act else "GET", path).status in (200, 307, 404, 422)  # 307: it ends with a slash
 
     @fuzz
     @given(st.sampled_from(["name", "state", "search", "sort", "order", "cursor", "limit"]), st.binary(max_size=20))
-    def test_no_query_makes_it_fail(self, api: Api, name: str, value: bytes) -> None:
+    def test_no_query_causes_an_internal_error(self, api: Api, name: str, value: bytes) -> None:
         assert api.get(f"?{name}={quote(value)}").status in (200, 422)
 
-    def test_any_arguments_come_back(self, api: Api) -> None:
+    def test_any_arguments_are_returned_unchanged(self, api: Api) -> None:
         @hypothesis(max_examples=60, deadline=None)
         @given(st.lists(json_values, max_size=3))
         def check(arguments: list[Any]) -> None:
@@ -631,7 +631,7 @@ def test_adopted_job_is_shown_and_changed_by_its_text_id(id: str, api: Api) -> N
 
 
 @pytest.mark.parametrize("action", ["cancel", "retry", "delete"])
-def test_an_id_that_is_no_text_is_refused_before_anything_is_changed(action: str, api: Api) -> None:
+def test_a_malformed_id_is_refused_before_anything_is_changed(action: str, api: Api) -> None:
     id = api.run(INVOICE, **NOT_YET)["_id"]
     answer = api.post(f"/{action}", {"ids": [id, "\ud800"]})
     assert (answer.status, answer.body["field"]) == (422, "ids")

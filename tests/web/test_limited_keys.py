@@ -70,7 +70,7 @@ def test_every_route_of_other_systems_is_refused(
         assert (got == 403) != bool(is_allowed), (method, path, got)
 
 
-def test_a_session_reaches_as_much_as_its_key(process: Web) -> None:
+def test_a_session_has_the_limits_of_its_key(process: Web) -> None:
     session = {"Cookie": cookie(process, OPERATOR), "Sec_Fetch_Site": "same-origin"}
     assert process.get("/api/jobs/status", **session).status == 200
     refused = process.get("/api/queue/status", **session)
@@ -80,7 +80,7 @@ def test_a_session_reaches_as_much_as_its_key(process: Web) -> None:
     )
 
 
-def test_the_overview_is_of_its_systems(process: Web) -> None:
+def test_the_overview_contains_only_the_systems_of_the_key(process: Web) -> None:
     def names(headers: dict[str, str]) -> list[str]:
         return [one["name"] for one in process.get("/api/overview", **headers).body["systems"]]
 
@@ -121,7 +121,7 @@ def test_workers_are_shown_without_what_they_do_for_other_systems(clean: Servers
         assert [one["queues"] for one in state["workers"]] == [["scans"]]
 
 
-def test_the_search_finds_nothing_else(clean: Servers, process: Web) -> None:
+def test_the_search_finds_only_items_of_the_systems_of_the_key(clean: Servers, process: Web) -> None:
     room = str(make_room())
 
     def found(headers: dict[str, str], id: str) -> list[str]:
@@ -132,12 +132,12 @@ def test_the_search_finds_nothing_else(clean: Servers, process: Web) -> None:
     assert process.get(f"/api/search?id={room}&system=support-snooze", **AS_READER).status == 403
 
 
-def test_only_its_own_scans_are_triggered(process: Web) -> None:
+def test_only_scans_of_the_systems_of_the_key_can_be_triggered(process: Web) -> None:
     assert process.post("/api/trigger/conversations/support-snooze", **AS_CLERK).status in (202, 409)
     assert process.post("/api/trigger/sites/fix-stale-thumbnails", **AS_CLERK).status == 403
 
 
-def test_only_what_was_deleted_of_its_systems_is_restored(
+def test_only_deletions_in_systems_of_the_key_can_be_undone(
     queue: Queue, servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     boss = json.dumps([key("boss", OPERATOR, "operator")])
@@ -148,7 +148,7 @@ def test_only_what_was_deleted_of_its_systems_is_restored(
     assert unlimited.post(f"/audit/{undo}/undo", **AS_CLERK).body["restored"] == 1
 
 
-def test_the_navigation_has_its_pages(process: Web) -> None:
+def test_the_navigation_has_only_the_pages_of_the_key(process: Web) -> None:
     def links(headers: dict[str, str]) -> list[str]:
         (nav,) = re.findall(r"<nav.*?</nav>", process.get("/", **headers).text, re.DOTALL)
         return re.findall(r'href="([^"]*)"', nav)
@@ -165,7 +165,7 @@ def test_events_of_rooms_need_their_system(process: Web) -> None:
         Listener(process.port, auth={"token": VIEWER})
 
 
-def test_a_key_that_gets_other_systems_ends_what_was_open(servers: Servers, tmp_path: Path) -> None:
+def test_changing_the_systems_of_a_key_ends_its_open_streams(servers: Servers, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     rewrite(keys, CLERK)
     with forked_web(tmp_path, QM_API_KEYS_FILE=str(keys)) as process:
@@ -187,7 +187,7 @@ def test_a_key_for_an_unknown_system_stops_the_start(tmp_path: Path) -> None:
         assert "QM_API_KEYS: the key clerk names the system 'rooms'; known: support-snooze, " in process.log
 
 
-def test_the_key_of_the_documentation_sees_its_system_only(servers: Servers, tmp_path: Path) -> None:
+def test_the_key_of_the_documentation_reaches_only_its_system(servers: Servers, tmp_path: Path) -> None:
     keys = block(0, heading="Limit a key to systems", page=DOCS / "how-to" / "secure.md")
     (one,) = json.loads(keys)
     with web(tmp_path, QM_API_KEYS=keys, QM_CONVERSATIONS="true", QM_JOBS="true") as process:

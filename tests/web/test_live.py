@@ -56,7 +56,7 @@ def woken(room: str) -> dict[str, Any]:
     return {"room_id": room, "action": "unsnoozed", "timestamp": "2026-01-31T09:30:00.000Z"}
 
 
-def test_a_client_hears_the_accounts_of_its_token_and_no_others(secured: Web, events: RedisEvents) -> None:
+def test_a_client_receives_only_events_of_the_accounts_of_its_token(secured: Web, events: RedisEvents) -> None:
     with Listener(secured.port, {"token": token("a", "b")}) as client:
         for account in ("other", "a", "b"):
             events.emit_all(EVENT, [(f"support-{account}", woken(account))])
@@ -64,7 +64,7 @@ def test_a_client_hears_the_accounts_of_its_token_and_no_others(secured: Web, ev
 
 
 @pytest.mark.slow
-def test_the_client_of_the_documentation_hears_its_account(secured: Web, events: RedisEvents) -> None:
+def test_the_client_of_the_documentation_receives_events_of_its_account(secured: Web, events: RedisEvents) -> None:
     page = DOCS / "how-to" / "socketio.md"
     code = block(0, heading="Authenticate with a signed token", page=page)
     (account,) = re.findall(r'"accounts": \["(\w+)"\]', code)
@@ -122,7 +122,7 @@ def test_a_client_of_the_protocol_of_version_2_is_refused(unsecured: Web) -> Non
 
 
 @pytest.mark.parametrize("form", [int, str])
-def test_a_client_whose_token_ends_is_disconnected_within_two_seconds(secured: Web, form: type) -> None:
+def test_a_client_whose_token_expires_is_disconnected_within_two_seconds(secured: Web, form: type) -> None:
     step = clock_step()
     ends_at = int(time.time()) + 6  # time to connect, also on a machine that stands still for seconds
     with paced() as pace, Listener(secured.port, {"token": token("a", exp=form(ends_at))}) as client:
@@ -270,7 +270,7 @@ def test_without_a_secret_any_account_may_be_joined(unsecured: Web, events: Redi
 
 
 @pytest.mark.parametrize("account", ["", "a b", "a/b", "x" * 65, "é", "a\n", 5, None, ["a"], "*"])
-def test_what_is_no_account_id_is_refused(unsecured: Web, account: Any) -> None:
+def test_an_invalid_account_id_is_refused(unsecured: Web, account: Any) -> None:
     with Listener(unsecured.port) as client:
         for event in ("join", "leave"):
             assert client.call(event, account)["error"] == "refused"
@@ -282,7 +282,7 @@ def test_without_a_secret_pages_of_other_sites_are_refused(unsecured: Web, heade
         Listener(unsecured.port, **header)
 
 
-def test_events_flow_again_soon_after_an_outage_of_redis(clean: Servers, tmp_path: Path) -> None:
+def test_events_resume_soon_after_an_outage_of_redis(clean: Servers, tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey") as own, forked_web(tmp_path, REDIS_URL=own.url) as process:
         with Listener(process.port) as client:
             client.call("join", "a")

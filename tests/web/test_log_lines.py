@@ -37,7 +37,7 @@ def send_bad_requests(process: Web) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["INFO", "DEBUG"])
-def test_no_request_writes_a_line_of_its_own(level: str, servers: Servers, tmp_path: Path) -> None:
+def test_no_request_can_inject_a_log_line(level: str, servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url
     with forked_web(tmp_path, **environment(url, QM_API_KEYS=KEYS, QM_JOBS="true", QM_LOG_LEVEL=level)) as process:
         send_bad_requests(process)
@@ -51,7 +51,7 @@ def test_no_request_writes_a_line_of_its_own(level: str, servers: Servers, tmp_p
         assert "\u2028" not in process.log
 
 
-def test_every_line_is_json_when_it_is_asked_for(servers: Servers, tmp_path: Path) -> None:
+def test_every_log_line_is_json_if_configured(servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url
     with forked_web(tmp_path, **environment(url, QM_API_KEYS=KEYS, QM_LOG_FORMAT="json")) as process:
         send_bad_requests(process)
@@ -63,7 +63,7 @@ def test_every_line_is_json_when_it_is_asked_for(servers: Servers, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["INFO", "DEBUG"])
-def test_what_a_websocket_shows_in_its_query_is_not_logged(level: str, tmp_path: Path) -> None:
+def test_the_query_of_a_websocket_is_not_logged(level: str, tmp_path: Path) -> None:
     secret = token("a")
     with forked_web(tmp_path, QM_API_KEYS=KEYS, QM_LOG_LEVEL=level) as process:
         with Listener(process.port, {"token": OPERATOR}, query=f"&token={secret}&key={OPERATOR}&%0ax") as client:

@@ -43,7 +43,7 @@ class FeedThatLosesEvents(SilentFeed):
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_sweeper_ends_though_a_deadline_is_announced_at_that_moment(
+def test_sweeper_ends_although_a_deadline_is_announced_at_that_moment(
     turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept = SimpleNamespace(is_locked=False, next_deadline_in=None)

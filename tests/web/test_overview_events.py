@@ -57,7 +57,7 @@ def time_of(state: Any) -> datetime:
     return at
 
 
-def test_the_state_comes_first_and_whenever_it_changes(clean: Servers, process: Web) -> None:
+def test_the_state_is_sent_first_and_on_every_change(clean: Servers, process: Web) -> None:
     with States(process) as stream:
         assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
         states = stream.states()
@@ -77,7 +77,9 @@ def test_the_state_comes_first_and_whenever_it_changes(clean: Servers, process: 
                     pass
 
 
-def test_a_state_that_stays_is_told_every_five_seconds_and_at_once_to_who_comes(clean: Servers, process: Web) -> None:
+def test_an_unchanged_state_is_sent_every_five_seconds_and_immediately_to_new_listeners(
+    clean: Servers, process: Web
+) -> None:
     with States(process) as stream:
         states = stream.states()
         seen = [next(states), next(states)]
@@ -93,7 +95,7 @@ def test_a_state_that_stays_is_told_every_five_seconds_and_at_once_to_who_comes(
     assert min(gaps) > seconds(3.5)  # a state is at most a second old when it is sent
 
 
-def test_fifty_listeners_cost_one_look_a_second_and_none_costs_none(clean: Servers, tmp_path: Path) -> None:
+def test_fifty_listeners_cost_one_query_a_second_and_none_without_listeners(clean: Servers, tmp_path: Path) -> None:
     with forked_web(tmp_path) as process:
         with ExitStack() as stack:
             streams = [stack.enter_context(States(process)).states() for _ in range(50)]
@@ -119,7 +121,7 @@ def nobody_looks_for(duration: float) -> bool:
     return looked() == before
 
 
-def test_a_listener_whose_key_ends_is_cut_off(servers: Servers, tmp_path: Path) -> None:
+def test_a_listener_whose_key_expires_is_disconnected(servers: Servers, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     rewrite(keys, EYE, HAND)
     with forked_web(tmp_path, QM_API_KEYS_FILE=str(keys)) as process:
@@ -139,7 +141,7 @@ def test_a_listener_whose_key_ends_is_cut_off(servers: Servers, tmp_path: Path) 
             next(other.states())
 
 
-def test_it_ends_at_once_when_the_process_does(servers: Servers, tmp_path: Path) -> None:
+def test_overview_stream_ends_immediately_on_termination(servers: Servers, tmp_path: Path) -> None:
     with forked_web(tmp_path) as process, States(process) as stream:
         states = stream.states()
         next(states)
@@ -151,7 +153,7 @@ def test_it_ends_at_once_when_the_process_does(servers: Servers, tmp_path: Path)
         assert "error" not in process.log
 
 
-def test_it_ends_at_once_also_while_a_server_hangs(servers: Servers, tmp_path: Path) -> None:
+def test_overview_stream_ends_immediately_while_a_server_hangs(servers: Servers, tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey") as valkey, forked_web(tmp_path, REDIS_URL=valkey.url) as process:
         with States(process) as stream:
             next(stream.states())
@@ -165,7 +167,7 @@ def test_it_ends_at_once_also_while_a_server_hangs(servers: Servers, tmp_path: P
                 os.kill(valkey.pid, signal.SIGCONT)
 
 
-def test_one_that_reads_nothing_slows_nobody_and_gets_the_latest(clean: Servers, process: Web) -> None:
+def test_a_slow_listener_delays_no_other_and_gets_the_latest_state(clean: Servers, process: Web) -> None:
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     slow.connect(("127.0.0.1", process.port))

@@ -40,7 +40,7 @@ def test_the_prefix_itself_is_the_overview(process: Web) -> None:
 
 
 @pytest.mark.parametrize("path", [f"{PREFIX}er/healthz", f"/other{PREFIX}/healthz", f"{PREFIX}{PREFIX}/healthz"])
-def test_other_paths_are_not_found(process: Web, path: str) -> None:
+def test_paths_outside_the_prefix_are_not_found(process: Web, path: str) -> None:
     assert process.get(path, **KEY).status == 404
 
 

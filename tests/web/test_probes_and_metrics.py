@@ -58,7 +58,7 @@ def scrape(process: Web) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_readyz_names_what_is_away_and_recovers(lonely: Lonely) -> None:
+def test_readyz_names_unavailable_servers_and_recovers(lonely: Lonely) -> None:
     process, mongo, valkey = lonely.process, lonely.mongo, lonely.valkey
     with promptly(4):
         answer = process.get("/readyz")
@@ -82,7 +82,7 @@ def test_readyz_names_what_is_away_and_recovers(lonely: Lonely) -> None:
 
 
 @pytest.mark.slow
-def test_readyz_refuses_a_redis_that_takes_no_writes(lonely: Lonely) -> None:
+def test_readyz_fails_if_redis_refuses_writes(lonely: Lonely) -> None:
     lonely.mongo.start()
     lonely.valkey.start()
     assert eventually(lambda: lonely.process.get("/readyz").status == 200)
@@ -95,7 +95,7 @@ def test_readyz_refuses_a_redis_that_takes_no_writes(lonely: Lonely) -> None:
 
 
 @pytest.mark.slow
-def test_readyz_refuses_a_mongodb_that_takes_no_writes(lonely: Lonely) -> None:
+def test_readyz_fails_if_mongodb_refuses_writes(lonely: Lonely) -> None:
     lonely.mongo.start()
     lonely.valkey.start()
     assert eventually(lambda: lonely.process.get("/readyz").status == 200)
@@ -110,7 +110,7 @@ def test_readyz_refuses_a_mongodb_that_takes_no_writes(lonely: Lonely) -> None:
         assert client.get_default_database()["qm_readiness"].count_documents({}) == 1
 
 
-def test_readyz_asks_the_server_of_the_message_queue(clean: Servers, tmp_path: Path) -> None:
+def test_readyz_checks_the_server_of_the_message_queue(clean: Servers, tmp_path: Path) -> None:
     away = f"redis://127.0.0.1:{free_port()}/0"
     with forked_web(tmp_path, QM_MESSAGE_QUEUE="true", QM_QUEUE_REDIS_URL=away) as process:
         # Others that do not answer in time are named, too.
@@ -119,7 +119,7 @@ def test_readyz_asks_the_server_of_the_message_queue(clean: Servers, tmp_path: P
     assert answer.status == 503
 
 
-def test_readyz_writes_once_a_second_however_often_it_is_asked(lonely: Lonely) -> None:
+def test_readyz_writes_at_most_once_a_second(lonely: Lonely) -> None:
     lonely.mongo.start()
     lonely.valkey.start()
     assert eventually(lambda: lonely.process.get("/readyz").status == 200)
@@ -138,7 +138,7 @@ def writes(client: Redis) -> int:
 
 
 @pytest.mark.slow
-def test_metrics_leave_out_what_is_away(lonely: Lonely) -> None:
+def test_metrics_omit_values_of_unavailable_servers(lonely: Lonely) -> None:
     lonely.valkey.start()
     samples = scrape(lonely.process)
     assert samples["queue_manager_up{mongodb}"] == 0
@@ -157,7 +157,7 @@ def test_metrics_leave_out_what_is_away(lonely: Lonely) -> None:
 
 
 @pytest.mark.usefixtures("clean")
-def test_metrics_wait_for_a_server_that_does_not_answer_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_wait_only_once_for_a_hanging_server(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def hang() -> NoReturn:
@@ -171,7 +171,7 @@ def test_metrics_wait_for_a_server_that_does_not_answer_only_once(monkeypatch: p
     assert asked == ["redis"]
 
 
-def test_metrics_leave_out_only_what_has_a_key_of_another_type(clean: Servers, process: Web) -> None:
+def test_metrics_omit_only_values_whose_key_has_another_type(clean: Servers, process: Web) -> None:
     with connect(clean.valkey.url) as client:
         client.set(counters.source(QUEUE).totals, "of another program")
         samples = scrape(process)
@@ -181,7 +181,7 @@ def test_metrics_leave_out_only_what_has_a_key_of_another_type(clean: Servers, p
     assert samples["queue_manager_queue_messages{support-snooze}"] == 0
 
 
-def test_metrics_show_totals_durations_and_figures(clean: Servers, process: Web) -> None:
+def test_metrics_show_totals_durations_and_stats(clean: Servers, process: Web) -> None:
     make_room(server_now() - seconds(60))
     counters.scan(SCAN, RUN)
     counters.add(QUEUE, {"done": 2, "retried": 1})

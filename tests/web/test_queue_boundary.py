@@ -55,13 +55,13 @@ def test_without_the_flag_there_is_no_queue(method: str, path: str, without: Web
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-def test_pages_of_other_sites_may_not_even_read(method: str, path: str, queue: Queue) -> None:
+def test_pages_of_other_sites_may_not_read(method: str, path: str, queue: Queue) -> None:
     for site in ("cross-site", "same-site"):
         answer = queue.ask(method, path, Sec_Fetch_Site=site)
         assert (answer.status, answer.body["error"]) == (403, "forbidden")
 
 
-def test_the_projects_own_pages_may(queue: Queue) -> None:
+def test_our_own_pages_may_use_the_queue(queue: Queue) -> None:
     assert queue.get("/queue/status", Sec_Fetch_Site="same-origin").status == 200
 
 
@@ -73,15 +73,13 @@ def test_the_projects_own_pages_may(queue: Queue) -> None:
         ("PATCH", "/queue/main/clear", {"DELETE"}),
     ],
 )
-def test_a_wrong_method_is_told_all_methods_of_the_path(
-    method: str, path: str, allowed: set[str], queue: Queue
-) -> None:
+def test_a_wrong_method_gets_all_methods_of_the_path(method: str, path: str, allowed: set[str], queue: Queue) -> None:
     answer = queue.ask(method, path)
     assert answer.status == 405
     assert set(answer.headers["allow"].split(", ")) - {"HEAD"} == allowed
 
 
-def test_a_method_that_a_path_does_not_know_is_405(queue: Queue) -> None:
+def test_an_unknown_method_is_405(queue: Queue) -> None:
     answer = queue.ask("PATCH", "/queue/message")
     assert (answer.status, answer.body["error"]) == (405, "method not allowed")
 
@@ -99,7 +97,7 @@ def test_a_message_may_be_named_like_a_path(queue: Queue, id: str) -> None:
 
 
 @pytest.mark.slow
-def test_with_the_queue_it_refuses_to_be_reachable_by_others(tmp_path: Path) -> None:
+def test_without_keys_the_queue_is_not_served_beyond_loopback(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "QM_MESSAGE_QUEUE": "true", "SOCKETIO_TOKEN_SECRET": SECRET}
     command = [*COMMAND, "--host", "0.0.0.0"]
     result = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -108,14 +106,12 @@ def test_with_the_queue_it_refuses_to_be_reachable_by_others(tmp_path: Path) -> 
     assert "it must be a loopback address" in result.stderr
 
 
-def test_a_name_that_others_made_point_here_is_refused_although_there_is_a_secret(
-    servers: Servers, tmp_path: Path
-) -> None:
+def test_a_foreign_host_name_is_refused_although_there_is_a_secret(servers: Servers, tmp_path: Path) -> None:
     with forked_web(tmp_path, QM_MESSAGE_QUEUE="true", SOCKETIO_TOKEN_SECRET=SECRET) as process:
         assert process.get("/api/queue/status", Host="evil.example").status == 421
 
 
-def test_a_full_server_takes_no_new_message_and_gives_those_it_has(queue: Queue) -> None:
+def test_a_full_server_refuses_new_messages_and_delivers_existing_ones(queue: Queue) -> None:
     id = queue.add()
     with queue.redis() as client:
         client.config_set("maxmemory", 1)
@@ -177,9 +173,7 @@ queries = st.lists(
     queries,
     bodies,
 )
-def test_nothing_that_is_sent_is_an_internal_error(
-    queue: Queue, route: tuple[str, str], query: str, body: bytes
-) -> None:
+def test_no_input_causes_an_internal_error(queue: Queue, route: tuple[str, str], query: str, body: bytes) -> None:
     method, path = route
     path = path if path.startswith("/") else f"/{path}"
     if path == "/queue/events" or (path == "/queue/message" and method == "GET"):

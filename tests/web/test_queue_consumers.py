@@ -11,7 +11,7 @@ from tests.real_servers import Servers
 from tests.web.queue_client import Queue, empty_queue
 
 
-def test_a_taken_message_says_who_holds_it_and_where_it_is(queue: Queue) -> None:
+def test_a_received_message_has_its_consumer_and_state(queue: Queue) -> None:
     id = queue.add("mail", {"a": 1}, priority=3)
     answer = queue.get("/queue/message?consumerId=worker-1&ackTimeout=12")
     taken = answer.body
@@ -24,12 +24,12 @@ def test_a_taken_message_says_who_holds_it_and_where_it_is(queue: Queue) -> None
     assert taken["deadline_at"] - taken["dequeued_at"] == pytest.approx(12, abs=0.002)
 
 
-def test_nothing_to_take_is_404(queue: Queue) -> None:
+def test_an_empty_queue_is_404(queue: Queue) -> None:
     answer = queue.get("/queue/message")
     assert (answer.status, answer.body) == (404, {"error": "not found", "message": "Message not found"})
 
 
-def test_the_highest_priority_comes_first_then_the_oldest(queue: Queue) -> None:
+def test_the_highest_priority_is_delivered_first_then_the_oldest(queue: Queue) -> None:
     ids = [queue.add(priority=priority) for priority in (0, 5, 0, 9)]
     assert [queue.take()["id"] for _ in ids] == [ids[3], ids[1], ids[0], ids[2]]
 
@@ -41,7 +41,7 @@ def test_a_consumer_of_a_type_gets_that_type_alone(queue: Queue) -> None:
     assert queue.get("/queue/message?type=sms").status == 404
 
 
-def test_an_empty_parameter_is_as_good_as_none(queue: Queue) -> None:
+def test_an_empty_parameter_counts_as_not_given(queue: Queue) -> None:
     queue.add()
     queue.take("timeout=&ackTimeout=&type=&consumerId=")
 
@@ -118,7 +118,7 @@ def test_only_the_holder_acknowledges(id: str | None, token: str, queue: Queue) 
     ],
     ids=str,
 )
-def test_an_ack_without_what_is_needed_is_refused(body: Any, status: int, field: str, queue: Queue) -> None:
+def test_an_ack_without_id_or_token_is_refused(body: Any, status: int, field: str, queue: Queue) -> None:
     answer = queue.post("/queue/ack", body)
     assert (answer.status, answer.body["field"]) == (status, field)
 
@@ -126,7 +126,7 @@ def test_an_ack_without_what_is_needed_is_refused(body: Any, status: int, field:
 # nack
 
 
-def test_a_given_back_message_is_delivered_again_with_its_reason(queue: Queue) -> None:
+def test_a_rejected_message_is_redelivered_with_its_reason(queue: Queue) -> None:
     id = queue.add()
     taken = queue.take()
     answer = queue.post(f"/queue/message/{id}/nack", {"lock_token": taken["lock_token"], "errorReason": "no paper"})
@@ -135,7 +135,7 @@ def test_a_given_back_message_is_delivered_again_with_its_reason(queue: Queue) -
     assert (again["attempt_count"], again["last_error"]) == (2, "no paper")
 
 
-def test_the_last_attempt_given_back_is_a_dead_letter(queue: Queue) -> None:
+def test_a_message_rejected_in_its_last_attempt_is_dead_lettered(queue: Queue) -> None:
     id = queue.dead()
     (letter,) = queue.page("dead")["messages"]
     assert (letter["id"], letter["last_error"]) == (id, "broken")
@@ -143,7 +143,7 @@ def test_the_last_attempt_given_back_is_a_dead_letter(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("reason", ["\ud800 half", "a\x00b", "x" * 100_000, "é" * 5_000, ""])
-def test_any_text_is_a_reason(reason: str, queue: Queue) -> None:
+def test_a_reason_may_be_any_text(reason: str, queue: Queue) -> None:
     id = queue.add()
     body = {"lock_token": queue.take()["lock_token"], "errorReason": reason}
     assert queue.post(f"/queue/message/{id}/nack", body).status == 200
@@ -151,7 +151,7 @@ def test_any_text_is_a_reason(reason: str, queue: Queue) -> None:
     assert 0 < len(message["last_error"].encode()) <= 4_096
 
 
-def test_a_reason_is_a_text(queue: Queue) -> None:
+def test_a_reason_must_be_text(queue: Queue) -> None:
     answer = queue.post("/queue/message/any/nack", {"lock_token": "t", "errorReason": {"a": 1}})
     assert (answer.status, answer.body["field"]) == (422, "errorReason")
 
@@ -228,7 +228,7 @@ def test_a_bad_extension_is_422(extension: str, queue: Queue) -> None:
 # Clients of the old service
 
 
-def test_without_required_tokens_what_is_held_is_acknowledged_by_its_id_alone(
+def test_without_required_tokens_a_held_message_is_acknowledged_by_its_id(
     servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     queue = empty_queue(servers, tmp_path_factory, QUEUE_REQUIRE_LOCK_TOKEN="false")

@@ -60,7 +60,7 @@ def ids_of(events: list[Any]) -> list[str]:
     return [id for event in events for id in event["payload"].get("ids", [])]
 
 
-def test_each_operation_is_told_once(queue: Queue) -> None:
+def test_each_operation_sends_one_event(queue: Queue) -> None:
     with Stream(queue.web) as stream:
         assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
         assert stream.headers["cache-control"] == "no-store"
@@ -74,7 +74,7 @@ def test_each_operation_is_told_once(queue: Queue) -> None:
     assert all(event["timestamp"] > 0 and event["payload"]["ids"] == [id] for event in events)
 
 
-def test_events_of_the_stream_are_those_of_the_server_byte_for_byte_and_then_more(queue: Queue) -> None:
+def test_events_of_the_stream_extend_those_of_the_server_byte_for_byte(queue: Queue) -> None:
     with Stream(queue.web) as stream:
         queue.add()
         block = next(block for block in stream.blocks() if "data" in block)
@@ -84,7 +84,7 @@ def test_events_of_the_stream_are_those_of_the_server_byte_for_byte_and_then_mor
     assert block["data"].startswith(f'{fields[b"event"].decode()[:-1]},"messages":')
 
 
-def test_an_event_brings_the_messages_it_is_about_and_how_many_are_where(queue: Queue) -> None:
+def test_an_event_contains_its_messages_and_the_counts_of_each_state(queue: Queue) -> None:
     with Stream(queue.web) as stream:
         id = queue.add(payload={"digits": 12345678901234567890})
         (added,) = stream.until(is_about(id, "enqueue"))
@@ -105,7 +105,7 @@ def test_an_event_brings_the_messages_it_is_about_and_how_many_are_where(queue: 
     ]
 
 
-def test_an_event_about_many_or_large_messages_does_not_bring_them(queue: Queue) -> None:
+def test_an_event_about_many_or_large_messages_does_not_contain_them(queue: Queue) -> None:
     with Stream(queue.web) as stream:
         queue.post("/queue/batch", [{"type": "mail"}] * 101)
         many = next(block for block in stream.blocks() if "data" in block)
@@ -116,7 +116,7 @@ def test_an_event_about_many_or_large_messages_does_not_bring_them(queue: Queue)
     assert added["counts"]["main"] == 102
 
 
-def test_an_event_that_somebody_put_there_by_hand_holds_up_no_other(queue: Queue) -> None:
+def test_a_foreign_event_does_not_delay_others(queue: Queue) -> None:
     with Stream(queue.web) as stream:
         blocks = stream.blocks()
         next(blocks)
@@ -128,7 +128,7 @@ def test_an_event_that_somebody_put_there_by_hand_holds_up_no_other(queue: Queue
     assert id in told[1]
 
 
-def test_a_client_that_comes_back_gets_what_happened_meanwhile_once(queue: Queue) -> None:
+def test_a_reconnecting_client_gets_missed_events_once(queue: Queue) -> None:
     last = heard(queue)
     missed = [queue.add() for _ in range(20)]
     for begin in ({"last": last}, {"query": f"?lastEventId={last}"}):
@@ -140,14 +140,14 @@ def test_a_client_that_comes_back_gets_what_happened_meanwhile_once(queue: Queue
         assert events[-1]["counts"]["main"] >= 22
 
 
-def test_the_header_wins_over_the_query_of_the_first_request(queue: Queue) -> None:
+def test_the_header_takes_precedence_over_the_query_of_the_first_request(queue: Queue) -> None:
     last = heard(queue)
     missed = queue.add()
     with Stream(queue.web, last=last, query="?lastEventId=0-0") as again:
         assert ids_of(again.until(is_about(missed))) == [missed]
 
 
-def test_a_client_that_heard_nothing_yet_can_come_back_too(queue: Queue) -> None:
+def test_a_client_without_events_can_reconnect_too(queue: Queue) -> None:
     heard(queue)
     last = first_id(queue)
     missed = queue.add()
@@ -155,7 +155,7 @@ def test_a_client_that_heard_nothing_yet_can_come_back_too(queue: Queue) -> None
         assert ids_of(again.until(is_about(missed))) == [missed]
 
 
-def test_while_messages_storm_in_a_client_that_comes_back_often_misses_none(queue: Queue) -> None:
+def test_a_client_that_reconnects_often_misses_no_event_of_many_messages(queue: Queue) -> None:
     last, seen = heard(queue), list[str]()
     with ThreadPoolExecutor(4) as threads:
         added = [threads.submit(queue.add) for _ in range(400)]
@@ -169,7 +169,7 @@ def test_while_messages_storm_in_a_client_that_comes_back_often_misses_none(queu
     assert set(seen) == {future.result() for future in added}
 
 
-def test_a_client_whose_events_are_not_kept_any_more_is_told(queue: Queue) -> None:
+def test_a_client_whose_events_are_no_longer_stored_gets_a_gap(queue: Queue) -> None:
     kept = queue.add()
     with Stream(queue.web, last="1-1") as stream:
         events = stream.events()
@@ -179,7 +179,7 @@ def test_a_client_whose_events_are_not_kept_any_more_is_told(queue: Queue) -> No
         assert (name, data["payload"]["ids"]) == ("queue-update", [kept])
 
 
-def test_a_client_of_a_server_that_lost_its_data_is_told(queue: Queue) -> None:
+def test_a_client_of_a_server_that_lost_its_data_gets_a_gap(queue: Queue) -> None:
     queue.add()
     with Stream(queue.web, last="99999999999999-0") as stream:
         events = stream.events()
@@ -188,7 +188,7 @@ def test_a_client_of_a_server_that_lost_its_data_is_told(queue: Queue) -> None:
         assert next(events)[1]["payload"]["ids"] == [live]
 
 
-def test_connected_clients_of_a_server_that_restarts_without_its_data_are_told(queue: Queue) -> None:
+def test_connected_clients_get_a_gap_if_the_server_restarts_without_its_data(queue: Queue) -> None:
     with Stream(queue.web) as stream, queue.redis() as client:
         stream.until(is_about(queue.add()))
         readers = eventually(lambda: waiting_readers(client))
@@ -204,7 +204,7 @@ def test_connected_clients_of_a_server_that_restarts_without_its_data_are_told(q
 
 
 @pytest.mark.parametrize("is_idle", [True, False])
-def test_connected_clients_of_a_server_that_loses_its_data_and_stays_up_are_told(queue: Queue, is_idle: bool) -> None:
+def test_connected_clients_get_a_gap_if_the_running_server_loses_its_data(queue: Queue, is_idle: bool) -> None:
     with Stream(queue.web) as stream, queue.redis() as client:
         stream.until(is_about(queue.add()))
         eventually(lambda: waiting_readers(client))
@@ -240,7 +240,7 @@ def test_a_malformed_id_is_422(last: str, queue: Queue) -> None:
 
 
 @pytest.mark.processes
-def test_it_pings_every_15_seconds(queue: Queue) -> None:
+def test_event_stream_sends_a_ping_every_15_seconds(queue: Queue) -> None:
     with Stream(queue.web) as stream:
         blocks = stream.blocks()
         began = time.monotonic()
@@ -269,7 +269,7 @@ def test_each_of_40_changes_reaches_50_pages_before_the_next(queue: Queue, figur
 
 
 @pytest.mark.slow
-def test_a_client_that_reads_nothing_is_cut_off_and_slows_nobody(queue: Queue) -> None:
+def test_a_client_that_does_not_read_is_disconnected_and_delays_no_other(queue: Queue) -> None:
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     slow.connect(("127.0.0.1", queue.web.port))

@@ -17,7 +17,7 @@ from tests.services.message_queue.message_lab import Lab
 from tests.web.queue_client import Queue
 
 
-def test_a_page_has_messages_newest_first_and_says_where_it_is(queue: Queue) -> None:
+def test_a_page_has_messages_newest_first_and_its_position(queue: Queue) -> None:
     ids = [queue.add(payload={"n": n}) for n in range(5)]
     page = queue.page("main", "limit=2&page=2")
     assert [message["id"] for message in page["messages"]] == [ids[2], ids[1]]
@@ -43,7 +43,7 @@ def test_a_page_has_50_messages_and_1000_at_most(queue: Queue) -> None:
 
 
 @pytest.mark.slow
-def test_a_page_far_behind_is_the_one_that_cursors_lead_to(queue: Queue) -> None:
+def test_a_distant_page_equals_the_one_reached_by_cursors(queue: Queue) -> None:
     for priority in (0, 5) * 12:
         queue.post("/queue/batch", [{"type": "a", "priority": priority}] * 500)
     pages = [queue.page("main", "limit=1000")]
@@ -55,20 +55,20 @@ def test_a_page_far_behind_is_the_one_that_cursors_lead_to(queue: Queue) -> None
     assert queue.page("main", "limit=1000&page=13")["messages"] == []
 
 
-def test_a_page_behind_the_end_is_empty(queue: Queue) -> None:
+def test_a_page_after_the_end_is_empty(queue: Queue) -> None:
     queue.add()
     for page in (2, 999_999):
         found = queue.page("main", f"page={page}&limit=1000")
         assert (found["messages"], found["pagination"]["total"]) == ([], 1)
 
 
-def test_the_empty_page_says_zero(queue: Queue) -> None:
+def test_an_empty_page_has_a_count_of_zero(queue: Queue) -> None:
     about = queue.page("acknowledged")["pagination"]
     zeros = {"total": 0, "total_pages": 0, "totalPages": 0}
     assert about == {"page": 1, "limit": 50, **zeros, "cursor": None, "is_partial": False}
 
 
-def test_each_place_has_its_list(queue: Queue) -> None:
+def test_each_state_has_its_list(queue: Queue) -> None:
     dead = queue.dead()
     held, waiting = queue.add(), queue.add()
     token = queue.take()["lock_token"]
@@ -91,7 +91,7 @@ def test_pages_by_cursor_show_everything_once(queue: Queue) -> None:
         assert len(seen) == len(set(seen)) == expected
 
 
-def test_filters_find_what_they_say(queue: Queue) -> None:
+def test_filters_find_the_matching_messages(queue: Queue) -> None:
     mail = queue.add("mail", {"to": "Ada"}, priority=7)
     sms = queue.add("sms", "needle")
     retried = queue.add("push", priority=9)
@@ -149,7 +149,7 @@ def test_lists_are_sorted_by_a_field_both_ways(place: str, name: str, queue: Que
 
 
 @pytest.mark.parametrize(("place", "name"), [("main", "deadlineAt"), ("archived", "createdAt"), ("dead", "priority")])
-def test_an_order_of_another_place_is_refused(place: str, name: str, queue: Queue) -> None:
+def test_an_order_of_another_state_is_refused(place: str, name: str, queue: Queue) -> None:
     answer = queue.get(f"/queue/{place}/messages?sortBy={name}")
     assert (answer.status, answer.body["field"]) == (422, "sortBy")
 
@@ -159,7 +159,7 @@ def test_ascending_alone_is_the_oldest_first(queue: Queue) -> None:
     assert queue.ids("main", "sortOrder=asc") == ids
 
 
-def test_pages_in_an_order_of_their_own_each_lead_to_the_next(queue: Queue) -> None:
+def test_pages_in_any_order_link_to_the_next(queue: Queue) -> None:
     queue.post("/queue/batch", [{"type": "a", "priority": number % 10} for number in range(100)])
     for query in ("sortBy=priority", "sortBy=priority&sortOrder=asc", "sortBy=createdAt", "sortOrder=asc"):
         seen: list[str] = []
@@ -176,7 +176,7 @@ def test_pages_in_an_order_of_their_own_each_lead_to_the_next(queue: Queue) -> N
 # Counting
 
 
-def test_what_matches_is_counted_over_everything(queue: Queue) -> None:
+def test_matching_messages_are_counted_over_all_pages(queue: Queue) -> None:
     queue.dead(type="b")
     for _ in range(6):
         queue.post("/queue/batch", [{"type": "a" if n % 4 else "b", "priority": n % 10} for n in range(500)])
@@ -243,7 +243,7 @@ def test_a_bad_parameter_is_422_with_its_name(place: str, query: str, field: str
 
 @pytest.mark.parametrize("place", ["main", "processing", "dead"])
 @pytest.mark.parametrize("cursor", ["0-0/0", f"{'9' * 20}-{'9' * 20}/999", f"1-{'9' * 20}/0", f"{'9' * 20}-0/0"])
-def test_any_cursor_is_answered(place: str, cursor: str, queue: Queue) -> None:
+def test_no_cursor_causes_an_internal_error(place: str, cursor: str, queue: Queue) -> None:
     queue.dead()
     queue.add()
     queue.take()
@@ -260,7 +260,7 @@ def test_a_cursor_of_another_list_is_refused(queue: Queue) -> None:
         assert (answer.status, answer.body["field"]) == (422, "cursor"), other
 
 
-def test_an_entry_that_is_no_message_is_listed_as_it_is(queue: Queue) -> None:
+def test_a_malformed_entry_is_listed_unchanged(queue: Queue) -> None:
     with queue.redis() as client:
         client.xadd("tested", {"data": b"\xff\x00 no json"})
         client.xadd("tested", {"other": "field"})
@@ -269,7 +269,7 @@ def test_an_entry_that_is_no_message_is_listed_as_it_is(queue: Queue) -> None:
     assert [letter["undecodable"] for letter in letters] == [True, True]
 
 
-def test_status_counts_what_is_where(queue: Queue) -> None:
+def test_status_counts_messages_in_each_state(queue: Queue) -> None:
     queue.dead()
     queue.add(priority=2)
     status = queue.get("/queue/status").body
@@ -303,7 +303,7 @@ def test_metrics_have_the_known_names(queue: Queue) -> None:
     }
 
 
-def test_the_configuration_and_the_health_are_told(queue: Queue) -> None:
+def test_configuration_and_health_are_shown(queue: Queue) -> None:
     config = queue.get("/queue/config").body
     assert (config["ack_timeout_seconds"], config["max_attempts"]) == (30, 3)
     health = queue.get("/health")
@@ -312,7 +312,7 @@ def test_the_configuration_and_the_health_are_told(queue: Queue) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["", "sortBy=priority", "sortBy=createdAt&sortOrder=asc"])
-def test_answer_is_bounded_in_bytes_in_every_order(order: str, queue: Queue) -> None:
+def test_response_is_bounded_in_bytes_in_every_order(order: str, queue: Queue) -> None:
     payload = "x" * 1_000_000
     ids = {queue.add(payload=payload, priority=number % 3) for number in range(24)}
     found: list[str] = []
@@ -329,7 +329,7 @@ def test_answer_is_bounded_in_bytes_in_every_order(order: str, queue: Queue) -> 
 
 
 @pytest.mark.slow
-def test_lists_of_the_older_service_are_bounded_in_bytes(queue: Queue) -> None:
+def test_lists_in_the_form_of_the_older_service_are_bounded_in_bytes(queue: Queue) -> None:
     ids = [queue.add(payload="x" * 1_000_000) for _ in range(24)]
     answer = queue.get(f"/queue/messages?startTimestamp=0&endTimestamp={time.time() + 60}&limit=1000")
     assert [message["id"] for message in answer.body] == ids[: len(answer.body)]

@@ -9,7 +9,7 @@ import pytest
 from tests.web.queue_client import Queue
 
 
-def test_a_waiting_message_changes_and_its_new_payload_is_kept_byte_for_byte(queue: Queue) -> None:
+def test_a_waiting_message_is_changed_and_its_new_payload_kept_byte_for_byte(queue: Queue) -> None:
     id = queue.add()
     body = '{"payload":[1.10,{}],"type":"sms","priority":4,"ackTimeout":9,"custom_max_attempts":2}'
     answer = queue.put(f"/queue/message/{id}?queueType=main", body)
@@ -52,7 +52,7 @@ def test_a_bad_change_is_refused_with_its_field(body: Any, status: int, field: s
     assert (answer.status, answer.body["field"]) == (status, field)
 
 
-def test_a_message_is_changed_and_deleted_where_it_is_alone(queue: Queue) -> None:
+def test_a_message_is_changed_and_deleted_only_in_the_given_state(queue: Queue) -> None:
     id = queue.add()
     for query in ("?queueType=dead", "?queueType=archived"):
         assert queue.put(f"/queue/message/{id}{query}", {"priority": 1}).status == 404
@@ -121,7 +121,7 @@ def test_messages_move_by_id_or_whole(queue: Queue) -> None:
 
 @pytest.mark.parametrize("target", ["main", "dead", "acknowledged", "archived"])
 @pytest.mark.parametrize("source", ["main", "processing", "dead"])
-def test_every_way_to_move(source: str, target: str, queue: Queue) -> None:
+def test_messages_move_between_all_states(source: str, target: str, queue: Queue) -> None:
     id = queue.dead() if source == "dead" else queue.add()
     if source == "processing":
         queue.take()
@@ -156,7 +156,7 @@ def test_a_bad_move_is_422_with_its_field(body: Any, field: str, queue: Queue) -
     assert (answer.status, answer.body["field"]) == (422, field)
 
 
-def test_a_reason_that_utf_8_cannot_say_is_kept_readable(queue: Queue) -> None:
+def test_a_reason_with_unpaired_surrogates_is_stored_readably(queue: Queue) -> None:
     id = queue.add()
     body = {"messages": [id], "toQueue": "dead", "errorReason": "\ud800" + "x" * 10_000}
     assert queue.post("/queue/move", body).status == 200
@@ -171,7 +171,7 @@ def test_a_dead_letter_is_replayed_with_all_its_attempts_and_its_history(queue: 
     assert (taken["attempt_count"], taken["history"][0]["last_error"]) == (1, "broken")
 
 
-def test_what_matches_a_filter_is_replayed(queue: Queue) -> None:
+def test_messages_matching_a_filter_are_replayed(queue: Queue) -> None:
     mail, _sms = queue.dead(type="mail", payload="needle"), queue.dead(type="sms")
     body = {"type": "mail", "priority": 9, "attempts": 1, "search": "NEEDLE", "startDate": "2020-01-01"}
     answer = queue.post("/queue/replay", {"filter": body})
@@ -180,7 +180,7 @@ def test_what_matches_a_filter_is_replayed(queue: Queue) -> None:
     assert queue.post("/queue/replay", {"filter": {}}).body["moved"] == 1
 
 
-def test_all_that_match_are_replayed_and_only_few_have_each_a_result(queue: Queue) -> None:
+def test_all_matching_messages_are_replayed_and_only_few_results_are_listed(queue: Queue) -> None:
     for part in range(3):
         ids = [f"{part}-{number}" for number in range(500)]
         queue.post("/queue/batch", [{"type": "mail", "id": id} for id in ids])

@@ -132,7 +132,7 @@ def test_the_longest_wait_ends_before_a_proxy_gives_up_after_60_s(queue: Queue) 
     assert watch.looks == LOOKS  # it waits, and does not ask again and again
 
 
-def test_a_message_that_is_there_is_given_at_once(queue: Queue) -> None:
+def test_an_available_message_is_delivered_immediately(queue: Queue) -> None:
     queue.add()
     with watching(queue) as watch:
         assert queue.get("/queue/message?timeout=60").status == 200  # the client itself waits for 30 s
@@ -140,7 +140,7 @@ def test_a_message_that_is_there_is_given_at_once(queue: Queue) -> None:
     assert watch.looks == 1
 
 
-def test_each_message_goes_to_one_of_those_who_wait(queue: Queue) -> None:
+def test_each_message_is_delivered_to_one_waiting_client(queue: Queue) -> None:
     with waiting(queue, *["timeout=3"] * 4) as answers:
         ids = {queue.add() for _ in range(3)}
         bodies = [answer.result(20) for answer in answers]
@@ -157,7 +157,7 @@ def test_a_wait_for_a_type_ends_with_that_type(queue: Queue) -> None:
         assert answer.result(20).body["id"] == wanted
 
 
-def test_a_message_that_was_given_back_ends_the_wait(queue: Queue) -> None:
+def test_a_rejected_message_ends_the_wait(queue: Queue) -> None:
     id = queue.add()
     token = queue.take()["lock_token"]
     with waiting(queue, "timeout=20") as (answer,):
@@ -172,7 +172,7 @@ def test_a_message_that_timed_out_ends_the_wait(queue: Queue) -> None:
         assert answer.result(20).body["attempt_count"] == 2
 
 
-def test_a_client_that_went_away_takes_nothing(queue: Queue) -> None:
+def test_a_disconnected_client_takes_no_message(queue: Queue) -> None:
     with looking(queue, 1):
         client = raw(queue, "timeout=20")
     client.close()
@@ -183,7 +183,7 @@ def test_a_client_that_went_away_takes_nothing(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "timeout=20"])
-def test_clients_that_gave_up_before_the_queue_was_asked_take_nothing(queue: Queue, query: str) -> None:
+def test_clients_that_disconnect_before_the_dequeue_take_no_message(queue: Queue, query: str) -> None:
     ids = [queue.add() for _ in range(10)]
     with queue.redis() as client:
         client.client_pause(1500, all=True)  # the first request is on its way, and the others wait for its reply
@@ -198,7 +198,7 @@ def test_clients_that_gave_up_before_the_queue_was_asked_take_nothing(queue: Que
     assert held < 5
 
 
-def test_the_next_one_gets_what_came_for_a_client_that_went_away(queue: Queue) -> None:
+def test_a_message_for_a_disconnected_client_goes_to_the_next_one(queue: Queue) -> None:
     with looking(queue, 5):
         gone = [raw(queue, "timeout=20") for _ in range(5)]
     with waiting(queue, "timeout=20") as (answer,):
@@ -209,7 +209,7 @@ def test_the_next_one_gets_what_came_for_a_client_that_went_away(queue: Queue) -
     assert queue.sizes() == (0, 1, 0, 0, 0)
 
 
-def test_200_waiting_clients_delay_nobody(queue: Queue, figure: Callable[[str], None]) -> None:
+def test_200_waiting_clients_delay_no_other_request(queue: Queue, figure: Callable[[str], None]) -> None:
     with ExitStack() as stack:
         queries = [f"timeout=60{'&type=never' if n % 2 else ''}" for n in range(200)]
         with looking(queue, LOOKS * 200):
@@ -227,7 +227,7 @@ def test_200_waiting_clients_delay_nobody(queue: Queue, figure: Callable[[str], 
     assert threads < 80
 
 
-def test_a_storm_of_messages_reaches_200_waiting_clients(queue: Queue) -> None:
+def test_a_burst_of_messages_reaches_200_waiting_clients(queue: Queue) -> None:
     with ExitStack() as stack:
         with looking(queue, 200):
             clients = [stack.enter_context(raw(queue, "timeout=60")) for _ in range(200)]
@@ -237,7 +237,7 @@ def test_a_storm_of_messages_reaches_200_waiting_clients(queue: Queue) -> None:
     assert queue.sizes() == (0, 200, 0, 0, 0)
 
 
-def test_it_ends_in_order_in_the_middle_of_a_long_clear(servers: Servers, tmp_path: Path) -> None:
+def test_process_ends_orderly_during_a_long_clear(servers: Servers, tmp_path: Path) -> None:
     url, many = servers.valkey.url.removesuffix("/0") + "/8", 50_000
     with redis.Redis.from_url(url) as client, forked_web(tmp_path, **environment(url)) as process:
         client.flushdb()
@@ -255,7 +255,7 @@ def test_it_ends_in_order_in_the_middle_of_a_long_clear(servers: Servers, tmp_pa
         client.flushdb()
 
 
-def test_it_ends_in_order_although_clients_wait_and_listen(servers: Servers, tmp_path: Path) -> None:
+def test_process_ends_orderly_although_clients_wait_and_listen(servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url.removesuffix("/0") + "/8"
     with forked_web(tmp_path, **environment(url)) as process:
         queue = Queue(process, url)

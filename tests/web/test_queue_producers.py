@@ -51,7 +51,7 @@ def test_a_message_is_created_with_an_id(queue: Queue) -> None:
     ],
     ids=lambda payload: payload[:20],
 )
-def test_a_payload_comes_back_byte_for_byte(payload: str, queue: Queue) -> None:
+def test_a_payload_is_returned_byte_for_byte(payload: str, queue: Queue) -> None:
     assert queue.post("/queue/message", f'{{"payload": {payload} , "type":"any"}}').status == 201
     assert payload_of(queue.get("/queue/main/messages").text.split("}],")[0] + "}") == payload
     assert payload_of(queue.get("/queue/message").text) == payload
@@ -67,7 +67,7 @@ json_values = st.recursive(
 @pytest.mark.slow
 @hypothesis(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(json_values, st.booleans(), st.sampled_from([None, 1]))
-def test_any_json_comes_back_byte_for_byte(queue: Queue, value: Any, is_ascii: bool, indent: int | None) -> None:
+def test_any_json_is_returned_byte_for_byte(queue: Queue, value: Any, is_ascii: bool, indent: int | None) -> None:
     payload = json.dumps(value, ensure_ascii=is_ascii, indent=indent)
     assert queue.post("/queue/message", f'{{"type":"any","payload":{payload}}}').status == 201
     assert payload_of(queue.get("/queue/message").text) == payload
@@ -89,7 +89,7 @@ def test_overrides_have_two_spellings(names: tuple[str, str], queue: Queue) -> N
     assert taken["deadline_at"] - taken["dequeued_at"] == pytest.approx(7.5, abs=0.002)
 
 
-def test_any_content_type_is_taken(queue: Queue) -> None:
+def test_any_content_type_is_accepted(queue: Queue) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "nonsense"):
         assert queue.post("/queue/message", {"type": "mail"}, Content_Type=kind).status == 201
 
@@ -124,7 +124,7 @@ def test_any_content_type_is_taken(queue: Queue) -> None:
     ],
     ids=lambda text: text[:40],
 )
-def test_what_is_not_acceptable_is_422_with_its_field(body: str, field: str, queue: Queue) -> None:
+def test_invalid_message_is_422_with_its_field(body: str, field: str, queue: Queue) -> None:
     answer = queue.post("/queue/message", body)
     assert (answer.status, answer.body["field"]) == (422, field)
     assert answer.body.keys() == {"error", "message", "field"}
@@ -152,19 +152,19 @@ def test_what_is_not_acceptable_is_422_with_its_field(body: str, field: str, que
     ],
 )
 @pytest.mark.parametrize("path", ["/queue/message", "/queue/ack", "/queue/move", "/queue/replay"])
-def test_what_is_no_json_object_is_400(path: str, body: bytes, queue: Queue) -> None:
+def test_a_body_that_is_not_a_json_object_is_400(path: str, body: bytes, queue: Queue) -> None:
     answer = queue.post(path, body)
     assert (answer.status, answer.body["error"], answer.body["field"]) == (400, "bad request", "body")
 
 
-def test_a_payload_of_the_largest_size_is_taken_and_one_more_byte_is_413(queue: Queue) -> None:
+def test_a_payload_of_maximum_size_is_accepted_and_one_more_byte_is_413(queue: Queue) -> None:
     assert queue.post("/queue/message", {"type": "a", "payload": "x" * (KIB * KIB - 2)}).status == 201
     for more in (1, 200 * KIB, 3 * KIB * KIB):
         answer = queue.post("/queue/message", {"type": "a", "payload": "x" * (KIB * KIB - 2 + more)})
         assert (answer.status, answer.body["error"], answer.body["field"]) == (413, "too large", "payload")
 
 
-def test_the_bytes_of_a_payload_count_and_not_its_letters(queue: Queue) -> None:
+def test_the_size_of_a_payload_is_counted_in_bytes(queue: Queue) -> None:
     payload = json.dumps("é" * (KIB * KIB // 2), ensure_ascii=False)
     assert queue.post("/queue/message", f'{{"type":"a","payload":{payload}}}').status == 413
 
@@ -227,5 +227,5 @@ def test_a_batch_has_at_most_500_messages_and_512_kib_of_payloads(queue: Queue) 
     assert queue.sizes() == (0, 0, 0, 0, 0)
 
 
-def test_a_batch_is_a_list(queue: Queue) -> None:
+def test_a_batch_must_be_a_list(queue: Queue) -> None:
     assert queue.post("/queue/batch", {"type": "a"}).status == 400

@@ -18,7 +18,7 @@ from tests.web.queue_client import NAME, Queue, Stream, environment
 from tests.web.web_process import forked_web
 
 
-def test_overdue_messages_come_back_at_their_deadline(queue: Queue, figure: Callable[[str], None]) -> None:
+def test_overdue_messages_are_requeued_at_their_deadline(queue: Queue, figure: Callable[[str], None]) -> None:
     deadlines, late = {}, []
     with paced() as pace, Stream(queue.web) as stream:
         next(stream.blocks())
@@ -37,7 +37,7 @@ def test_overdue_messages_come_back_at_their_deadline(queue: Queue, figure: Call
     assert late[197] < pace.allowed(0.25)
 
 
-def test_a_touch_that_makes_a_deadline_earlier_is_heard(queue: Queue) -> None:
+def test_a_touch_to_an_earlier_deadline_reschedules_the_sweep(queue: Queue) -> None:
     id = queue.add(ackTimeout=300)
     token = queue.take()["lock_token"]
     with promptly(1.2):  # and not at the next of the sweeps that come every five seconds
@@ -45,7 +45,7 @@ def test_a_touch_that_makes_a_deadline_earlier_is_heard(queue: Queue) -> None:
         eventually(lambda: queue.ids("main") == [id])
 
 
-def test_an_event_of_another_program_ends_no_sweeping(queue: Queue) -> None:
+def test_an_event_of_another_program_does_not_stop_sweeping(queue: Queue) -> None:
     with queue.redis() as client:
         for event in ('{"type":"dequeue"}', '{"type":"dequeue","payload":{"deadline":"soon"},"timestamp":0}'):
             client.xadd(f"{NAME}:events", {"event": event})
@@ -55,7 +55,7 @@ def test_an_event_of_another_program_ends_no_sweeping(queue: Queue) -> None:
         eventually(lambda: queue.ids("main") == [id])
 
 
-def test_a_loss_of_data_ends_no_sweeping(queue: Queue) -> None:
+def test_a_loss_of_data_does_not_stop_sweeping(queue: Queue) -> None:
     with Stream(queue.web) as stream, queue.redis() as client:
         id = queue.add()
         stream.until(lambda event: id in event["payload"]["ids"])
@@ -69,7 +69,7 @@ def test_a_loss_of_data_ends_no_sweeping(queue: Queue) -> None:
             queue.delete(f"/queue/message/{id}")
 
 
-def test_out_of_attempts_it_is_a_dead_letter(queue: Queue) -> None:
+def test_an_overdue_message_without_attempts_is_dead_lettered(queue: Queue) -> None:
     id = queue.add(ackTimeout=0.1, maxAttempts=1)
     with promptly(1.1):
         queue.take()
@@ -77,7 +77,7 @@ def test_out_of_attempts_it_is_a_dead_letter(queue: Queue) -> None:
     assert queue.page("dead")["messages"][0]["last_error"] == "Max attempts exceeded (Stream)"
 
 
-def test_on_a_full_server_overdue_messages_come_back_too(queue: Queue) -> None:
+def test_overdue_messages_are_requeued_on_a_full_server(queue: Queue) -> None:
     id = queue.add(ackTimeout=0.3)
     with queue.redis() as client:
         client.config_set("maxmemory", 1)
@@ -89,7 +89,7 @@ def test_on_a_full_server_overdue_messages_come_back_too(queue: Queue) -> None:
             client.config_set("maxmemory", 0)
 
 
-def test_what_another_consumer_took_gets_a_deadline(servers: Servers, tmp_path: Path) -> None:
+def test_a_message_taken_by_another_consumer_gets_a_deadline(servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url.removesuffix("/0") + "/9"
     with redis.Redis.from_url(url) as client:
         client.flushdb()
@@ -101,7 +101,7 @@ def test_what_another_consumer_took_gets_a_deadline(servers: Servers, tmp_path: 
             eventually(lambda: Queue(process, url).ids("main") == ["theirs"], within=30)
 
 
-def test_while_an_older_service_holds_the_lock_nothing_is_swept(queue: Queue) -> None:
+def test_no_message_is_swept_while_an_older_service_holds_the_lock(queue: Queue) -> None:
     id = queue.add(ackTimeout=0.1)
     with queue.redis() as client:
         client.set("tested:overdue_requeue_lock", "1")
@@ -114,7 +114,7 @@ def test_while_an_older_service_holds_the_lock_nothing_is_swept(queue: Queue) ->
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_is_503_and_all_goes_on_when_it_is_back(tmp_path: Path) -> None:
+def test_a_killed_server_is_503_until_it_is_back(tmp_path: Path) -> None:
     port = free_port()
     with Valkey(tmp_path / "valkey", port) as valkey, forked_web(tmp_path, **environment(valkey.url)) as process:
         queue = Queue(process, valkey.url)

@@ -68,7 +68,7 @@ def test_every_operation_refuses_an_unknown_query_parameter_and_names_the_known_
             assert sorted(listed.split(", ") if listed else []) == sorted(known)
 
 
-def test_every_operation_takes_the_query_parameters_that_are_described(
+def test_every_operation_accepts_its_described_query_parameters(
     guarded: Web, operations: list[tuple[str, str, list[str]]]
 ) -> None:
     asked = [(path, known) for method, path, known in operations if method == "GET" and path not in ENDLESS and known]
@@ -89,7 +89,7 @@ def test_nothing_is_deleted_by_a_filter_that_does_not_exist(queue: Queue) -> Non
     assert {message["id"] for message in listed} == ids
 
 
-def test_who_may_not_ask_is_told_that_first(guarded: Web) -> None:
+def test_a_missing_role_is_reported_before_wrong_parameters(guarded: Web) -> None:
     assert guarded.get("/api/queue/status?no_such=1").status == 401
     assert guarded.ask("DELETE", "/api/queue/main/clear?no_such=1", X_API_KEY=VIEWER).status == 403
 
@@ -148,7 +148,7 @@ def test_head_takes_no_message_and_opens_no_session(queue: Queue) -> None:
     assert answered(queue.web, "HEAD", "/socket.io/?EIO=4&transport=polling")[0] != 200
 
 
-def test_head_asks_for_a_key_too_and_is_not_described(guarded: Web) -> None:
+def test_head_requires_a_key_and_is_not_in_the_description(guarded: Web) -> None:
     assert guarded.ask("HEAD", "/metrics").status == 401
     assert guarded.ask("HEAD", "/metrics?no_such=1", **KEY).status == 422
     assert guarded.ask("HEAD", "/healthz?no_such=1").status == 200
@@ -170,7 +170,7 @@ def compressed(web: Web, path: str, accept: str = "gzip") -> tuple[Message, byte
     "path",
     ["/api/queue/main/messages", "/api/overview", "/openapi.json", "/metrics", "/messages", "/static/list.js"],
 )
-def test_what_is_long_is_compressed_for_those_who_accept_it(queue: Queue, path: str) -> None:
+def test_long_responses_are_compressed_for_clients_that_accept_it(queue: Queue, path: str) -> None:
     for _ in range(20):
         assert queue.post("/queue/message", {"type": "a", "payload": "word " * 10}, **KEY).status == 201
     headers, body = compressed(queue.web, path)
@@ -198,7 +198,7 @@ def test_a_client_may_refuse_compression(queue: Queue, accept: str, encoding: st
     assert "accept-encoding" in headers["vary"].lower()
 
 
-def test_short_responses_streams_and_message_traffic_are_sent_as_they_are(queue: Queue) -> None:
+def test_short_responses_streams_and_message_traffic_are_not_compressed(queue: Queue) -> None:
     for _ in range(2):
         assert queue.post("/queue/message", {"type": "a", "payload": "word " * 1_000}, **KEY).status == 201
     for path in ("/healthz", "/api/queue/main/export", "/api/queue/main/messages/search?search=word"):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("clean")
 SCAN = "tasks.some.scan"
 
 
-def test_a_scan_runs_from_its_beginning_to_its_end() -> None:
+def test_a_scan_is_marked_as_running_from_start_to_end() -> None:
     assert SCAN not in scan_run.running(now=T0)
     scan_run.begin(SCAN, "a", now=T0)
     assert SCAN in scan_run.running(now=T0)
@@ -39,7 +39,7 @@ def test_runs_may_overlap_and_each_ends_its_own_mark_only() -> None:
     assert scan_run.try_begin(SCAN, "c", now=T0)
 
 
-def test_of_many_that_try_at_once_one_begins() -> None:
+def test_one_of_many_concurrent_scans_begins() -> None:
     with ThreadPoolExecutor(8) as threads:
         begun = list(threads.map(lambda token: scan_run.try_begin(SCAN, token, now=T0), "abcdefgh"))
     assert begun.count(True) == 1
@@ -53,7 +53,7 @@ def test_the_scan_takes_over_the_mark_of_its_trigger() -> None:
     assert SCAN not in scan_run.running(now=T0 + seconds(60))
 
 
-def test_marks_that_ended_are_cleared_away_and_tokens_are_no_expressions() -> None:
+def test_expired_marks_are_removed_and_tokens_are_not_expressions() -> None:
     for number in range(5):
         scan_run.begin(SCAN, f"$token{number}", now=T0 + minutes(10 * number))
     (document,) = collection(scan_run.MARKS_COLLECTION).find()

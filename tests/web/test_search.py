@@ -104,7 +104,7 @@ def test_pages_and_documents_of_ids_of_any_type(process: Web, id: Any) -> None:
 
 
 @pytest.mark.usefixtures("clean")
-def test_what_is_not_there(process: Web) -> None:
+def test_an_unknown_id_is_not_found(process: Web) -> None:
     assert found(process, str(ObjectId())) == []
     answer = process.get(f"/api/systems/support-snooze/items/{ObjectId()}")
     assert (answer.status, answer.body["field"]) == (404, "id")

@@ -88,7 +88,7 @@ def listed(request: pytest.FixtureRequest, queue: Queue) -> Searched:
 
 
 @pytest.mark.slow
-def test_a_search_ends_with_what_it_found_and_how_much_it_read(listed: Searched) -> None:
+def test_a_search_ends_with_its_matches_and_the_number_read(listed: Searched) -> None:
     ids = listed.add(["needle", *["hay"] * 30, "Needle"])
     events = listed.search("search=needle")
     assert listed.ids(events) == [ids[-1], ids[0]]
@@ -97,13 +97,13 @@ def test_a_search_ends_with_what_it_found_and_how_much_it_read(listed: Searched)
     assert {name for name, _ in events[:-1]} <= {"matches", "progress"}
 
 
-def test_a_search_without_a_match_says_that_it_read_everything(listed: Searched) -> None:
+def test_a_search_without_a_match_reports_that_it_read_everything(listed: Searched) -> None:
     assert listed.search("search=needle") == [("end", {"searched": 0, "total": 0, "found": 0, "cursor": None})]
     listed.add(["hay"] * 3)
     assert listed.search("search=needle")[-1] == ("end", {"searched": 3, "total": 3, "found": 0, "cursor": None})
 
 
-def test_a_search_ends_at_its_limit_and_goes_on_at_its_cursor(listed: Searched) -> None:
+def test_a_search_ends_at_its_limit_and_continues_at_its_cursor(listed: Searched) -> None:
     ids = listed.add([f"{'needle' if number % 3 else 'hay'} {number}" for number in range(30)])
     needles = [id for number, id in enumerate(ids) if number % 3][::-1]
     found: list[str] = []
@@ -132,7 +132,7 @@ def test_a_bad_parameter_is_422_with_its_name(listed: Searched, query: str, fiel
 
 
 @pytest.mark.slow
-def test_matches_are_bounded_in_bytes_and_the_cursor_goes_on(listed: Searched) -> None:
+def test_matches_are_bounded_in_bytes_and_continue_at_the_cursor(listed: Searched) -> None:
     ids = listed.add(["x" * 900_000] * 24)
     found: list[str] = []
     cursor: str | None = ""
@@ -161,7 +161,7 @@ def test_a_page_of_jobs_is_bounded_in_bytes_in_every_order(queue: Queue) -> None
         assert sorted(found) == sorted(ids), query
 
 
-def test_a_server_that_fails_meanwhile_is_the_last_event(queue: Queue) -> None:
+def test_a_server_failure_during_a_search_is_the_last_event(queue: Queue) -> None:
     """The client reads nothing while the search would go on, so that the search waits for it."""
     add_jobs(["x" * 900_000] * 24)
     listed = Searched(queue, "/jobs", "_id", add_jobs)
@@ -173,7 +173,7 @@ def test_a_server_that_fails_meanwhile_is_the_last_event(queue: Queue) -> None:
         assert (name, data["error"]) == ("error", "unavailable")
 
 
-def test_a_search_is_over_when_its_client_is_gone(queue: Queue) -> None:
+def test_a_search_stops_when_its_client_disconnects(queue: Queue) -> None:
     """The client reads nothing after the first matches, so that the search waits for it before it reads the others."""
     others = 30_000
     for _ in range(others // 500):

@@ -75,24 +75,24 @@ def test_the_session_is_a_strict_cookie_for_twelve_hours(guarded: Web) -> None:
     assert VIEWER not in given
 
 
-def test_behind_a_proxy_that_ends_tls_it_is_for_https_alone(guarded: Web) -> None:
+def test_the_cookie_is_secure_behind_a_proxy_that_terminates_tls(guarded: Web) -> None:
     given = log_in(guarded, VIEWER, X_Forwarded_Proto="https").headers["set-cookie"]
     assert given.endswith("; Secure")
 
 
-def test_a_wrong_key_logs_nobody_in(guarded: Web) -> None:
+def test_a_wrong_key_does_not_log_in(guarded: Web) -> None:
     for wrong in (UNKNOWN, "", VIEWER + "0"):
         answer = log_in(guarded, wrong)
         assert (answer.status, answer.body["error"], answer.headers["set-cookie"]) == (401, "unauthorized", None)
     assert log_in(guarded, "0" * 5_000).status == 413
 
 
-def test_another_sites_form_logs_nobody_in(guarded: Web) -> None:
+def test_a_form_of_another_site_does_not_log_in(guarded: Web) -> None:
     assert log_in(guarded, VIEWER, Sec_Fetch_Site="cross-site").status == 403
     assert log_in(guarded, VIEWER, Origin="https://evil.example").status == 403
 
 
-def test_logging_out_takes_the_cookie_away(guarded: Web) -> None:
+def test_logging_out_deletes_the_cookie(guarded: Web) -> None:
     answer = guarded.post("/logout", **own_page(guarded, VIEWER))
     assert (answer.status, answer.headers["location"]) == (303, "/login")
     assert re.match(r'qm_session=""; expires=.*; HttpOnly; Max-Age=0; Path=/', answer.headers["set-cookie"])
@@ -126,7 +126,7 @@ def test_another_spelling_of_a_logged_out_cookie_is_refused_too(guarded: Web) ->
 
 
 @pytest.mark.usefixtures("clean")
-def test_who_stays_connected_is_cut_off_by_the_log_out(queue: Queue, tmp_path: Path) -> None:
+def test_open_streams_are_closed_by_the_log_out(queue: Queue, tmp_path: Path) -> None:
     guarded, page = queue.web, own_page(queue.web, VIEWER)
     url = queue.redis_url
     with forked_web(tmp_path, **environment(url, QM_API_KEYS=KEYS)) as second:
@@ -172,11 +172,11 @@ def test_a_page_sends_people_to_the_login_and_back(guarded: Web) -> None:
 @pytest.mark.parametrize(
     "path", ["//evil.example", "https://evil.example", r"/\evil.example", "/%0d%0aX:y", "evil", ""]
 )
-def test_the_login_leads_to_no_other_place(path: str, guarded: Web) -> None:
+def test_the_login_redirects_only_within_this_site(path: str, guarded: Web) -> None:
     assert guarded.post("/login", f"key={VIEWER}&next={path}").headers["location"] == "/"
 
 
-def test_the_login_page_is_strict_and_says_what_is_wrong(guarded: Web) -> None:
+def test_the_login_page_has_strict_headers_and_shows_errors(guarded: Web) -> None:
     page = guarded.get("/login", **HTML)
     wrong = guarded.post("/login", "key=%3Cscript%3E", **HTML)
     assert (page.status, wrong.status) == (200, 401)
@@ -192,7 +192,7 @@ def test_the_login_page_is_strict_and_says_what_is_wrong(guarded: Web) -> None:
     assert 'aria-invalid="true" aria-describedby="problem"' in wrong.text
 
 
-def test_without_keys_there_is_nothing_to_log_in_to(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_without_keys_there_is_no_log_in(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
     process = shared_web(tmp_path_factory)
     assert process.get("/login").headers["location"] == "/"
     assert log_in(process, VIEWER).headers["location"] == "/"
@@ -215,13 +215,13 @@ def test_a_made_up_session_is_refused(text: str, guarded: Web) -> None:
 
 
 @pytest.mark.parametrize("others", ['a={"b": "c, d"}; ', "nonsense; ", '"; ', "a=\xe9; "])
-def test_cookies_of_others_on_this_host_are_in_nobodys_way(others: str, guarded: Web) -> None:
+def test_cookies_of_other_programs_on_this_host_are_ignored(others: str, guarded: Web) -> None:
     session = cookie(guarded, VIEWER)
     assert guarded.get(STATUS, Cookie=f"{others}{session}; z=1").status == 200
 
 
 @pytest.mark.parametrize("shown", ["\xe9" * 40, "", " ", "x" * 30_000])
-def test_a_key_of_odd_characters_is_unknown(shown: str, guarded: Web) -> None:
+def test_malformed_keys_are_unknown(shown: str, guarded: Web) -> None:
     assert guarded.get(STATUS, X_API_KEY=shown).status == 401
     assert guarded.get(STATUS, Authorization=f"Bearer {shown}").status == 401
 
@@ -240,7 +240,7 @@ def refused_within(limit: float, ask: Callable[[], Answer]) -> bool:
         return bool(eventually(lambda: ask().status == 401, within=30))
 
 
-def test_a_key_taken_out_of_the_file_is_refused_with_its_session(filed: Web, file: Path) -> None:
+def test_a_key_removed_from_the_file_is_refused_with_its_session(filed: Web, file: Path) -> None:
     session = own_page(filed, VIEWER)
     other = own_page(filed, OPERATOR)
     assert filed.get(STATUS, **session).status == filed.get(STATUS, X_API_KEY=VIEWER).status == 200
@@ -250,7 +250,7 @@ def test_a_key_taken_out_of_the_file_is_refused_with_its_session(filed: Web, fil
     assert filed.get(STATUS, **other).status == 200  # nobody else is logged out
 
 
-def test_another_key_or_role_under_the_name_ends_the_session(filed: Web, file: Path) -> None:
+def test_a_changed_key_or_role_ends_the_session(filed: Web, file: Path) -> None:
     session = own_page(filed, OPERATOR)
     rewrite(file, EYE, {**HAND, "role": "viewer"})
     assert refused_within(CUT_OFF, lambda: filed.get(STATUS, **session))
@@ -260,7 +260,7 @@ def test_another_key_or_role_under_the_name_ends_the_session(filed: Web, file: P
     assert filed.get(STATUS, X_API_KEY=UNKNOWN).status == 200
 
 
-def test_a_file_with_a_mistake_changes_nothing_and_is_said(filed: Web, file: Path) -> None:
+def test_an_invalid_file_of_keys_is_reported_and_ignored(filed: Web, file: Path) -> None:
     file.write_text(f'[{{"key": "{VIEWER}"')
     assert eventually(
         lambda: filed.get(STATUS, X_API_KEY=VIEWER).status == 200 and "The API keys are unchanged" in filed.log
@@ -289,14 +289,14 @@ def test_wrong_keys_stop_the_start_in_one_line(env: dict[str, str], said: str, t
 
 
 @pytest.mark.usefixtures("clean")  # it reads by indexes
-def test_with_keys_it_may_listen_anywhere_and_be_called_anything(tmp_path: Path) -> None:
+def test_with_keys_any_address_and_host_name_is_allowed(tmp_path: Path) -> None:
     with forked_web(tmp_path, "--host", "0.0.0.0", QM_API_KEYS=KEYS) as process:
         assert process.get("/metrics", Host="queue-manager.example", X_API_KEY=VIEWER).status == 200
         assert process.get("/metrics", Host="queue-manager.example").status == 401
 
 
 @pytest.mark.usefixtures("clean")  # it reads by indexes
-def test_prometheus_is_a_viewer(guarded: Web) -> None:
+def test_prometheus_reads_metrics_as_a_viewer(guarded: Web) -> None:
     assert guarded.get("/metrics", Authorization=f"Bearer {VIEWER}").status == 200
 
 
@@ -309,7 +309,7 @@ def is_ended(stream: Stream) -> bool:
     return True
 
 
-def test_an_event_stream_is_cut_off_when_its_key_is_taken_away(filed: Web, file: Path) -> None:
+def test_an_event_stream_is_closed_when_its_key_is_removed(filed: Web, file: Path) -> None:
     session = own_page(filed, VIEWER)
     with (
         Stream(filed, X_API_KEY=VIEWER) as by_key,
@@ -326,7 +326,7 @@ def test_an_event_stream_is_cut_off_when_its_key_is_taken_away(filed: Web, file:
         assert next(other.events())[0] == "queue-update"
 
 
-def test_an_event_stream_is_cut_off_when_its_key_expires(filed: Web, file: Path) -> None:
+def test_an_event_stream_is_closed_when_its_key_expires(filed: Web, file: Path) -> None:
     ends_at = time.monotonic() + BRIEF
     with paced() as pace:
         rewrite(file, HAND, key("brief", UNKNOWN, "viewer", soon(BRIEF)))
@@ -339,7 +339,7 @@ def test_an_event_stream_is_cut_off_when_its_key_expires(filed: Web, file: Path)
     assert filed.get(STATUS, **session).status == 401
 
 
-def test_who_waits_for_a_message_gets_none_after_the_key_is_taken_away(filed: Web, file: Path) -> None:
+def test_a_waiting_consumer_gets_no_message_after_its_key_is_removed(filed: Web, file: Path) -> None:
     answers: list[Answer] = []
     queue = Queue(filed, "")
     waiting = Thread(target=lambda: answers.append(queue.get("/queue/message?type=z&timeout=20", X_API_KEY=OPERATOR)))
@@ -351,7 +351,7 @@ def test_who_waits_for_a_message_gets_none_after_the_key_is_taken_away(filed: We
     assert answers[0].status == 404
 
 
-def test_socket_io_asks_the_same_question(filed: Web, file: Path) -> None:
+def test_socket_io_requires_the_same_keys(filed: Web, file: Path) -> None:
     session = own_page(filed, VIEWER)
     origin = f"http://127.0.0.1:{filed.port}"
     for auth, headers in (
@@ -376,7 +376,7 @@ def test_socket_io_asks_the_same_question(filed: Web, file: Path) -> None:
             Listener(filed.port, auth, host=f"127.0.0.1:{filed.port}", **headers)
 
 
-def test_a_socket_io_client_is_cut_off_when_its_key_is_taken_away(filed: Web, file: Path) -> None:
+def test_a_socket_io_client_is_disconnected_when_its_key_is_removed(filed: Web, file: Path) -> None:
     session = own_page(filed, VIEWER)
     with (
         Listener(filed.port, {"token": VIEWER}) as by_key,
@@ -390,7 +390,7 @@ def test_a_socket_io_client_is_cut_off_when_its_key_is_taken_away(filed: Web, fi
         assert other.call("join", "a") == {"joined": ["a"]}
 
 
-def test_a_socket_io_client_is_cut_off_when_its_key_expires(filed: Web, file: Path) -> None:
+def test_a_socket_io_client_is_disconnected_when_its_key_expires(filed: Web, file: Path) -> None:
     ends_at = time.monotonic() + BRIEF
     with paced() as pace:
         rewrite(file, key("brief", UNKNOWN, "viewer", soon(BRIEF)))
@@ -400,9 +400,7 @@ def test_a_socket_io_client_is_cut_off_when_its_key_expires(filed: Web, file: Pa
     assert 0 <= time.monotonic() - ends_at < pace.allowed(CUT_OFF)
 
 
-def test_tokens_of_accounts_stay_as_they_are_next_to_keys(
-    servers: Servers, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_account_tokens_work_alongside_keys(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
     both = shared_web(tmp_path_factory, SOCKETIO_TOKEN_SECRET=SECRET, QM_API_KEYS=KEYS)
     with Listener(both.port, {"token": token("a")}) as client:
         assert client.call("join", "b")["error"] == "refused"
@@ -467,7 +465,7 @@ def test_repeated_actions_share_a_line_with_their_number(servers: Servers, tmp_p
         assert number_of_actions() == 42  # also those of the last second
 
 
-def test_without_keys_it_is_loopback_that_acts(servers: Servers, tmp_path: Path) -> None:
+def test_without_keys_actions_are_logged_as_loopback(servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
     with forked_web(tmp_path, **environment(url)) as process:
         Queue(process, url).post("/queue/message", {"type": "a"})

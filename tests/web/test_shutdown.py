@@ -54,10 +54,10 @@ def test_a_request_that_has_no_response_yet_is_answered_503() -> None:
     assert json.loads(body["body"])["error"] == "stopping"
 
 
-def test_a_response_that_has_begun_is_broken_off() -> None:
+def test_a_started_response_is_aborted() -> None:
     assert cancel(app(START)) == [START, CANCELED]
 
 
 @pytest.mark.parametrize("kind", ["websocket", "lifespan"])
-def test_nothing_but_http_is_answered(kind: str) -> None:
+def test_only_http_requests_are_answered(kind: str) -> None:
     assert cancel(app(), kind) == [CANCELED]

@@ -61,7 +61,7 @@ def lead(url: str, *, since: datetime = LONG_AGO, **runs_at: float) -> None:
             client.zadd(SCHEDULE_KEY, {f"{SCHEDULE_PREFIX}{name.replace('_', '-')}": at})
 
 
-def test_the_overview_tells_of_every_system(clean: Servers, process: Web) -> None:
+def test_the_overview_contains_every_system(clean: Servers, process: Web) -> None:
     make_room(server_now() - seconds(60))
     scan_run.record(SCAN, {**RUN, "requeued": 1}, error=None, now=server_now())
     body = eventually(lambda: (b := get(process, "/overview"))["systems"][0]["due"] == 1 and b)
@@ -78,7 +78,7 @@ def test_the_overview_tells_of_every_system(clean: Servers, process: Web) -> Non
     assert [(one["is_on"], one["due"], one["lag_seconds"]) for one in others] == [(False, None, None)] * 4
 
 
-def test_a_leader_and_its_next_scans_are_told(clean: Servers, process: Web) -> None:
+def test_the_overview_has_the_leader_and_its_next_scans(clean: Servers, process: Web) -> None:
     at = datetime.fromisoformat("2030-01-01T00:00:00+00:00")
     lead(clean.valkey.url, support_snooze=at.timestamp(), stale_thumbnails=at.timestamp())
     body = eventually(lambda: (b := get(process, "/overview"))["leader"] and b)
@@ -97,7 +97,7 @@ def test_errors_of_a_day_are_added_up(clean: Servers, process: Web) -> None:
     assert system(process)["problems"][0]["rule"] == "late-scan"
 
 
-def test_problems_name_what_is_missing_and_lead_to_the_items(clean: Servers, process: Web) -> None:
+def test_problems_name_their_items_and_link_to_them(clean: Servers, process: Web) -> None:
     make_room(server_now() - seconds(300))
     work = make_work(server_now)
     (item,) = scan(work)
@@ -155,7 +155,7 @@ def test_the_history_of_a_day_expires_soon_after_it(clean: Servers) -> None:
         assert counters.read(client, [QUEUE]) == {QUEUE: {"done": 1}}
 
 
-def test_one_system_has_all_its_figures(clean: Servers, process: Web) -> None:
+def test_one_system_has_all_its_stats(clean: Servers, process: Web) -> None:
     body = eventually(lambda: (b := get(process, "/systems/support-snooze"))["numbers"].get("malformed") == 0 and b)
     assert body["numbers"].keys() >= {"pending", "cooling_off"}
     assert (body["hooks"], body["trigger"]) == (False, None)
@@ -190,7 +190,7 @@ def test_the_slowest_scans_come_first_on_demand(clean: Servers, process: Web) ->
 
 
 @pytest.mark.parametrize("cursor", ["nonsense", "W10=", "WyJhIl0=", "W251bGwsbnVsbF0=", "%ff"])
-def test_a_cursor_that_is_none_is_422(cursor: str, clean: Servers, process: Web) -> None:
+def test_a_malformed_cursor_is_422(cursor: str, clean: Servers, process: Web) -> None:
     answer = process.get(f"/api/systems/support-snooze/scans?cursor={cursor}")
     assert (answer.status, answer.body["field"]) == (422, "cursor")
 
@@ -251,7 +251,7 @@ def lonely(tmp_path: Path) -> Iterator[Lonely]:
 
 
 @pytest.mark.processes
-def test_what_is_away_is_null_and_said(lonely: Lonely) -> None:
+def test_values_of_unavailable_servers_are_null_with_a_reason(lonely: Lonely) -> None:
     process, mongo, valkey = lonely.process, lonely.mongo, lonely.valkey
     with promptly(4):
         answer = process.get("/api/overview")

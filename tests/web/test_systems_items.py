@@ -204,7 +204,7 @@ def test_unknown_names_and_states_are_refused(clean: Servers, process: Web) -> N
 # Trying again
 
 
-def test_those_of_the_given_ids_are_sent_that_can_be(clean: Servers, rooms: dict[str, ObjectId], process: Web) -> None:
+def test_retryable_items_among_the_given_ids_are_sent(clean: Servers, rooms: dict[str, ObjectId], process: Web) -> None:
     ids = [str(rooms[name]) for name in ("failed", "due", "later", "in-progress", "due")]
     answer = process.post(f"{ROOMS}/retry", json.dumps({"ids": [*ids, "nothing"]}))
     assert (answer.status, answer.body) == (202, {"sent": 2, "of": 5})
@@ -212,7 +212,7 @@ def test_those_of_the_given_ids_are_sent_that_can_be(clean: Servers, rooms: dict
 
 
 @pytest.mark.parametrize("state", ["due", "stuck", "failed"])
-def test_a_retry_sends_the_ordinary_task_and_no_scan_sends_it_beside(
+def test_a_retry_sends_the_ordinary_task_and_no_scan_sends_it_again(
     state: str, rooms: dict[str, ObjectId], clean: Servers, process: Web
 ) -> None:
     answer = process.post(f"{ROOMS}/{rooms[state]}/retry", "{}")
@@ -233,14 +233,14 @@ def test_a_retry_sends_the_ordinary_task_and_no_scan_sends_it_beside(
     assert len(times_woken(rooms[state])) == 1
 
 
-def test_what_is_retried_waits_for_a_worker_as_long_as_it_takes(rooms: dict[str, ObjectId], process: Web) -> None:
+def test_a_retried_item_waits_for_a_worker_without_a_time_limit(rooms: dict[str, ObjectId], process: Web) -> None:
     assert process.post(f"{ROOMS}/{rooms['due']}/retry").status == 202
     assert lease(rooms["due"]) == LeaseStatus(state="in-progress", ends_at=None)
     assert process.post(f"{ROOMS}/retry", '{"state": "stuck"}').status == 202
     assert lease(rooms["stuck"]) == LeaseStatus(state="in-progress", ends_at=None)
 
 
-def test_what_was_released_or_is_in_flight_for_another_time_is_retried(
+def test_items_released_or_in_flight_for_another_due_time_are_retried(
     rooms: dict[str, ObjectId], clean: Servers, process: Web
 ) -> None:
     room, now = rooms["in-progress"], server_now()
@@ -255,7 +255,7 @@ def test_what_was_released_or_is_in_flight_for_another_time_is_retried(
     assert len(times_woken(room)) == 1
 
 
-def test_a_retry_that_fails_again_rests_longer(rooms: dict[str, ObjectId], process: Web) -> None:
+def test_a_retry_that_fails_again_cools_down_longer(rooms: dict[str, ObjectId], process: Web) -> None:
     token = process.post(f"{ROOMS}/{rooms['failed']}/retry").body["task_id"]
     assert listed(process, ROOMS, "state=failed") == []
     meant = to_iso(get_room(rooms["failed"])["snooze_time"]["time"])
@@ -265,14 +265,16 @@ def test_a_retry_that_fails_again_rests_longer(rooms: dict[str, ObjectId], proce
     assert (failed["attempts"], failed["reason"]) == (2, "Boom again")
 
 
-def test_of_many_who_retry_one_at_once_one_does(rooms: dict[str, ObjectId], clean: Servers, process: Web) -> None:
+def test_one_of_many_concurrent_retries_of_an_item_succeeds(
+    rooms: dict[str, ObjectId], clean: Servers, process: Web
+) -> None:
     with ThreadPoolExecutor(6) as threads:
         answers = threads.map(lambda _: process.post(f"{ROOMS}/{rooms['failed']}/retry"), range(6))
         assert sorted(answer.status for answer in answers) == [202, 409, 409, 409, 409, 409]
     assert len(waiting_messages(clean.valkey.url, "support-snooze")) == 1
 
 
-def test_what_is_not_to_be_retried_is_refused(rooms: dict[str, ObjectId], clean: Servers, process: Web) -> None:
+def test_items_that_cannot_be_retried_are_refused(rooms: dict[str, ObjectId], clean: Servers, process: Web) -> None:
     statuses = {
         name: process.post(f"{ROOMS}/{id}/retry").status
         for name, id in {**rooms, "unknown": ObjectId(), "malformed": "nonsense"}.items()
@@ -289,7 +291,7 @@ def test_an_id_that_is_nested_deep_is_not_found(depth: int, process: Web) -> Non
     assert process.post(f"{ROOMS}/{id}/retry").status == 404
 
 
-def test_all_that_match_are_sent(clean: Servers, process: Web) -> None:
+def test_all_matching_items_are_sent(clean: Servers, process: Web) -> None:
     now = server_now()
     loud = {str(make_room(now - seconds(number), account_id=f"loud-{number}")) for number in range(1, 21)}
     quiet = make_room(now - seconds(5), account_id="quiet")
@@ -300,7 +302,7 @@ def test_all_that_match_are_sent(clean: Servers, process: Web) -> None:
     assert process.post(f"{ROOMS}/retry", '{"state": "due", "search": "loud"}').body == {"sent": 0, "of": 0}
 
 
-def test_a_retry_of_many_is_bounded_and_says_so(clean: Servers, process: Web) -> None:
+def test_a_retry_of_many_items_is_bounded_and_reports_the_rest(clean: Servers, process: Web) -> None:
     at = server_now() - seconds(5)
     support_room.rooms().insert_many(
         [{"account_id": "a", "status": "snoozed", "snooze_time": {"time": at}} for _ in range(1_203)]
@@ -321,7 +323,7 @@ def test_a_retry_without_redis_is_refused_and_changes_nothing(rooms: dict[str, O
 
 
 @pytest.mark.slow
-def test_a_worker_wakes_what_is_retried(rooms: dict[str, ObjectId], process: Web, tmp_path: Path) -> None:
+def test_a_worker_wakes_retried_rooms(rooms: dict[str, ObjectId], process: Web, tmp_path: Path) -> None:
     with worker(tmp_path / "worker.log"):
         for state in ("due", "stuck", "failed"):
             assert process.post(f"{ROOMS}/{rooms[state]}/retry").status == 202
@@ -332,7 +334,7 @@ def test_a_worker_wakes_what_is_retried(rooms: dict[str, ObjectId], process: Web
 # The other systems
 
 
-def test_hung_sites_are_listed_and_reset_by_hand(clean: Servers, process: Web) -> None:
+def test_hung_sites_are_listed_and_reset_manually(clean: Servers, process: Web) -> None:
     now = server_now()
     hung = [make_site("agency_websites", now - hours(5)), make_site("instasites", now - hours(4))]
     busy = make_site("agency_websites", now - seconds(1))
@@ -359,7 +361,7 @@ def test_hung_sites_are_listed_and_reset_by_hand(clean: Servers, process: Web) -
         assert process.post(f"{SITES}/{unknown}/retry").status == 404
 
 
-def test_agencies_are_listed_once_whether_their_account_is_a_text_or_an_object_id(clean: Servers, process: Web) -> None:
+def test_agencies_are_listed_once_although_account_ids_are_text_or_object_ids(clean: Servers, process: Web) -> None:
     ids = [ObjectId() for _ in range(4)]
     for account in (*ids[:2], *map(str, ids[1:]), "parent", ["parent"], [str(ids[0])]):
         make_subscription(account)
@@ -369,7 +371,7 @@ def test_agencies_are_listed_once_whether_their_account_is_a_text_or_an_object_i
         assert found == (wanted if order == "oldest" else wanted[::-1])
 
 
-def test_eligible_agencies_are_listed_and_asked_by_hand(clean: Servers, process: Web) -> None:
+def test_eligible_agencies_are_listed_and_get_a_request_manually(clean: Servers, process: Web) -> None:
     parents: list[Any] = [ObjectId() for _ in range(5)] + [f"parent-{number}" for number in range(3)]
     for parent in parents:
         make_subscription(parent)

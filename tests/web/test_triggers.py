@@ -32,7 +32,7 @@ def hooked(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
     return shared_web(tmp_path_factory, QM_HOOKS="true", QM_CONVERSATIONS="false")
 
 
-def test_a_trigger_sends_the_scan_once_and_refuses_a_second(clean: Servers, hooked: Web) -> None:
+def test_a_trigger_sends_one_scan_and_a_second_is_refused(clean: Servers, hooked: Web) -> None:
     first, second = hooked.post(SNOOZE), hooked.post(SNOOZE)
     assert (first.status, second.status) == (202, 409)
     assert second.body == {"error": "already running", "message": second.body["message"]}
@@ -59,7 +59,7 @@ def test_triggers_that_no_worker_took_are_one_run(clean: Servers, hooked: Web, t
             eventually(lambda: len(scan_run.latest(TASK, limit=10)) == 2, within=20)
 
 
-def test_of_many_triggers_at_once_one_is_accepted(clean: Servers, hooked: Web) -> None:
+def test_one_of_many_concurrent_triggers_is_accepted(clean: Servers, hooked: Web) -> None:
     with ThreadPoolExecutor(6) as threads:
         statuses = [answer.status for answer in threads.map(hooked.post, [SNOOZE] * 6)]
     assert sorted(statuses) == [202, 409, 409, 409, 409, 409]
@@ -86,20 +86,20 @@ def test_an_unknown_trigger_is_404_with_the_known_ones(hooked: Web) -> None:
     assert "conversations/support-snooze" in answer.body["message"]
 
 
-def test_a_scan_that_runs_is_not_joined(clean: Servers, hooked: Web) -> None:
+def test_a_trigger_during_a_scan_is_refused(clean: Servers, hooked: Web) -> None:
     scan_run.begin(TASK, "beat sent this", now=server_now())
     assert hooked.post(SNOOZE).status == 409
     scan_run.end(TASK, "beat sent this")
     assert hooked.post(SNOOZE).status == 202
 
 
-def test_a_message_that_nobody_takes_blocks_no_longer_than_a_period(clean: Servers, hooked: Web) -> None:
+def test_an_unprocessed_trigger_blocks_others_for_one_period(clean: Servers, hooked: Web) -> None:
     hooked.post(SNOOZE)
     # One second more, because two processes know the server's clock to within a round trip.
     assert TASK not in scan_run.running(now=server_now() + seconds(11))
 
 
-def test_another_sites_page_may_not_trigger(clean: Servers, hooked: Web) -> None:
+def test_a_page_of_another_site_may_not_trigger(clean: Servers, hooked: Web) -> None:
     assert hooked.post(SNOOZE, Sec_Fetch_Site="cross-site").status == 403
     assert hooked.post(SNOOZE, Sec_Fetch_Site="same-origin").status == 202
 
@@ -111,7 +111,7 @@ def test_a_trigger_wakes_what_is_due_although_the_system_is_off(clean: Servers, 
         eventually(lambda: is_open(room), within=20)
 
 
-def test_a_broker_that_is_away_is_503_and_leaves_no_mark(clean: Servers, tmp_path: Path) -> None:
+def test_an_unavailable_broker_is_503_and_leaves_no_mark(clean: Servers, tmp_path: Path) -> None:
     gone = f"redis://:s3cret@127.0.0.1:{free_port()}/0"
     with forked_web(tmp_path, QM_HOOKS="true", REDIS_URL=gone) as process:
         with promptly(5):
@@ -123,7 +123,7 @@ def test_a_broker_that_is_away_is_503_and_leaves_no_mark(clean: Servers, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_mongodb_that_is_away_is_503(servers: Servers, tmp_path: Path) -> None:
+def test_unavailable_mongodb_is_503(servers: Servers, tmp_path: Path) -> None:
     gone = f"mongodb://127.0.0.1:{free_port()}/product"
     with forked_web(tmp_path, QM_HOOKS="true", MONGO_DB_URL=gone) as process:
         with promptly(5):

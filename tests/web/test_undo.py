@@ -100,7 +100,7 @@ def test_a_date_range_is_restored(queue: Queue) -> None:
     assert queue.ids("main") == [id]
 
 
-def test_what_exists_again_is_left_as_it_is(queue: Queue) -> None:
+def test_messages_that_exist_again_are_not_changed_by_undo(queue: Queue) -> None:
     id = queue.add(payload="old", id="order-1")
     deleted = queue.delete(f"/queue/message/{id}").body
     queue.add(payload="new", id="order-1")
@@ -115,7 +115,7 @@ def test_what_exists_again_is_left_as_it_is(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("option", ["unique", "singular"])
-def test_a_job_that_another_one_keeps_out_is_restored_once_that_is_gone(queue: Queue, option: str) -> None:
+def test_a_job_blocked_by_another_is_restored_after_that_is_removed(queue: Queue, option: str) -> None:
     wanted = {"name": INVOICE, "arguments": [1], "delay_seconds": 1000, option: True}
     first = queue.post("/jobs", wanted).body["job"]
     removed = queue.delete(f"/jobs/{first['_id']}").body
@@ -147,7 +147,7 @@ def test_jobs_are_restored_with_their_counts(queue: Queue) -> None:
     assert queue.get("/jobs/status").body["queues"] == before
 
 
-def test_it_is_in_the_audit_and_done_once(queue: Queue) -> None:
+def test_undo_is_in_the_audit_log_and_done_once(queue: Queue) -> None:
     id = queue.add()
     deleted = queue.delete(f"/queue/message/{id}").body["undo"]
     entry = queue.get(f"/audit/{deleted}").body
@@ -163,7 +163,7 @@ def test_it_is_in_the_audit_and_done_once(queue: Queue) -> None:
     )
 
 
-def test_it_is_refused_when_it_is_too_late(queue: Queue) -> None:
+def test_undo_is_refused_after_its_time(queue: Queue) -> None:
     id = queue.add()
     deleted = queue.delete(f"/queue/message/{id}").body["undo"]
     collection("qm_audit").update_many({}, {"$set": {"undo_until": server_now() - seconds(1)}})
@@ -180,7 +180,7 @@ def test_the_archive_is_deleted_after_its_time(queue: Queue) -> None:
     assert indexes["archive_kept_until"]["expireAfterSeconds"] == 0
 
 
-def test_what_cannot_be_undone_is_refused(queue: Queue) -> None:
+def test_undo_of_an_irreversible_action_is_refused(queue: Queue) -> None:
     id = queue.add()
     queue.put(f"/queue/message/{id}", {"payload": 2})
     (edit,) = queue.get("/audit?action=edit").body["entries"]

@@ -32,7 +32,7 @@ def start(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess
     return subprocess.run([*COMMAND, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=60)
 
 
-def test_without_keys_it_refuses_to_be_reachable_by_others(tmp_path: Path) -> None:
+def test_without_keys_only_loopback_addresses_are_allowed(tmp_path: Path) -> None:
     result = start("--host", "0.0.0.0", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith("queue-manager: --host 0.0.0.0: without QM_API_KEYS")
@@ -64,7 +64,7 @@ def test_a_host_that_is_unknown_is_refused(servers: Servers, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_in_order_although_a_client_is_connected(
+def test_process_ends_orderly_although_a_client_is_connected(
     number: signal.Signals, servers: Servers, tmp_path: Path
 ) -> None:
     with web(tmp_path, SOCKETIO_TOKEN_SECRET=SECRET) as process:
@@ -91,7 +91,7 @@ def test_several_processes_share_the_port_and_a_dead_one_is_replaced(servers: Se
         assert "Traceback" not in process.log
 
 
-def test_processes_end_when_the_one_that_started_them_is_killed(servers: Servers, tmp_path: Path) -> None:
+def test_processes_end_when_their_parent_is_killed(servers: Servers, tmp_path: Path) -> None:
     with web(tmp_path, "--workers", "2") as process:
         os.kill(process.child.pid, signal.SIGKILL)
         assert eventually(lambda: not is_answering(process.port))
@@ -114,7 +114,7 @@ def test_without_hooks_there_are_no_triggers(process: Web) -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/nonsense", "/nonsense", "/static/nonsense.js", "/static/../rooms.html"])
-def test_what_does_not_exist_is_404_in_the_one_form(path: str, process: Web) -> None:
+def test_unknown_paths_are_404_in_the_common_form(path: str, process: Web) -> None:
     answer = process.get(path)
     assert answer.status == 404
     assert answer.body.keys() == {"error", "message"}
@@ -122,18 +122,18 @@ def test_what_does_not_exist_is_404_in_the_one_form(path: str, process: Web) -> 
 
 
 @pytest.mark.parametrize("path", ["/nonsense", "/schedule/nonsense", "/<b>nonsense"])
-def test_who_opens_a_page_that_does_not_exist_gets_a_way_back(path: str, process: Web) -> None:
+def test_an_unknown_page_links_back(path: str, process: Web) -> None:
     answer = process.get(path.replace("<", "%3C").replace(">", "%3E"), Accept="text/html")
     assert answer.status == 404
     assert '<a class="button" href="/">' in answer.text
     assert "<b>" not in answer.text
 
 
-def test_what_does_not_exist_below_the_api_is_no_page_for_anybody(process: Web) -> None:
+def test_unknown_api_paths_never_return_a_page(process: Web) -> None:
     assert process.get("/api/nonsense", Accept="text/html").body["error"] == "not found"
 
 
-def test_a_name_that_others_made_point_here_is_refused(process: Web) -> None:
+def test_a_foreign_host_name_is_refused(process: Web) -> None:
     assert process.get("/", Host="evil.example").status == 421
     assert process.get("/", Host=f"localhost:{process.port}").status == 200
 
@@ -152,7 +152,7 @@ def test_a_page_runs_no_inline_script_and_loads_nothing_from_elsewhere(path: str
     assert {process.get(file).status for file in loaded} == {200}
 
 
-def test_a_system_that_is_off_says_what_turns_it_on(process: Web) -> None:
+def test_a_system_that_is_off_names_the_setting_that_turns_it_on(process: Web) -> None:
     assert "QM_MESSAGE_QUEUE=true" in process.get("/messages").text
     assert "QM_JOBS=true" in process.get("/jobs").text
 

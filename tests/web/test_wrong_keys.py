@@ -40,7 +40,7 @@ def ask(process: Web, key: str, **headers: str) -> Answer:
     return process.get("/schedule", X_API_KEY=key, **headers)
 
 
-def test_many_wrong_keys_are_answered_later_and_later_with_429(guarded: Web, address: dict[str, str]) -> None:
+def test_many_wrong_keys_get_429_after_growing_delays(guarded: Web, address: dict[str, str]) -> None:
     answers = [ask(guarded, wrong(number), **address) for number in range(FREE + 5)]
     assert [answer.status for answer in answers] == [401] * FREE + [429] * 5
     for number, answer in enumerate(answers[FREE:], start=1):
@@ -53,7 +53,7 @@ def test_many_wrong_keys_are_answered_later_and_later_with_429(guarded: Web, add
     assert "a-wrong-key" not in guarded.log
 
 
-def test_right_keys_and_other_addresses_are_not_held_up(guarded: Web, address: dict[str, str]) -> None:
+def test_right_keys_and_other_addresses_are_not_delayed(guarded: Web, address: dict[str, str]) -> None:
     for number in range(FREE + 2):
         ask(guarded, wrong(number), **address)
     assert ask(guarded, wrong(99), **address).status == 429
@@ -70,7 +70,7 @@ def test_all_of_an_ipv6_network_is_one_address(guarded: Web) -> None:
     assert ask(guarded, wrong(99), X_Forwarded_For="2001:db8:0:1::1").status == 401
 
 
-def test_one_wrong_key_again_and_again_is_no_guessing(guarded: Web, address: dict[str, str]) -> None:
+def test_one_repeated_wrong_key_does_not_count_as_guessing(guarded: Web, address: dict[str, str]) -> None:
     assert {ask(guarded, UNKNOWN, **address).status for _ in range(5 * FREE)} == {401}
 
 
@@ -93,7 +93,7 @@ def test_a_program_that_never_ends_repeating_a_wrong_key_is_slowed_down_too(
     assert ask(guarded, VIEWER, **address).status == 200
 
 
-def test_the_log_in_and_socket_io_count_too(guarded: Web, address: dict[str, Any]) -> None:
+def test_wrong_keys_at_the_log_in_and_socket_io_count_too(guarded: Web, address: dict[str, Any]) -> None:
     for number in range(FREE - 2):
         assert log_in(guarded, wrong(number), **address).status == 401
     for number in range(FREE - 2, FREE):
