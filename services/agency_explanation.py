@@ -9,7 +9,6 @@ from models.database import Document
 from models.pulse import Agency
 from queue_manager.core.wording import sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
-from queue_manager.leases.state import detail
 from services.item_explanation import describe_state, timeline
 from services.review_requests import ReviewRequests, due_of, system
 
@@ -81,9 +80,8 @@ def _answer(
     if due_at > now:
         asked_at = f"it is asked {requests.after.days} days later, at {when(due_at, now)}"
         return "not due", "neutral", sentence(customer, asked_at, dispatch.scan(due_at))
-    state, tone, clause = describe_state(
-        detail(requests.leases, due_of(agency).lease), dispatch, history, queue=system.queue
-    )
+    lease = requests.leases.detail(due_of(agency).lease)
+    state, tone, clause = describe_state(lease, dispatch, history, queue=system.queue)
     return state, tone, sentence(f"due to be asked since {when(due_at, now)}", clause)
 
 

@@ -225,7 +225,8 @@ class DueWork(ItemWork, ABC):
     def mark_dispatched(self, batch: DueBatch) -> None:
         """Record that the items of a batch were sent: their leases last until workers receive them."""
         now = self.clock()
-        self.leases.dispatched([item.lease for item in batch.items if item.eta is None], ends_ms=batch.lease_ends_ms)
+        due = [item.lease for item in batch.items if item.eta is None]
+        self.leases.mark_dispatched(due, ends_ms=batch.lease_ends_ms)
         self.record_dispatched(batch.items)
         if ahead := [item for item in batch.items if item.eta is not None]:
             longest = max(item.eta for item in ahead if item.eta is not None)

@@ -70,7 +70,7 @@ class ItemWork:
 
     def postpone(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
         """Keep the leases of items that are sent again, with an ETA in `wait`, until a worker receives them."""
-        self.leases.sent_again([item.lease for item in items], wait=wait)
+        self.leases.mark_sent_again([item.lease for item in items], wait=wait)
 
     def cool_down(self, item: DueItem, *, wait: timedelta) -> None:
         """Release an item; no scan takes it before `wait` is over."""

@@ -14,7 +14,6 @@ from queue_manager.core.clock import EPOCH
 from queue_manager.core.wording import many, sentence, span, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
 from queue_manager.leases import Leases
-from queue_manager.leases.state import detail
 from queue_manager.system import System
 from services.item_explanation import describe_state, timeline
 
@@ -88,7 +87,7 @@ class _SiteExplanation:
         if hangs_at >= self._now:
             hangs = f"the build counts as hung at {when(hangs_at, self._now)}"
             return "building", "good", sentence(building, hangs, self._dispatch.scan(hangs_at))
-        lease = detail(self._leases, leases.name(f"{self._sites.name} {self._key}", started))
+        lease = self._leases.detail(leases.name(f"{self._sites.name} {self._key}", started))
         state, tone, clause = describe_state(lease, self._dispatch, self._history, queue=self._system.queue)
         return state, tone, sentence(building, f"the build hangs: it takes longer than {span(self._threshold)}", clause)
 

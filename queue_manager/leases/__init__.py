@@ -28,7 +28,6 @@ from typing import Any, Literal
 from uuid import uuid4
 
 import redis
-from redis.client import Pipeline
 
 from queue_manager.core.clock import from_unix_ms, hours, milliseconds, minutes, seconds, unix_ms
 from queue_manager.core.errors import Unavailable, reason
@@ -55,7 +54,7 @@ from queue_manager.leases.scripts import (
     TAKE,
     Sets,
 )
-from queue_manager.leases.state import LeaseStatus, step_of
+from queue_manager.leases.state import LeaseCounts, LeaseDetail, LeaseStatus, step_of
 
 DONE_FOR = seconds(5)
 MAX_SCAN_LOCK = seconds(30)
@@ -114,12 +113,6 @@ class Taken:
     ends_ms: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stats:
-    in_progress: int
-    cooling: int
-
-
 @dataclass(frozen=True)
 class Leases:
     """The leases of one system. Methods raise `Unavailable` when Redis does not answer, unless they say otherwise."""
@@ -169,7 +162,7 @@ class Leases:
             with lease_server() as client:
                 RELEASE_SCAN_LOCK(client, [key], [token])
 
-    def dispatched(self, names: Sequence[str], *, ends_ms: int) -> None:
+    def mark_dispatched(self, names: Sequence[str], *, ends_ms: int) -> None:
         """Mark items taken until `ends_ms` as sent: they wait for a worker, for any time."""
         self._each(DISPATCHED, names, ends_ms)
 
@@ -208,7 +201,7 @@ class Leases:
         """Extend held leases to one lease from now, or from the end of `wait`."""
         self._each(RENEW, names, self._lease_ms + milliseconds(wait))
 
-    def sent_again(self, names: Sequence[str], *, wait: timedelta) -> None:
+    def mark_sent_again(self, names: Sequence[str], *, wait: timedelta) -> None:
         """Mark held items as sent with an ETA in `wait`: from then on they wait for a worker, for any time."""
         self._each(SENT_AGAIN, names, milliseconds(wait))
 
@@ -234,8 +227,7 @@ class Leases:
     @contextmanager
     def alone(self, name: str) -> Iterator[Attempts]:
         """Record one attempt while the block runs. Best effort like `batch`. Raises MustCoolDown."""
-        losses = _recorder().run(START_ALONE, self, self._lease_ms, name, MAX_LOSSES) or 0
-        if losses:
+        if losses := _recorder().run(START_ALONE, self, self._lease_ms, name, MAX_LOSSES):
             raise MustCoolDown(losses)
         attempts = Attempts()
         with self._ending([name], attempts):
@@ -259,12 +251,6 @@ class Leases:
 
     # Reading
 
-    def read(self, command: Callable[[Pipeline], object]) -> list[Any]:
-        """Return the replies to commands that read the sets, sent together."""
-        with lease_server() as client, client.pipeline(transaction=False) as pipe:
-            command(pipe)
-            return pipe.execute()
-
     def statuses(self, names: Sequence[str]) -> list[LeaseStatus]:
         """Return the lease of each item."""
         found: list[LeaseStatus] = []
@@ -281,7 +267,25 @@ class Leases:
             ]
         return found
 
-    def stats(self) -> Stats:
+    def detail(self, name: str) -> LeaseDetail:
+        """Return all that is known about the lease of one item."""
+        with lease_server() as client, client.pipeline(transaction=False) as pipe:
+            for key in (self.keys.waiting, self.keys.running, self.keys.cooling, self.keys.done, self.keys.started):
+                pipe.zscore(key, name)
+            pipe.zrank(self.keys.waiting, name)
+            pipe.hget(self.keys.losses, name)
+            pipe.time()
+            *scores, rank, lost, time_ = pipe.execute()
+        step, at = step_of(*scores, now=unix_ms(time_of(time_)))
+        if step == "received" and at is not None:
+            at -= self._lease_ms
+        elif step == "started":
+            at = scores[-1]
+        losses = 0 if lost is None else int(lost.split(b":")[0])
+        known_at = None if at is None or step == "ended" else from_unix_ms(at)
+        return LeaseDetail(step=step, at=known_at, ahead_of_it=rank or 0, losses=losses)
+
+    def stats(self) -> LeaseCounts:
         """Count what is in flight and what is cooling."""
         with lease_server() as client, client.pipeline(transaction=False) as pipe:
             now = unix_ms(time_of(client.time()))
@@ -289,14 +293,14 @@ class Leases:
             pipe.zcount(self.keys.running, f"({now}", "+inf")
             pipe.zcount(self.keys.cooling, f"({now}", "+inf")
             waiting, running, cooling = pipe.execute()
-        return Stats(in_progress=waiting + running, cooling=cooling)
+        return LeaseCounts(in_progress=waiting + running, cooling=cooling)
 
     def ended(self, *, before: timedelta, limit: int) -> list[str]:
         """Return names whose lease ended without a result longer than `before` ago, oldest first."""
         with lease_server() as client:
             until = unix_ms(time_of(client.time())) - milliseconds(before)
-            found = client.zrange(self.keys.running, "-inf", until, byscore=True, num=limit, offset=0)
-        return [_text(one) for one in found]
+            found: Any = client.zrange(self.keys.running, "-inf", until, byscore=True, num=limit, offset=0)
+        return [one.decode() for one in found]
 
     def candidates(self, state: Literal["in-progress", "stuck"], *, limit: int) -> set[str] | None:
         """Return all names in a state, and possibly others, which `statuses` tells apart; `None` if over `limit`.
@@ -308,9 +312,10 @@ class Leases:
         with lease_server() as client:
             now = unix_ms(time_of(client.time()))
             for key in (keys.running,) if state == "stuck" else (keys.waiting, keys.running, keys.done):
-                for one, score in client.zscan_iter(key, count=MAX_ARGUMENTS):
+                found: Any = client.zscan_iter(key, count=MAX_ARGUMENTS)
+                for one, score in found:
                     if key == keys.waiting or (score > now) == (state == "in-progress"):
-                        names.add(_text(one))
+                        names.add(one.decode())
                         if len(names) > limit:
                             return None
         return names
@@ -319,18 +324,19 @@ class Leases:
         """Return names that cool down, those that end soonest first."""
         with lease_server() as client:
             now = unix_ms(time_of(client.time()))
-            found = client.zrange(self.keys.cooling, f"({now}", "+inf", byscore=True, num=limit, offset=0)
-        return [_text(one) for one in found]
+            found: Any = client.zrange(self.keys.cooling, f"({now}", "+inf", byscore=True, num=limit, offset=0)
+        return [one.decode() for one in found]
 
     def often_lost(self) -> Mapping[str, int]:
         """Return, by id, the losses in a row of items whose process was often lost in the last day."""
         with lease_server() as client:
-            now, losses = unix_ms(time_of(client.time())), client.hgetall(self.keys.losses)
+            now = unix_ms(time_of(client.time()))
+            losses: Any = client.hgetall(self.keys.losses)
         found = {}
         for one, value in losses.items():
-            count, at = map(int, _text(value).split(":"))
+            count, at = map(int, value.split(b":"))
             if count >= OFTEN_LOST and now - at <= RETENTION_MS:
-                found[id_of(_text(one))] = count
+                found[id_of(one.decode())] = count
         return found
 
     @property
@@ -352,10 +358,6 @@ class Leases:
     def _each(self, script: Script, names: Sequence[str], *arguments: Any) -> None:
         for first in range(0, len(names), MAX_ARGUMENTS):
             self._run(script, *arguments, *names[first : first + MAX_ARGUMENTS])
-
-
-def _text(reply: Any) -> str:
-    return str(reply.decode())
 
 
 @contextmanager

@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from redis.client import Pipeline
-
-from queue_manager.core.clock import from_unix_ms, milliseconds, unix_ms
-from queue_manager.core.redis_client import time_of
-
-if TYPE_CHECKING:
-    from queue_manager.leases import Leases
+from queue_manager.core.clock import from_unix_ms
 
 LeaseStep = Literal["free", "ahead", "queued", "received", "started", "ended", "stuck", "cooling"]
 """`ahead`: dispatched, its ETA is to come. `queued`: its message waits for a worker. `received`: by a worker, or being
@@ -85,26 +79,9 @@ class LeaseDetail:
     """How many times in a row its process was lost."""
 
 
-def detail(leases: Leases, name: str) -> LeaseDetail:
-    """Return the lease of one item. Raises `Unavailable`."""
-    keys = leases.keys
+@dataclass(frozen=True, kw_only=True)
+class LeaseCounts:
+    """The number of items in flight, and of those that cool down."""
 
-    def commands(pipe: Pipeline) -> None:
-        for key in (keys.waiting, keys.running, keys.cooling, keys.done, keys.started):
-            pipe.zscore(key, name)
-        pipe.zrank(keys.waiting, name)
-        pipe.hget(keys.losses, name)
-        pipe.time()
-
-    waiting, running, cooling, done, started, rank, lost, time_ = leases.read(commands)
-    step, at = step_of(waiting, running, cooling, done, started, now=unix_ms(time_of(time_)))
-    if step == "received" and at is not None:
-        at -= milliseconds(leases.lease)
-    elif step == "started":
-        at = started
-    return LeaseDetail(
-        step=step,
-        at=None if at is None or step == "ended" else from_unix_ms(at),
-        ahead_of_it=rank or 0,
-        losses=0 if lost is None else int(lost.split(b":")[0]),
-    )
+    in_progress: int
+    cooling: int

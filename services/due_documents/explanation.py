@@ -9,7 +9,7 @@ from models.database import Document
 from models.document_id import id_candidates, id_text
 from queue_manager.core.wording import error_summary, sentence, when
 from queue_manager.explanation import DispatchState, Explanation, Tone, newest_first
-from queue_manager.leases.state import LeaseDetail, detail
+from queue_manager.leases.state import LeaseDetail
 from services.due_documents.declaration import NO_DATE
 from services.due_documents.work import DocumentWork
 from services.item_explanation import describe_done, describe_state, timeline
@@ -68,7 +68,7 @@ class _DocumentExplanation:
                 return "done", "good", sentence(done, f"it no longer meets {condition}")
             date = due if is_later else f"its date, {self._system.due}, was {when(self._due_at, self._now)}"
             return "not due", "neutral", sentence(f"it does not meet {condition}", date)
-        lease = detail(self._work.leases, self._work.due_of(self._document).lease)
+        lease = self._work.leases.detail(self._work.due_of(self._document).lease)
         if is_later and lease.step in ("free", "ahead"):
             return self._system.later, "neutral", sentence(due, *self._before_it_is_due(lease, self._due_at))
         if lease.step == "cooling" and (failure := failed_item.get(self._system.name, self._id)) is not None:

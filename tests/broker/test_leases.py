@@ -44,7 +44,7 @@ def take(ours: Leases, *names: str, is_forced: bool = False) -> list[str]:
 def dispatch(ours: Leases, *names: str) -> None:
     taken = ours.take(names)
     assert len(taken.positions) == len(names)
-    ours.dispatched(names, ends_ms=taken.ends_ms)
+    ours.mark_dispatched(names, ends_ms=taken.ends_ms)
 
 
 def states(ours: Leases, *names: str) -> list[str]:
@@ -92,14 +92,14 @@ class TestWaiting:
     def test_lease_of_a_message_sent_again_does_not_expire(self, short: Leases, ours: Leases) -> None:
         dispatch(short, ONE)
         short.renew([ONE])  # a worker received it
-        short.sent_again([ONE, TWO], wait=seconds(0))
+        short.mark_sent_again([ONE, TWO], wait=seconds(0))
         assert [status.ends_at for status in ours.statuses([ONE])] == [None]
         assert states(ours, ONE, TWO) == ["in-progress", "free"]
         eventually(lambda: short.free_lost(0) == 1)  # its message was lost
 
     def test_message_sent_ahead_of_time_is_not_sent_twice_while_it_waits(self, short: Leases) -> None:
         take(short, ONE, TWO)
-        short.sent_again([ONE, TWO], wait=seconds(0.1))
+        short.mark_sent_again([ONE, TWO], wait=seconds(0.1))
         eventually(lambda: short.free_lost(1) == 1)  # one message waits, the other was lost
         assert short.free_lost(1) == 0
         assert len(take(short, ONE, TWO)) == 1
@@ -115,7 +115,7 @@ class TestWaiting:
         taken = ours.take([ONE, TWO])
         with ours.alone(ONE) as attempts:
             attempts.done.add(ONE)
-        ours.dispatched([ONE, TWO], ends_ms=taken.ends_ms)
+        ours.mark_dispatched([ONE, TWO], ends_ms=taken.ends_ms)
         assert ours.free_lost(0) == 0  # nothing is old enough
         one, two = ours.statuses([ONE, TWO])
         assert one.ends_at is not None

@@ -113,7 +113,7 @@ OPERATIONS: dict[str, tuple[Callable[[ItemLease], ItemLease], Callable[[RealLeas
     "take": (lambda lease: lease.taken() if lease.is_free else lease, RealLease.take),
     "dispatched": (
         ItemLease.dispatched,
-        lambda real: real.after(lambda leases: leases.dispatched([NAME], ends_ms=real.taken_until)),
+        lambda real: real.after(lambda leases: leases.mark_dispatched([NAME], ends_ms=real.taken_until)),
     ),
     "free lost": (
         lambda lease: lease.freed() if lease.place == "waiting" else lease,
@@ -123,7 +123,7 @@ OPERATIONS: dict[str, tuple[Callable[[ItemLease], ItemLease], Callable[[RealLeas
     "renew": (ItemLease.renewed, lambda real: real.after(lambda leases: leases.renew([NAME]))),
     "sent again": (
         ItemLease.sent_again,
-        lambda real: real.after(lambda leases: leases.sent_again([NAME], wait=seconds(0))),
+        lambda real: real.after(lambda leases: leases.mark_sent_again([NAME], wait=seconds(0))),
     ),
     "release": (ItemLease.released, lambda real: real.after(lambda leases: leases.release([NAME]))),
     "release for later": (
