@@ -79,11 +79,6 @@ class Limits:
     ahead: int
     """Items that may be dispatched ahead of time."""
 
-    def batches(self, found: Iterator[T], backlog: Backlog) -> Iterator[list[T]]:
-        """Yield what is found in batches while the backlog has room; the caller adds what it sends to the backlog."""
-        while some := list(islice(found, min(self.batch, backlog.room(self.max_queue, at_least=self.batch)))):
-            yield some
-
     @classmethod
     def from_settings(cls) -> Limits:
         chosen = settings()
@@ -140,13 +135,10 @@ class DueWork(ItemWork, ABC):
             yield DueBatch(other_counts={"paused": 1})
             return
         if self.system_name in settings().qm_dry_run:
-            backlog = measure()
-            for some in self.limits.batches(self.find_due(self.clock()), backlog):
-                backlog.add(len(some))  # the scan ends in time, as it would
-                yield DueBatch(found=len(some), other_counts={"dry_run": len(some)})
+            yield from self._count_due(measure())
             return
         yield from self.prepare()
-        found = self.find_due(self._until(self.clock()))
+        found = self.find_due(self.clock() + (self.ahead if self.limits.ahead else timedelta(0)))
         first = list(islice(found, 1))
         if not first and not self.leases.are_waiting():
             return
@@ -163,9 +155,11 @@ class DueWork(ItemWork, ABC):
                 coming, backlog, holds_lock, budget=min(self.limits.ahead, self._remaining_dispatches())
             )
 
-    def _until(self, now: datetime) -> datetime:
-        """Return the time up to which a scan takes items."""
-        return now + self.ahead if self.limits.ahead else now
+    def _count_due(self, backlog: Backlog) -> Iterator[DueBatch]:
+        found, limits = self.find_due(self.clock()), self.limits
+        while some := list(islice(found, min(limits.batch, backlog.room(limits.max_queue, at_least=limits.batch)))):
+            backlog.add(len(some))  # the scan ends in time, as it would
+            yield DueBatch(found=len(some), other_counts={"dry_run": len(some)})
 
     def _dispatch(
         self, found: Iterator[Due], backlog: Backlog, holds_lock: Callable[[], bool], *, budget: int
