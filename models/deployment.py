@@ -20,7 +20,7 @@ MAJORITY = WriteConcern("majority")
 READ = ("find", "listIndexes")
 OWN = (*READ, "insert", "update", "remove")
 """MongoDB's privilege actions that the collections of Queue Manager need."""
-WITHOUT_INDEXES = {READINESS_COLLECTION, scan_run.MARKS_COLLECTION, alert.ALERTS_COLLECTION}
+WITHOUT_INDEXES = {READINESS_COLLECTION, scan_run.RUNNING_COLLECTION, alert.ALERTS_COLLECTION}
 WITHOUT_INDEXES_OF_JOBS = {job_queue.LEADERS_COLLECTION, job_counts.COUNTS_COLLECTION}
 OWN_COLLECTIONS = {
     *WITHOUT_INDEXES,

@@ -3,9 +3,9 @@
     scan_runs   {scan, found, claimed, enqueued, errors, duration_ms, at, error?}
     scan_marks  {_id: the scan's task name, runs: [{token, until}]}
 
-A mark shows that a scan runs, so that a manual trigger does not start a second run. It expires at `until`, which limits
-the effect of a crash. Of concurrent calls of `try_begin` one succeeds. Marks are advisory: a scan that runs twice is
-harmless, and the beat ignores them.
+`scan_marks` has the runs that have not ended, so that a manual trigger does not start a second one. They expire at
+`until`, which limits the effect of a crash. Of concurrent calls of `try_begin` one succeeds. All this is advisory: a
+scan that runs twice is harmless, and the beat ignores it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from models.listing import Position
 from models.malformed import readable, typed
 from queue_manager.core.clock import hours, minutes
 
-RUNS_COLLECTION, MARKS_COLLECTION = "scan_runs", "scan_marks"
+RUNS_COLLECTION, RUNNING_COLLECTION = "scan_runs", "scan_marks"
 RUN_RETENTION = hours(24)
 RUN_ORDER = ("at", "_id")
 MAX_FUTURE = hours(1)  # by which the time of a run may be in the future, after the server's clock was put back
-MARK_LEASE = minutes(5)
+RUN_LEASE = minutes(5)
 """Longer than any scan; the time for which a crashed scan blocks manual triggers."""
 BY_SCAN, WITH_ERRORS = "last_runs_of_a_scan", "runs_with_errors"
 HAS_ERRORS: Document = {"errors": {"$gt": 0}}
@@ -104,38 +104,38 @@ def errors(since: datetime) -> dict[str, int]:
 
 
 def begin(scan: str, token: str, *, now: datetime) -> None:
-    """Mark the run `token` of `scan` as running, alongside other runs. Repeated calls renew the lease."""
+    """Record that the run `token` of `scan` began, alongside other runs. Repeated calls renew the lease."""
     is_another: Document = {"$and": [{"$gt": ["$$this.until", now]}, {"$ne": ["$$this.token", {"$literal": token}]}]}
     others = {"$filter": {"input": {"$cond": [{"$isArray": "$runs"}, "$runs", []]}, "cond": is_another}}
-    mine = {"token": {"$literal": token}, "until": now + MARK_LEASE}
-    _marks().update_one({"_id": scan}, [{"$set": {"runs": {"$concatArrays": [others, [mine]]}}}], upsert=True)
+    mine = {"token": {"$literal": token}, "until": now + RUN_LEASE}
+    _running().update_one({"_id": scan}, [{"$set": {"runs": {"$concatArrays": [others, [mine]]}}}], upsert=True)
 
 
-def try_begin(scan: str, token: str, *, now: datetime, lease: timedelta = MARK_LEASE) -> bool:
-    """Mark the run `token` if no run of `scan` is marked, atomically; return True if it was marked."""
-    idle = {"_id": scan, "runs": {"$not": _running(now)}}
+def try_begin(scan: str, token: str, *, now: datetime, lease: timedelta = RUN_LEASE) -> bool:
+    """Record that the run `token` began, if no other run of `scan` is recorded; return True if it was. Atomic."""
+    idle = {"_id": scan, "runs": {"$not": _is_live(now)}}
     try:
-        _marks().update_one(idle, {"$set": {"runs": [{"token": token, "until": now + lease}]}}, upsert=True)
+        _running().update_one(idle, {"$set": {"runs": [{"token": token, "until": now + lease}]}}, upsert=True)
     except DuplicateKeyError:
-        return False  # the document exists and did not match: a run is marked
+        return False  # the document exists and did not match: another run is recorded
     return True
 
 
 def end(scan: str, token: str) -> None:
-    """Remove the mark of the run `token`, if there is one."""
-    _marks().update_one({"_id": scan}, {"$pull": {"runs": {"token": token}}})
+    """Record that the run `token` has ended."""
+    _running().update_one({"_id": scan}, {"$pull": {"runs": {"token": token}}})
 
 
 def running(*, now: datetime) -> set[str]:
-    """Return the scans with a marked run."""
-    return {id for mark in _marks().find({"runs": _running(now)}, {"_id": 1}) if isinstance(id := mark["_id"], str)}
+    """Return the scans that run."""
+    return {id for one in _running().find({"runs": _is_live(now)}, {"_id": 1}) if isinstance(id := one["_id"], str)}
 
 
-def _marks() -> Collection[dict[str, Any]]:
-    return collection(MARKS_COLLECTION)
+def _running() -> Collection[dict[str, Any]]:
+    return collection(RUNNING_COLLECTION)
 
 
-def _running(now: datetime) -> Document:
+def _is_live(now: datetime) -> Document:
     return {"$elemMatch": {"until": {"$gt": now}}}
 
 

@@ -87,10 +87,10 @@ class ScanTask(Task):
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if not self.request.called_directly and not scan_ticks.begin(self.request.get(scan_ticks.TICK_HEADER)):
             log.debug("A tick was skipped: a run began after it was sent", scan=self.name)
-            self._unmark(current_token())
+            self._end(current_token())
             return {"skipped": True}
         started = time.monotonic()
-        with self._marked(), self._span():
+        with self._running(), self._span():
             try:
                 with contained():
                     report = self.run(*args, **kwargs)
@@ -118,16 +118,16 @@ class ScanTask(Task):
         return tracing.processing(self.queue_name, headers, attributes={"celery.task": self.name})
 
     @contextmanager
-    def _marked(self) -> Iterator[None]:
-        """Mark the scan as running while the block runs, so that it is not triggered meanwhile."""
+    def _running(self) -> Iterator[None]:
+        """Record that the scan runs while the block does, so that it is not triggered meanwhile."""
         token = current_token()
         self._best_effort("marked as running", lambda: scan_run.begin(self.name, token, now=server_now()))
         try:
             yield
         finally:
-            self._unmark(token)
+            self._end(token)
 
-    def _unmark(self, token: str) -> None:
+    def _end(self, token: str) -> None:
         self._best_effort("marked as ended", lambda: scan_run.end(self.name, token))
 
     def _record(self, run: dict[str, int], report: ScanReport) -> None:

@@ -160,7 +160,7 @@ def test_malformed_scan_runs_are_skipped_and_a_run_of_the_future_hides_no_other(
 
 @odd
 def test_a_malformed_mark_of_a_scan_is_replaced(value: Any) -> None:
-    marks, now = collection(scan_run.MARKS_COLLECTION), server_now()
+    marks, now = collection(scan_run.RUNNING_COLLECTION), server_now()
     marks.insert_one(with_odd({"_id": "s"}, "runs", value))
     marks.insert_one({"_id": {"a": 1}, "runs": [{"token": "t", "until": now + hours(1)}]})
     scan_run.begin("s", "token", now=now)

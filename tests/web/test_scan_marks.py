@@ -56,5 +56,5 @@ def test_the_scan_takes_over_the_mark_of_its_trigger() -> None:
 def test_expired_marks_are_removed_and_tokens_are_not_expressions() -> None:
     for number in range(5):
         scan_run.begin(SCAN, f"$token{number}", now=T0 + minutes(10 * number))
-    (document,) = collection(scan_run.MARKS_COLLECTION).find()
+    (document,) = collection(scan_run.RUNNING_COLLECTION).find()
     assert [run["token"] for run in document["runs"]] == ["$token4"]

@@ -48,11 +48,11 @@ def test_triggers_that_no_worker_took_are_one_run(clean: Servers, hooked: Web, t
     with redis.Redis.from_url(clean.valkey.url) as client:
         for _ in range(3):
             assert hooked.post(SNOOZE).status == 202
-            collection(scan_run.MARKS_COLLECTION).delete_many({})  # as after a period
+            collection(scan_run.RUNNING_COLLECTION).delete_many({})  # as after a period
         skipped = hooked.post(SNOOZE).body["task_id"]
         with worker(tmp_path / "worker.log"):
             eventually(lambda: client.llen("scans") == 0 and client.hlen("qm:unacked") == 0, within=20)
-            marks = collection(scan_run.MARKS_COLLECTION)
+            marks = collection(scan_run.RUNNING_COLLECTION)
             eventually(lambda: marks.find_one({"runs.token": skipped}) is None, within=20)
             eventually(lambda: len(scan_run.latest(TASK, limit=10)) == 1, within=20)
             eventually(lambda: hooked.post(SNOOZE).status == 202, within=20)
@@ -119,7 +119,7 @@ def test_an_unavailable_broker_is_503_and_leaves_no_mark(clean: Servers, tmp_pat
     assert (answer.status, answer.body["error"]) == (503, "unavailable")
     assert answer.body["message"].startswith("The broker at redis://")
     assert "s3cret" not in answer.text + process.log
-    assert collection(scan_run.MARKS_COLLECTION).find_one({"runs.0": {"$exists": True}}) is None
+    assert collection(scan_run.RUNNING_COLLECTION).find_one({"runs.0": {"$exists": True}}) is None
 
 
 @pytest.mark.slow

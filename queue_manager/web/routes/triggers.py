@@ -53,32 +53,32 @@ def trigger(path: str, actor: CurrentActor, principal: CurrentPrincipal) -> Trig
     require_system(principal, system.name)
     token = str(uuid4())
     with recorded(actor, "scan", system=system.name, detail=f"task {token}"):
-        _mark(system, token)
+        _begin(system, token)
         try:
             _send(system, token)
         except Exception:
-            _unmark(system, token)
+            _end(system, token)
             raise
     log.info("Scan triggered", scan=system.name, task_id=token)
     return TriggeredScan(task_id=token)
 
 
-def _mark(system: System, token: str) -> None:
-    """Mark the scan as running. The scan renews the mark of its task id, and removes it at its end."""
+def _begin(system: System, token: str) -> None:
+    """Record that the scan runs, which it does itself when it begins and ends. 409: it is running."""
     # A message that no worker takes must not block the next trigger for longer than one period.
-    lease = min(scan_run.MARK_LEASE, system.period(settings()))
+    lease = min(scan_run.RUN_LEASE, system.period(settings()))
     with mongodb():
         if not scan_run.try_begin(system.scan_task, token, now=server_now(), lease=lease):
             message = f"The scan {system.name} is running; try again later"
             raise ApiError(HTTPStatus.CONFLICT, "already running", message)
 
 
-def _unmark(system: System, token: str) -> None:
+def _end(system: System, token: str) -> None:
     try:
         with mongodb():
             scan_run.end(system.scan_task, token)
     except Unavailable as error:
-        log.warning("The mark of a scan that was not sent stays until its lease ends", error=reason(error))
+        log.warning("A scan that was not sent counts as running until its lease ends", error=reason(error))
 
 
 def _send(system: System, token: str) -> None:
