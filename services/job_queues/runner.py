@@ -31,7 +31,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.process import drop_tracebacks
 from queue_manager.telemetry import error_reports, latency
 from services.job_queues.dispatch import JOBS_INITIATOR, RENEWALS_PER_LEASE
-from services.job_queues.job_run import JOB_RETRY_POLICY, JobRun, Stop, as_text
+from services.job_queues.job_run import JOB_RETRY_POLICY, JobRun, as_text
 from services.job_queues.registry import JobFunction, Registry, UnknownJob, accepts_run
 from services.job_queues.repetition import next_due
 
@@ -294,9 +294,10 @@ class Runner:
                 self._executing = None
         is_interrupted = failed is not None and terminate_handler_fired()
         is_reserved = started is not self._claimed
-        took_ms = _ms_since(began)
+        took_ms = round((time.monotonic() - began) * 1000)
         if (stop := run.stop_at_end(is_final=is_reserved or (failed is None and due is None))) is not None:
-            outcome = self._stopped(run, stop, took_ms)
+            log.warning(f"Job {stop.text}", job=run.id, name=self.name, attempt=run.attempt)
+            outcome = stop.outcome(run.attempt, took_ms=took_ms)
         elif is_interrupted:
             outcome = JobOutcome(state=JobState.PENDING, is_counted=False, took_ms=took_ms)
         elif failed is not None:
@@ -304,12 +305,12 @@ class Runner:
         else:
             outcome = JobOutcome(state=JobState.SUCCESS, took_ms=took_ms, next_due=due)
             self._count_durations(started["waiting"], took_ms)
-        if failed is not None:
-            drop_tracebacks(failed)
         self._ended.append(EndedAttempt(job=started, outcome=outcome, is_reserved=is_reserved))
         self._slowest = max(self._slowest, time.monotonic() - began)
-        if failed is not None and is_interrupted:
-            raise failed
+        if failed is not None:
+            drop_tracebacks(failed)
+            if is_interrupted:
+                raise failed
 
     def _next_due(self, started: Document) -> datetime | None:
         """Return the next due time of a repeating job that succeeded. An outage must not make that a failure."""
@@ -339,10 +340,6 @@ class Runner:
             error_reports.report(error, where=f"job {self.name}", job=run.id, attempts=run.attempt)
         backoff = None if is_final else JOB_RETRY_POLICY.wait_before(run.attempt + 1)
         return JobOutcome(state=JobState.FAILURE, backoff=backoff, error=message, took_ms=took_ms)
-
-    def _stopped(self, run: JobRun, stop: Stop, took_ms: int) -> JobOutcome:
-        log.warning(f"Job {stop.text}", job=run.id, name=self.name, attempt=run.attempt)
-        return stop.outcome(run.attempt, took_ms=took_ms)
 
     # Heartbeat
 
@@ -408,7 +405,3 @@ class Runner:
 def _may_share(job: Document) -> bool:
     """Return True if a job may share a batch: it does not repeat, and no worker was lost with it."""
     return not ("repetition" in job or job.get("losses") or job.get("alone"))
-
-
-def _ms_since(began: float) -> int:
-    return round((time.monotonic() - began) * 1000)
