@@ -31,7 +31,7 @@ from pymongo.errors import (
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from pymongo.monitoring import CommandListener
 
-from queue_manager.core.clock import ServerClock, milliseconds, seconds
+from queue_manager.core.clock import ServerClock, seconds
 from queue_manager.core.errors import ConfigurationError, reason, unavailable_server
 from queue_manager.core.redis_client import PerProcess
 from queue_manager.core.settings import redact_url, settings
@@ -177,16 +177,6 @@ def server_now() -> datetime:
 def estimated_now() -> datetime:
     """Return the database server's time by the latest sample, without waiting for the server."""
     return _clock.estimate()
-
-
-def doubled(base: timedelta, times: Any, *, cap: timedelta) -> Document:
-    """Return the expression, in ms, of `base` doubled `times` times, at most `cap`.
-
-    The formula of `queue_manager.core.retry.doubling`, computed by the database because the count lives there.
-    """
-    longest = max(milliseconds(cap), milliseconds(base))
-    wanted = {"$multiply": [milliseconds(base), {"$pow": [2, {"$min": [times, 32]}]}]}
-    return {"$toLong": {"$min": [longest, wanted]}}
 
 
 def value_at(document: Document, path: str) -> Any:

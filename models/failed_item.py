@@ -16,11 +16,11 @@ from pymongo import ASCENDING, IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
 from models import listing
-from models.database import Document, collection, doubled
+from models.database import Document, collection
 from models.document_id import id_text, read_id
 from models.listing import Position
 from models.malformed import readable, readable_one, typed
-from queue_manager.core.clock import hours
+from queue_manager.core.clock import hours, milliseconds
 from queue_manager.leases import MAX_COOL_DOWN, MIN_COOL_DOWN
 
 FAILED_ITEMS_COLLECTION = "qm_failed_items"
@@ -46,7 +46,9 @@ def record(system: str, id: Any, due_at: datetime, *, error: str, now: datetime)
     """Record that all attempts of an item failed; its cool-down doubles with each failure."""
     same = {"$and": [{"$eq": ["$due_at", due_at]}, {"$in": [{"$type": "$failures"}, ["int", "long"]]}]}
     failures = {"$cond": [same, "$failures", 0]}
-    cool_down = doubled(MIN_COOL_DOWN, "$$failures", cap=MAX_COOL_DOWN)
+    # The formula of `queue_manager.core.retry.doubling`, computed by the server, because it has the count.
+    doubled = {"$multiply": [milliseconds(MIN_COOL_DOWN), {"$pow": [2, {"$min": ["$$failures", 32]}]}]}
+    cool_down = {"$toLong": {"$min": [milliseconds(MAX_COOL_DOWN), doubled]}}
     document: Any = _failed().find_one_and_update(
         {"_id": _key(system, id)},
         [

@@ -2,7 +2,7 @@
 
 Guarantee: an operation is one conditional write, or one transaction if it takes finished jobs away, because their
 counts change with them (`job_counts`). It does not change a job that a run executes or has reserved, nor one whose
-`PLANNED` fields differ from those of the document that was read before: so the caller knows what was changed.
+`CHANGEABLE_FIELDS` differ from those of the document that was read before: so the caller knows what was changed.
 The outcome of a run whose reservation has ended is refused if an operation has changed the job since.
 """
 
@@ -38,7 +38,7 @@ from models.job_attempt import not_reserved
 from models.transaction import transact
 from queue_manager.core.clock import truncate
 
-PLANNED = ("state", "due", "priority")
+CHANGEABLE_FIELDS = ("state", "due", "priority")
 """The fields that users change."""
 DELETION_BATCH_SIZE = 1_000  # jobs that one transaction deletes
 KeepJobs = Callable[[Sequence[Document], ClientSession], object]
@@ -115,7 +115,7 @@ def _change(
 
 
 def _unchanged(found: Document) -> Document:
-    return {"_id": found["_id"], **{name: {"$eq": found.get(name)} for name in PLANNED}}
+    return {"_id": found["_id"], **{name: {"$eq": found.get(name)} for name in CHANGEABLE_FIELDS}}
 
 
 def remove(job_id: JobId, *, now: datetime, keep: KeepJobs | None = None) -> Document | None:

@@ -72,13 +72,9 @@ class ItemWork:
         """Keep the leases of items that are sent again, with an ETA in `wait`, until a worker receives them."""
         self.leases.mark_sent_again([item.lease for item in items], wait=wait)
 
-    def cool_down(self, item: DueItem, *, wait: timedelta) -> None:
-        """Release an item; no scan takes it before `wait` is over."""
-        self.leases.release([item.lease], cool_down=wait)
-
     def cool_down_lost(self, item: DueItem, lost: MustCoolDown) -> None:
         """Handle an item whose process died several times in a row: no scan takes it for a while."""
-        self.cool_down(item, wait=lost.cool_down)
+        self.leases.release([item.lease], cool_down=lost.cool_down)
 
     def lost(self, item: DueItem) -> None:
         """Handle the death of the process that worked on this item."""

@@ -62,7 +62,8 @@ class Updates:
                     continue
                 raise
             if key not in groups:
-                groups[key] = self._group(update, run)
+                is_sure_to_end = self._is_sure_to_end(update, run.now)
+                groups[key] = UpdateGroup(documents=[], update=update, is_sure_to_end=is_sure_to_end)
             groups[key].documents.append(document)
         if time.monotonic() > began + transaction.MAX_TRANSACTION.total_seconds():
             raise PermanentError(
@@ -96,9 +97,6 @@ class Updates:
         if isinstance(update, list):
             return [*update, {"$unset": self.system.due}], None
         return {**update, "$unset": {**update.get("$unset", {}), self.system.due: ""}}, None
-
-    def _group(self, update: Update, run: Run) -> UpdateGroup:
-        return UpdateGroup(documents=[], update=update, is_sure_to_end=self._is_sure_to_end(update, run.now))
 
     def documents_after(self, group: UpdateGroup) -> list[Document] | None:
         """Return the documents of a group as its update left them; `None` if only the server knows."""

@@ -141,7 +141,7 @@ class Dispatch(DueWork):
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Start a cool-down of one lease duration: the run itself failed, not one of its jobs."""
-        self.cool_down(item, wait=self.leases.lease)
+        self.leases.release([item.lease], cool_down=self.leases.lease)
 
     def _take(self, some: Sequence[Due], *, is_manual: bool = False) -> DueBatch:
         """Lease the queues; also those dispatched ahead of time for a later job, if a job is due now."""

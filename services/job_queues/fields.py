@@ -17,7 +17,7 @@ from bson.errors import BSONError
 from models.database import Document
 from models.document_id import read_id
 from models.job import JOB_SORT_FIELDS, JobId, JobState, jobs
-from models.job_operations import PLANNED
+from models.job_operations import CHANGEABLE_FIELDS
 from queue_manager.core.clock import EPOCH, to_iso, truncate
 from queue_manager.core.errors import InvalidField, PermanentError
 from queue_manager.core.json_types import is_within_depth
@@ -244,8 +244,8 @@ def _canonical(value: Any) -> Any:
 
 
 def changeable(document: Document) -> dict[str, Any]:
-    """Return the fields of a job that people change, as JSON."""
-    return {name: json_value(document.get(name)) for name in PLANNED}
+    """Return the fields of a job that users change, as JSON."""
+    return {name: json_value(document.get(name)) for name in CHANGEABLE_FIELDS}
 
 
 def as_json(document: Document) -> dict[str, Any]:
