@@ -106,16 +106,6 @@ def finish(job: Document, outcome: JobOutcome, *, token: str, now: datetime) -> 
     return _has_ended(job, token)
 
 
-def _as_canceled(ended: Sequence[EndedAttempt], token: str) -> list[EndedAttempt]:
-    """Return the attempts. Those that would be retried but were canceled after their function ended are canceled."""
-    return [
-        replace(one, outcome=JobOutcome(state=JobState.CANCELED, took_ms=one.outcome.took_ms))
-        if one.outcome.runs_again and (found := read_claim(one.job, token=token)) and "canceled_at" in found["claim"]
-        else one
-        for one in ended
-    ]
-
-
 def finish_and_start(
     ended: Sequence[EndedAttempt],
     batch: Sequence[Document],
@@ -177,6 +167,16 @@ def hand_over(
     return True
 
 
+def _as_canceled(ended: Sequence[EndedAttempt], token: str) -> list[EndedAttempt]:
+    """Return the attempts. Those that would be retried but were canceled after their function ended are canceled."""
+    return [
+        replace(one, outcome=JobOutcome(state=JobState.CANCELED, took_ms=one.outcome.took_ms))
+        if one.outcome.runs_again and (found := read_claim(one.job, token=token)) and "canceled_at" in found["claim"]
+        else one
+        for one in ended
+    ]
+
+
 def _has_ended(job: Document, token: str) -> bool:
     entry = {"$elemMatch": {"run": token, "worker": process_name(), "attempt": as_count(job["attempts"]) + 1}}
     return jobs().find_one({"_id": job["_id"], "history": entry}, {"_id": 1}) is not None
@@ -190,126 +190,6 @@ def _started(batch: Sequence[Document], token: str, now: datetime) -> list[Docum
     reserved = {"_id": {"$in": [job["_id"] for job in others]}, "reserved": _reservation(token, now)}
     ids = {job["_id"] for job in jobs().find(reserved, {"_id": 1}, hint="_id_")}
     return [first, *(job for job in others if job["_id"] in ids)]
-
-
-def _reservation(token: str, now: datetime) -> Document:
-    return {"token": token, "worker": process_name(), "until": truncate(now + RESERVATION)}
-
-
-def not_reserved(now: datetime) -> Document:
-    """Return the condition that no run may start a job without a further write."""
-    return {"reserved.until": {"$not": {"$gt": now}}}
-
-
-def _with_equal_attempts(batch: Sequence[Document]) -> Iterable[list[Document]]:
-    """Group the jobs by their number of attempts."""
-    alike: dict[Any, list[Document]] = {}
-    for job in batch:
-        alike.setdefault(job["attempts"], []).append(job)
-    return alike.values()
-
-
-def _reserve(batch: Sequence[Document], token: str, now: datetime) -> tuple[Document, Document]:
-    """Return the update that reserves jobs with equal attempts, unless they were changed since they were read."""
-    still_waiting = {
-        "_id": {"$in": [job["_id"] for job in batch]},
-        "waiting": {"$gte": EPOCH, "$lte": now},
-        "attempts": batch[0]["attempts"],
-        "alone": {"$exists": False},
-    }
-    # If this run found its first job started, another run may have reserved these jobs in its batch.
-    not_of_another = {"$or": [not_reserved(now), _held_by("reserved", token)]}
-    return {**still_waiting, **not_of_another}, {"$set": {"reserved": _reservation(token, now)}}
-
-
-def _start(
-    job: Document,
-    token: str,
-    now: datetime,
-    until: datetime,
-    *,
-    batch: Sequence[Document] = (),
-    limit: TimeLimit | None = None,
-) -> tuple[Document, Document]:
-    still_waiting = {"_id": job["_id"], "waiting": {"$gte": EPOCH, "$lte": now}, "attempts": job["attempts"]}
-    if "repetition" in job:  # for the next due time after a success
-        still_waiting["repetition"] = {"$eq": job["repetition"]}
-    claim: Document = {"token": token, "claimed_until": until, "worker": process_name()}
-    if limit is not None:
-        claim["timeout_seconds"] = limit.timeout.total_seconds()
-        claim["ends_at"] = truncate(now + limit.timeout + limit.grace)
-    changed: Document = {"state": JobState.EXECUTING, "claim": claim, "updated": now}
-    removed = {"waiting": "", "first": "", "progress": "", "reserved": ""}
-    if batch:
-        changed["page"] = [one["_id"] for one in batch]
-    # The server's timestamps increase with every write of the replica set, even after an election.
-    fence = {"fence": {"$type": "timestamp"}}
-    return still_waiting, {"$set": changed, "$unset": removed, "$inc": {"attempts": 1}, "$currentDate": fence}
-
-
-def _finish(ended: EndedAttempt, token: str, now: datetime) -> tuple[Document, Document]:
-    job, outcome = ended.job, ended.outcome
-    entry: Document = {
-        "attempt": as_count(job["attempts"]) + 1,
-        "run": token,
-        "worker": process_name(),
-        "took_ms": outcome.took_ms,
-    }
-    change = _end(outcome, entry, now)
-    changed, removed = change["$set"], change["$unset"]
-    removed |= {"losses": "", "alone": ""}
-    if outcome.next_due is not None:
-        changed["settled"] = job["attempts"] + 1
-    if not outcome.is_counted:
-        changed.setdefault("waiting", job["waiting"])
-        changed["settled"] = as_count(job.get("settled")) + 1
-    if not ended.is_reserved:
-        not_canceled = {"claim.canceled_at": {"$exists": False}} if outcome.runs_again else {}
-        return {**_claim_condition(job, token), **not_canceled}, change
-    removed |= {name: "" for name in ("waiting", "first", "progress", "reserved") if name not in changed}
-    change["$inc"] = {"attempts": 1}
-    return {"_id": job["_id"], **_held_by("reserved", token), "attempts": job["attempts"]}, change
-
-
-def _end(outcome: JobOutcome, entry: Document, now: datetime) -> Document:
-    """Return the update for an attempt that ended; `entry` is added to the history."""
-    entry = {"at": now, "state": outcome.state, **entry}
-    changed: Document = {"state": outcome.state, "updated": now}
-    removed: Document = {"claim": "", "page": ""}
-    if outcome.error is not None:
-        entry["error"] = changed["last_error"] = outcome.error
-    if outcome.backoff is not None:
-        waiting = truncate(now + outcome.backoff)
-        changed |= {"waiting": waiting, "due": waiting}
-    if outcome.next_due is not None:
-        changed |= {"state": JobState.PENDING, "waiting": outcome.next_due, "due": outcome.next_due}
-    elif outcome.state in FINISHED_STATES:
-        changed["uncounted"] = True
-        removed["singular_key"] = ""
-    return {"$set": changed, "$unset": removed, "$push": push_to_history(entry)}
-
-
-def _finish_all(ended: Sequence[EndedAttempt], token: str, now: datetime) -> list[UpdateOne | UpdateMany]:
-    """Return the writes of outcomes: one for all reserved jobs whose change is the same, which costs half as much."""
-    alike: dict[Any, list[EndedAttempt]] = {}
-    for one in ended:
-        alike.setdefault((one.is_reserved, one.job["attempts"], one.outcome), []).append(one)
-    writes: list[UpdateOne | UpdateMany] = []
-    for some in alike.values():
-        condition, change = _finish(some[0], token, now)
-        condition["_id"] = {"$in": [one.job["_id"] for one in some]}
-        writes.append(UpdateMany(condition, change, hint="_id_"))
-    return writes
-
-
-def _claim_condition(job: Document, token: str) -> Document:
-    """Return the condition that this run has the claim of this attempt; it uses one token for all its jobs."""
-    return {"_id": job["_id"], **_held_by("claim", token), "attempts": job["attempts"] + 1}
-
-
-def _held_by(hold: str, token: str) -> Document:
-    """Return the condition that a claim or a reservation is that of `token` in this process."""
-    return {f"{hold}.token": token, f"{hold}.worker": process_name()}
 
 
 def renew(job_id: JobId, *, token: str, until: datetime) -> bool:
@@ -369,3 +249,123 @@ def reap(lost: ExecutingJob, outcome: JobOutcome, *, now: datetime, is_loss: boo
         suspects = {"_id": {"$in": lost.batch}, "reserved.token": lost.token}
         jobs().update_many(suspects, {"$set": {"alone": True}, "$unset": {"reserved": ""}}, hint="_id_")
     return True
+
+
+def _start(
+    job: Document,
+    token: str,
+    now: datetime,
+    until: datetime,
+    *,
+    batch: Sequence[Document] = (),
+    limit: TimeLimit | None = None,
+) -> tuple[Document, Document]:
+    still_waiting = {"_id": job["_id"], "waiting": {"$gte": EPOCH, "$lte": now}, "attempts": job["attempts"]}
+    if "repetition" in job:  # for the next due time after a success
+        still_waiting["repetition"] = {"$eq": job["repetition"]}
+    claim: Document = {"token": token, "claimed_until": until, "worker": process_name()}
+    if limit is not None:
+        claim["timeout_seconds"] = limit.timeout.total_seconds()
+        claim["ends_at"] = truncate(now + limit.timeout + limit.grace)
+    changed: Document = {"state": JobState.EXECUTING, "claim": claim, "updated": now}
+    removed = {"waiting": "", "first": "", "progress": "", "reserved": ""}
+    if batch:
+        changed["page"] = [one["_id"] for one in batch]
+    # The server's timestamps increase with every write of the replica set, even after an election.
+    fence = {"fence": {"$type": "timestamp"}}
+    return still_waiting, {"$set": changed, "$unset": removed, "$inc": {"attempts": 1}, "$currentDate": fence}
+
+
+def _reserve(batch: Sequence[Document], token: str, now: datetime) -> tuple[Document, Document]:
+    """Return the update that reserves jobs with equal attempts, unless they were changed since they were read."""
+    still_waiting = {
+        "_id": {"$in": [job["_id"] for job in batch]},
+        "waiting": {"$gte": EPOCH, "$lte": now},
+        "attempts": batch[0]["attempts"],
+        "alone": {"$exists": False},
+    }
+    # If this run found its first job started, another run may have reserved these jobs in its batch.
+    not_of_another = {"$or": [not_reserved(now), _held_by("reserved", token)]}
+    return {**still_waiting, **not_of_another}, {"$set": {"reserved": _reservation(token, now)}}
+
+
+def _with_equal_attempts(batch: Sequence[Document]) -> Iterable[list[Document]]:
+    """Group the jobs by their number of attempts."""
+    alike: dict[Any, list[Document]] = {}
+    for job in batch:
+        alike.setdefault(job["attempts"], []).append(job)
+    return alike.values()
+
+
+def _finish_all(ended: Sequence[EndedAttempt], token: str, now: datetime) -> list[UpdateOne | UpdateMany]:
+    """Return the writes of outcomes: one for all reserved jobs whose change is the same, which costs half as much."""
+    alike: dict[Any, list[EndedAttempt]] = {}
+    for one in ended:
+        alike.setdefault((one.is_reserved, one.job["attempts"], one.outcome), []).append(one)
+    writes: list[UpdateOne | UpdateMany] = []
+    for some in alike.values():
+        condition, change = _finish(some[0], token, now)
+        condition["_id"] = {"$in": [one.job["_id"] for one in some]}
+        writes.append(UpdateMany(condition, change, hint="_id_"))
+    return writes
+
+
+def _finish(ended: EndedAttempt, token: str, now: datetime) -> tuple[Document, Document]:
+    job, outcome = ended.job, ended.outcome
+    entry: Document = {
+        "attempt": as_count(job["attempts"]) + 1,
+        "run": token,
+        "worker": process_name(),
+        "took_ms": outcome.took_ms,
+    }
+    change = _end(outcome, entry, now)
+    changed, removed = change["$set"], change["$unset"]
+    removed |= {"losses": "", "alone": ""}
+    if outcome.next_due is not None:
+        changed["settled"] = job["attempts"] + 1
+    if not outcome.is_counted:
+        changed.setdefault("waiting", job["waiting"])
+        changed["settled"] = as_count(job.get("settled")) + 1
+    if not ended.is_reserved:
+        not_canceled = {"claim.canceled_at": {"$exists": False}} if outcome.runs_again else {}
+        return {**_claim_condition(job, token), **not_canceled}, change
+    removed |= {name: "" for name in ("waiting", "first", "progress", "reserved") if name not in changed}
+    change["$inc"] = {"attempts": 1}
+    return {"_id": job["_id"], **_held_by("reserved", token), "attempts": job["attempts"]}, change
+
+
+def _end(outcome: JobOutcome, entry: Document, now: datetime) -> Document:
+    """Return the update for an attempt that ended; `entry` is added to the history."""
+    entry = {"at": now, "state": outcome.state, **entry}
+    changed: Document = {"state": outcome.state, "updated": now}
+    removed: Document = {"claim": "", "page": ""}
+    if outcome.error is not None:
+        entry["error"] = changed["last_error"] = outcome.error
+    if outcome.backoff is not None:
+        waiting = truncate(now + outcome.backoff)
+        changed |= {"waiting": waiting, "due": waiting}
+    if outcome.next_due is not None:
+        changed |= {"state": JobState.PENDING, "waiting": outcome.next_due, "due": outcome.next_due}
+    elif outcome.state in FINISHED_STATES:
+        changed["uncounted"] = True
+        removed["singular_key"] = ""
+    return {"$set": changed, "$unset": removed, "$push": push_to_history(entry)}
+
+
+def not_reserved(now: datetime) -> Document:
+    """Return the condition that no run may start a job without a further write."""
+    return {"reserved.until": {"$not": {"$gt": now}}}
+
+
+def _reservation(token: str, now: datetime) -> Document:
+    return {"token": token, "worker": process_name(), "until": truncate(now + RESERVATION)}
+
+
+def _claim_condition(job: Document, token: str) -> Document:
+    """Return the condition that this run has the claim of this attempt; it uses one token for all its jobs."""
+    return {"_id": job["_id"], **_held_by("claim", token), "attempts": job["attempts"] + 1}
+
+
+def _held_by(hold: str, token: str) -> Document:
+    """Return the condition that a claim or a reservation is that of `token` in this process."""
+    return {f"{hold}.token": token, f"{hold}.worker": process_name()}
