@@ -21,6 +21,7 @@ from threading import Lock
 from typing import IO, TextIO
 
 from dev.processes import describe
+from queue_manager.core.log import line_prefix
 
 LONGEST_LINE = 16 * 1024  # bytes; a longer one is shown in pieces, so that no process can fill our memory
 MAX_FILE_BYTES = 10 * 1024**2
@@ -33,8 +34,7 @@ READY = {
     "web": "Uvicorn running on",
 }
 """By process, what it says once it has started. Any other has started at once."""
-_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")
-_RESET = "\033[0m"
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _CONSOLE = re.compile(r"[\d:.]+ \[(?:warning|error|critical)\s*\] (?P<text>.+)")
 _TORNADO = re.compile(r"\[[EC] [^\]]+\] (?P<text>.+)")  # its warnings at Flower's start mean nothing
 _JSON_LEVELS = {"warning", "error", "critical"}
@@ -71,7 +71,7 @@ class LogStream(ProcessOutput):
         width = max(map(len, names), default=0)
         has_colours = stream.isatty() and not os.environ.get("NO_COLOR")
         self._prefixes = {
-            name: f"\033[{colour}m{name:<{width}} |{_RESET} " if has_colours else f"{name:<{width}} | "
+            name: line_prefix(name, width=width, colour=colour if has_colours else None)
             for name, colour in zip(names, cycle(_COLOURS), strict=False)
         }
 

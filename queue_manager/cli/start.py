@@ -50,7 +50,7 @@ def start(
 
     Run `queue-manager migrate` first. The processes are those of the Procfile: worker, jobs, scans, beat, flower and
     web. They are forked from one process, so they take two thirds of the memory of separate programs. A process that
-    ends is replaced.
+    ends is replaced. Log lines begin with the name of their process; in JSON, it is the field `process`.
 
     Example: `queue-manager start --without flower`
     """
@@ -59,10 +59,16 @@ def start(
     names = [name for name in PROCESSES if name not in (without or ())]
     if not names:
         fail("--without: no process is left", code=2)
-    logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
+    _configure_logging()
     _import_shared()
     if (name := ChildProcesses(names, fatal_code=2).run()) is not None:
+        os.environ[logging.PROCESS_NAME_VARIABLE] = name
+        _configure_logging()  # with this name
         _become(PROCESSES[name], *(["--host", host, "--port", str(port)] if name == "web" else []))
+
+
+def _configure_logging() -> None:
+    logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
 
 
 def _import_shared() -> None:

@@ -1,14 +1,16 @@
 """Structured log lines on top of the standard `logging`: `INFO  Processed snooze rooms.  initiator=… enqueued=12`.
 
 Guarantee: URLs are logged through `settings.redact_url`, without secrets. An entry is one line and the lines of a
-traceback are indented, which prevents log injection. Colours are used only on a terminal. Importing this module does
-not configure logging: a program that only sends tasks keeps its own configuration. An outage of a server is one line of
-each component and process, without a traceback, until it is over.
+traceback are indented, which prevents log injection. Colours are used only on a terminal, and not with NO_COLOR set.
+The lines of a process of `queue-manager start` have its name: in front of each line, or as a field in JSON. Importing
+this module does not configure logging: a program that only sends tasks keeps its own configuration. An outage of a
+server is one line of each component and process, without a traceback, until it is over.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import time
@@ -23,6 +25,11 @@ from queue_manager.core.errors import ErrorText, reason, refusing_server, unavai
 OUTAGE_GAP = 60.0  # seconds without such a line, after which an outage counts as another one
 OUTAGE_LOG_INTERVAL = 600.0  # seconds after which the same outage is logged again
 MAX_OUTAGES = 1_000  # kinds of lines that are remembered
+
+PROCESS_NAME_VARIABLE = "QM_PROCESS_NAME"
+"""What names a process of `queue-manager start`: a variable, because Celery executes its command again at SIGHUP."""
+_PROCESS_COLOURS = {"worker": 36, "jobs": 33, "scans": 32, "beat": 35, "flower": 34, "web": 96}
+_NAME_WIDTH = max(map(len, _PROCESS_COLOURS))
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _CONTROL_IN_TRACEBACK = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # keeps tabs and newlines
@@ -113,12 +120,19 @@ def _servers_away(record: logging.LogRecord) -> Iterator[str]:
 
 def configure(*, level: str | int = "INFO", form: str = "console") -> None:
     """Send every log line of this process to stderr, as `console` text or as one `json` object per line."""
-    renderer: Processor
-    if form == "json":
-        shared, renderer = _JSON, structlog.processors.JSONRenderer(sort_keys=True)
+    process = os.environ.get(PROCESS_NAME_VARIABLE)
+    render: list[Processor]
+    if form == "json":  # which escapes control characters itself
+        shared, render = _JSON, [structlog.processors.JSONRenderer(sort_keys=True)]
+        if process is not None:
+            render.insert(0, _process_field(process))
     else:
-        shared, renderer = _SHARED, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
-    escape: list[Processor] = [] if form == "json" else [_escape_control_characters]  # JSON escapes them itself
+        has_colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        console = structlog.dev.ConsoleRenderer(colors=has_colours, pad_event_to=0)
+        shared, render = _SHARED, [_escape_control_characters, console]
+        if process is not None:
+            colour = _PROCESS_COLOURS.get(process) if has_colours else None
+            render.append(_prefix_of_lines(line_prefix(process, width=_NAME_WIDTH, colour=colour)))
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(OutageFilter())
     handler.setFormatter(
@@ -127,8 +141,7 @@ def configure(*, level: str | int = "INFO", form: str = "console") -> None:
                 *shared,
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.format_exc_info,
-                *escape,
-                renderer,
+                *render,
             ],
         )
     )
@@ -137,6 +150,20 @@ def configure(*, level: str | int = "INFO", form: str = "console") -> None:
     root.setLevel(level)
     # A line per received message is redundant to the one that it succeeded.
     logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
+
+
+def line_prefix(name: str, *, width: int, colour: int | None) -> str:
+    """Return what the lines of a process begin with; `colour` is its ANSI code."""
+    text = f"{name:<{width}} |"
+    return f"{text} " if colour is None else f"\033[{colour}m{text}\033[0m "
+
+
+def _prefix_of_lines(prefix: str) -> Processor:
+    return lambda _, __, entry: prefix + str(entry).replace("\n", f"\n{prefix}")
+
+
+def _process_field(name: str) -> Processor:
+    return lambda _, __, entry: {"process": name, **entry}
 
 
 def _escape_control_characters(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:

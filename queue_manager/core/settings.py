@@ -304,9 +304,9 @@ def _environment() -> dict[str, str]:
     return {**{name: value or "" for name, value in dotenv_values(".env").items()}, **os.environ}
 
 
-# Names with the prefix QM_ that are read elsewhere: paths of embedded servers, needed before the settings are read, and
-# the default of `queue-manager web --port`.
-_READ_ELSEWHERE = {"QM_MONGOD_BIN", "QM_REDIS_SERVER_BIN", "QM_WEB_PORT"}
+# Names with the prefix QM_ that are read elsewhere: paths of embedded servers, needed before the settings are read, the
+# default of `queue-manager web --port`, and what `queue-manager start` sets for its processes.
+_READ_ELSEWHERE = {"QM_MONGOD_BIN", "QM_REDIS_SERVER_BIN", "QM_WEB_PORT", "QM_PROCESS_NAME"}
 
 
 @cache

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+
+from queue_manager.core.log import PROCESS_NAME_VARIABLE
 
 PROGRAM = """
 from queue_manager.core import log
@@ -56,6 +59,16 @@ def test_control_characters_are_escaped_and_tracebacks_indented() -> None:
     assert lines[3] == "  Traceback (most recent call last):"
     assert all(not line or line.startswith("  ") for line in lines[3:])
     assert not re.search(r"[\r\x1b\x9b\u2028]", result.stderr)
+
+
+def test_each_line_of_a_process_of_start_has_its_name() -> None:
+    env = {**os.environ, PROCESS_NAME_VARIABLE: "beat"}
+    console, in_json = (
+        subprocess.run([sys.executable, "-c", FORGING.format(form=form)], capture_output=True, text=True, env=env)
+        for form in ("console", "json")
+    )
+    assert [line[:9] for line in console.stderr.splitlines()] == ["beat   | "] * len(console.stderr.splitlines())
+    assert [json.loads(line)["process"] for line in in_json.stderr.splitlines()] == ["beat"] * 3
 
 
 def test_json_lines_stay_one_object_each() -> None:

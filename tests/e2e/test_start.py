@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import socket
@@ -67,7 +68,9 @@ def test_started_processes_work_and_a_killed_worker_is_replaced(clean: Servers, 
         assert start.wait(60) == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in names.values())
         eventually(lambda: not online(), within=30)  # the killed one did not say that it ends
-        assert "Traceback" not in (tmp_path / "log").read_text()
+        lines = (tmp_path / "log").read_text()
+        assert "Traceback" not in lines
+        assert all(re.search(rf"^{process} *\| ", lines, re.MULTILINE) for process in PROCESSES), lines
     finally:
         start.end()
 
