@@ -100,8 +100,8 @@ class DueWork(ItemWork, ABC):
     def __post_init__(self) -> None:
         if self.max_rate is not None and not (self.max_rate > 0 and self.period > timedelta(0)):
             raise ConfigurationError(
-                f"System {self.system_name!r}: max_rate={self.max_rate!r} must be items a second, above zero, and "
-                "needs `period`, the time between two scans"
+                f"System {self.system_name!r}: max_rate={self.max_rate!r} must be a number of items per second, "
+                "above zero, and needs `period`, the time between two scans"
             )
 
     @abstractmethod

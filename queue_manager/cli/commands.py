@@ -36,6 +36,9 @@ from queue_manager.health import Health, health
 from queue_manager.operations import systems as operations
 from queue_manager.telemetry import worker_heartbeats
 
+HostOption = Annotated[str, typer.Option(help="Address of the web process; other than loopback needs QM_API_KEYS.")]
+PortOption = Annotated[int, typer.Option(envvar="QM_WEB_PORT", min=1, max=65_535, help="Port of the web process.")]
+
 NOT_ONE_OF = re.compile(r"'([^']*)' is not one of (.*)\.")
 """The error of a value that is not one of those allowed."""
 
@@ -228,8 +231,8 @@ def scan(
 
 @cli.command()
 def web(
-    host: Annotated[str, typer.Option(help="Address; other than loopback needs QM_API_KEYS.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="QM_WEB_PORT", min=1, max=65_535)] = 6002,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 6002,
     workers: Annotated[
         int,
         typer.Option(

@@ -12,6 +12,7 @@ from typing import Annotated
 import click
 import typer
 
+from queue_manager.cli.commands import HostOption, PortOption
 from queue_manager.cli.errors import fail
 from queue_manager.core import log as logging
 from queue_manager.core.child_processes import ChildProcesses
@@ -43,8 +44,8 @@ def start(
     without: Annotated[
         list[str] | None, typer.Option(help="Leave out a process; may be repeated.", metavar="NAME")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address of the web process, as for `web`.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="QM_WEB_PORT", min=1, max=65_535, help="Port of the web process.")] = 6002,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 6002,
 ) -> None:
     """Start all processes on this machine, until Ctrl-C.
 

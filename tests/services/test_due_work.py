@@ -37,7 +37,9 @@ def test_invalid_item_is_named_with_the_reason(fields: dict[str, Any], said: str
 
 @pytest.mark.parametrize("options", [{"max_rate": 20}, {"max_rate": 0, "period": seconds(1)}])
 def test_a_rate_that_would_dispatch_nothing_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=r"'reminders': max_rate=.* must be items a second, above zero, and"):
+    with pytest.raises(
+        ConfigurationError, match=r"'reminders': max_rate=.* must be a number of items per second, above"
+    ):
         Reminders(leases=leases_of("reminders"), **options)
 
 

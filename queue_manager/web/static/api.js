@@ -1,7 +1,7 @@
 // Requests to the API, and its live events.
 
 import { sync } from "./clock.js";
-import { PREFIX, button, showState, toast } from "./dom.js";
+import { PREFIX, button, showConnecting, showState, toast } from "./dom.js";
 
 const RETRY_DELAY = 1000; // ms
 const MAX_SILENCE = 20000; // ms without an event after which the server is asked whether it answers
@@ -144,7 +144,7 @@ export class Events {
     this.name = name;
     this.on = on;
     this.last = ""; // id of the last event
-    showState("Connecting …", "");
+    showConnecting();
     this.open();
     addEventListener("pagehide", () => this.close());
     addEventListener("pageshow", (event) => event.persisted && this.open());

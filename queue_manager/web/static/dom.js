@@ -127,6 +127,8 @@ export function showState(text, kind) {
   byId("state").className = `state ${kind}`;
 }
 
+export const showConnecting = () => showState("Connecting …", "");
+
 const TITLE = document.title;
 
 /** How much needs attention, seen in the browser's tab. @param {number} count */

@@ -3,7 +3,7 @@
 import { attempt, get, onOverview } from "./api.js";
 import { chart } from "./chart.js";
 import { ZONE, at, countdown, moment, now, number, span } from "./clock.js";
-import { byId, complain, countInTitle, element, facts, link, pill, put, showState } from "./dom.js";
+import { byId, complain, countInTitle, element, facts, link, pill, put, showConnecting } from "./dom.js";
 import { speed } from "./latency.js";
 import { awayServers, bad, howToTurnOn, needs, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
 
@@ -139,7 +139,7 @@ function show(overview) {
 
 const read = () => attempt(async () => show(await get("/overview")), ({ message }) => complain(message));
 
-showState("Connecting …", "");
+showConnecting();
 await read();
 onOverview(show, read);
 days();
