@@ -53,10 +53,10 @@ class Item:
     """Its position in the list of its state."""
     due_at: datetime | None = None
     since: datetime | None = None
-    """Since when it is in its state."""
+    """The time at which it came into its state."""
     reason: str | None = None
     attempts: int = 0
-    """How many times in a row all its attempts failed; for a site, its resets in a row."""
+    """How many times in a row all its attempts failed; for a site, its resets in a row. 0 if unknown."""
     next_at: datetime | None = None
     """When it may be tried again, or when the lease of its worker ends."""
 

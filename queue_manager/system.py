@@ -96,6 +96,8 @@ class System:
     """The word for several items."""
     item_name: str = ""
     """The word for one item; by default `items_name` without its last letter."""
+    attempts_name: str = "Times failed"
+    """The title of `Item.attempts` in lists."""
     explain: Callable[[str, DispatchState], Sequence[Explanation]] = lambda *_: ()
     """Explains what an id names among its items, messages or jobs."""
 

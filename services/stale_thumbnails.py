@@ -205,13 +205,14 @@ class HungSites(Listed):
     def _due(self, sites: Sites, after: Position | None, newest_first: bool) -> Iterator[Item]:
         before = self.clock() - self.threshold
         for one in sites.stale(before, after=after, is_descending=newest_first):
+            due_at = one.started_at + self.threshold
             yield Item(
                 id=_id(sites.name, id_text(one.id)),
                 title=sites.name,
                 state="due",
                 position=(one.started_at, sites.name, one.id),
-                due_at=one.started_at + self.threshold,
-                since=one.started_at,
+                due_at=due_at,
+                since=due_at,
                 reason="its thumbnail is stored, and only the flag was left" if one.is_finished else None,
                 attempts=one.resets,
             )
@@ -329,7 +330,6 @@ def read_failed(reset: database.Document) -> Item:
         position=(at, reset["_id"]),
         since=at,
         reason=None if error is None else str(error),
-        attempts=1,
     )
 
 
@@ -363,6 +363,7 @@ system: System = System(
     item_states=("due", "stuck", "failed"),
     on_time_within=hours(1),  # the time between two scans
     items_name="sites",
+    attempts_name="Resets in a row",
     explain=lambda id, dispatch: list(
         site_explanation.explain(system, leases_of(system.name), threshold(), id, dispatch)
     ),

@@ -34,7 +34,6 @@ from queue_manager.server_calls import mongodb
 from queue_manager.system import System
 
 ITEM_COLUMNS = ("id", "title", "state", "due_at", "since", "attempts", "next_at", "reason")
-RENAMED_COLUMNS = {"attempts": "times failed"}
 PAGE_SIZE = 200  # items that an export reads at once
 
 items_cli = typer.Typer(
@@ -83,7 +82,8 @@ def list_items(
     if as_json:
         print_answer(page)
     else:
-        print_table(page.items, ITEM_COLUMNS, nothing=nothing, cursor=page.cursor, renamed=RENAMED_COLUMNS)
+        titles = {"since": "in this state since", "attempts": found.attempts_name.lower()}
+        print_table(page.items, ITEM_COLUMNS, nothing=nothing, cursor=page.cursor, renamed=titles)
 
 
 @items_cli.command()

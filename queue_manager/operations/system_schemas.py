@@ -217,10 +217,10 @@ class ListedItem(BaseModel):
     title: str = Field(description="Its title, such as the account of a room.")
     state: State
     due_at: Moment | None
-    since: Moment | None = Field(description="Since when it is in this state.")
+    since: Moment | None = Field(description="The time at which it came into this state.")
     reason: str | None = Field(description="Why its last attempt failed.")
     attempts: int = Field(
-        description="How many times in a row all its attempts failed; for a site, its resets in a row."
+        description="How many times in a row all its attempts failed; for a site, its resets in a row. 0 if unknown."
     )
     next_at: Moment | None = Field(description="When it is retried, or when its worker's lease ends.")
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("clean")]
 HIDDEN_BY_PAGE = {
     "/rooms?state=failed": "Reason",
     "/reviews": "Due",
-    "/thumbnails": "Since",
+    "/thumbnails": "Resets in a row",
     "/messages": "Payload",
     "/messages/processing": "Consumer",
     "/messages/failed": "Reason",

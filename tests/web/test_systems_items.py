@@ -347,12 +347,14 @@ def test_hung_sites_are_listed_and_reset_manually(clean: Servers, process: Web) 
         f"agency_websites:{often}",
     ]
     assert [item["id"] for item in all_of(process, SITES, "state=due&order=oldest&limit=1")] == [i["id"] for i in due]
+    assert [item["since"] for item in due] == [item["due_at"] for item in due]
     assert [(i["id"], i["attempts"]) for i in listed(process, SITES, "state=stuck")] == [(due[2]["id"], 6)]
-    assert [(i["id"], i["reason"]) for i in listed(process, SITES, "state=failed")] == [(due[1]["id"], "Boom")]
+    (failed,) = listed(process, SITES, "state=failed")
+    assert (failed["id"], failed["reason"], failed["attempts"]) == (due[1]["id"], "Boom", 0)
     assert listed(process, SITES, "state=in-progress") == []
     assert process.post(f"{SITES}/{due[1]['id']}/retry").status == 202
     message = take(clean.valkey.url, "stale-thumbnails")
-    assert message.args == ["instasites", str(hung[1]), due[1]["since"]]
+    assert message.args == ["instasites", str(hung[1]), to_iso(now - hours(4))]
     run(message)
     assert [item["id"] for item in listed(process, SITES, "state=due&order=oldest")] == [due[0]["id"], due[2]["id"]]
     assert process.post(f"{SITES}/agency_websites:{busy}/retry").status == 409

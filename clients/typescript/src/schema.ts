@@ -2858,7 +2858,7 @@ export interface components {
             due_at: string | null;
             /**
              * Since
-             * @description Since when it is in this state.
+             * @description The time at which it came into this state.
              */
             since: string | null;
             /**
@@ -2868,7 +2868,7 @@ export interface components {
             reason: string | null;
             /**
              * Attempts
-             * @description How many times in a row all its attempts failed; for a site, its resets in a row.
+             * @description How many times in a row all its attempts failed; for a site, its resets in a row. 0 if unknown.
              */
             attempts: number;
             /**

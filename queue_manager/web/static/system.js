@@ -11,7 +11,7 @@ import { PAUSED, PAUSE_REASON, awayServers, bad, howToTurnOn, notice, pauseNote,
 const PAGE = 50;
 const SCANS = 10;
 const MAX_SCANS = 500;
-const { system: name, items, item: itemName } = byId("tabs").dataset;
+const { system: name, items, item: itemName, attempts: attemptsName = "" } = byId("tabs").dataset;
 const path = `/systems/${name}`;
 /** @type {Record<ItemState, StateTexts>} */
 const STATES = {
@@ -53,9 +53,9 @@ function cells(item) {
   return [
     element("th", { scope: "row" }, element("a", { class: "link whole", href: `${location.pathname}/${encodeURIComponent(item.id)}` }, item.id), item.title && element("div", { class: "hint" }, item.title)),
     cell("Due", moment(item.due_at), "nowrap"),
-    cell("Since", moment(item.since), "nowrap"),
+    cell("In this state since", moment(item.since), "nowrap"),
     element("td", { class: "text" }, item.reason && element("span", { class: "clip" }, item.reason)),
-    cell("Times failed", number(item.attempts), "number"),
+    cell(attemptsName, item.attempts ? number(item.attempts) : "—", "number"),
     cell("Next", item.next_at ? element("span", {}, next && `${next} `, moment(item.next_at)) : "—", "nowrap"),
     mayAct && element("td", { class: "number" }, verb && button(verb, () => retry(item), "quiet")),
   ];
