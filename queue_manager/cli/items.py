@@ -24,6 +24,7 @@ from queue_manager.cli.terminal import (
     printable,
 )
 from queue_manager.cli.why import print_diagnosis
+from queue_manager.core.wording import without_traceback
 from queue_manager.items import STATES, State
 from queue_manager.operations import items as operations
 from queue_manager.operations.diagnosis import diagnose
@@ -83,7 +84,8 @@ def list_items(
         print_answer(page)
     else:
         titles = {"since": "in this state since", "attempts": found.attempts_name.lower()}
-        print_table(page.items, ITEM_COLUMNS, nothing=nothing, cursor=page.cursor, renamed=titles)
+        rows = [item.model_copy(update={"reason": without_traceback(item.reason or "")}) for item in page.items]
+        print_table(rows, ITEM_COLUMNS, nothing=nothing, cursor=page.cursor, renamed=titles)
 
 
 @items_cli.command()

@@ -23,7 +23,7 @@ from queue_manager.cli.terminal import (
     print_rows,
     printable,
 )
-from queue_manager.core.wording import rounded
+from queue_manager.core.wording import rounded, without_traceback
 from queue_manager.pauses import PauseState
 from services.job_queues import as_json
 
@@ -49,7 +49,7 @@ def _job_row(job: Document, now: datetime) -> dict[str, str]:
     known = {title: str(job.get(name, "")) for title, name in JOB_FIELDS.items()}
     state, due_at = job.get("state"), job.get("due")
     due = _from(due_at, now) if state in WAITING_STATES and isinstance(due_at, datetime) else ""
-    error = str(job.get("last_error", ""))[:MAX_ERROR_LENGTH] if state == JobState.FAILURE else ""
+    error = without_traceback(str(job.get("last_error", "")))[:MAX_ERROR_LENGTH] if state == JobState.FAILURE else ""
     arguments = json_text(as_json(job).get("arguments"))[:MAX_PAYLOAD_LENGTH]
     return {**known, "due": due, "last error": error, "arguments": arguments}
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from queue_manager.cli.terminal import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, print_rows, printable
 from queue_manager.core.clock import truncate
-from queue_manager.core.wording import rounded
+from queue_manager.core.wording import rounded, without_traceback
 from services.message_queue import Message, MessageListing, MessageState, QueueCounts
 from services.message_queue.browser import MESSAGE_STATES
 from services.message_queue.explanation import reason_text
@@ -54,7 +54,7 @@ def _row(state: MessageState, message: Message, now: float) -> dict[str, str]:
     if state == "processing":
         own = {"deadline": _deadline(message, now), "consumer": fields.get("consumer_id") or ""}
     elif state == "dead":
-        own = {"last error": reason_text(str(fields.get("last_error", "")))[:MAX_ERROR_LENGTH]}
+        own = {"last error": reason_text(without_traceback(str(fields.get("last_error", ""))))[:MAX_ERROR_LENGTH]}
     elif state == "acknowledged":
         own = {"acknowledged": field_text("acknowledged_at", fields.get("acknowledged_at", ""))}
     return {**known, **own, "payload": message.payload_json[:MAX_PAYLOAD_LENGTH]}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from queue_manager.core.wording import without_traceback
+
 MAX_COMPARED_LENGTH = 300  # characters of a reason
 MAX_LITERAL_LENGTH = 100  # characters
 
@@ -33,8 +35,11 @@ _PLACEHOLDER = re.compile("<[a-z]+>")
 
 @lru_cache(maxsize=8_192)  # a list of failures is read again and again
 def normalize(reason: str) -> str:
-    """Return a reason with a word such as `<id>` or `<number>` for each text that is different every time."""
-    words = _QUOTED.sub("<value>", reason[:MAX_COMPARED_LENGTH]).split()
+    """Return a reason with a word such as `<id>` or `<number>` for each text that is different every time.
+
+    Of a Python traceback, which names the same lines for different errors, it is the last line.
+    """
+    words = _QUOTED.sub("<value>", without_traceback(reason)[:MAX_COMPARED_LENGTH]).split()
     text = " ".join(_VARIABLES.sub(_placeholder, word) if _MAY_VARY.search(word) else word for word in words)
     return _DURATION.sub("<duration>", text)[:MAX_COMPARED_LENGTH]
 

@@ -24,9 +24,13 @@ def sentence(*clauses: str) -> str:
 
 def error_summary(error: str) -> str:
     """Return an error for a sentence, truncated: its first line, or of a Python traceback the last line."""
-    lines = [line.strip() for line in error.splitlines() if line.strip()] or [""]
-    line = lines[-1 if lines[0].startswith(_TRACEBACK) else 0]
+    line = next((line.strip() for line in without_traceback(error).splitlines() if line.strip()), "")
     return line if len(line) <= MAX_ERROR_LENGTH else f"{line[:MAX_ERROR_LENGTH]} …"
+
+
+def without_traceback(error: str) -> str:
+    """Return the last line of a Python traceback, which is the exception; other texts are unchanged."""
+    return error.strip().rpartition("\n")[2] if error.lstrip().startswith(_TRACEBACK) else error
 
 
 def when(moment: datetime, now: datetime) -> str:

@@ -46,6 +46,20 @@ def test_reasons_of_the_queue_itself_are_explained(visit: Visit, queue: Queue) -
     expect(visit.dialog.locator("dl")).to_contain_text(words)
 
 
+def test_of_a_traceback_lists_show_the_exception_and_details_all_of_it(visit: Visit, queue: Queue) -> None:
+    id, first = queue.add(), "Traceback (most recent call last):"
+    traceback = f"{first}\n  File 'mail.py', line 1, in send\nKeyError: 'to'\n"
+    queue.post("/queue/move", {"messages": [id], "toQueue": "dead", "errorReason": traceback})
+    page = visit.open("/failures")
+    row = page.locator("#rows > tr")
+    expect(row.locator("th")).to_have_text("KeyError: <value>KeyError: 'to'")
+    row.get_by_role("link", name="KeyError").click()
+    expect(visit.row(id)).to_contain_text("KeyError: 'to'")
+    expect(visit.row(id)).not_to_contain_text(first)
+    visit.open_row(id)
+    expect(visit.dialog.locator("dl")).to_contain_text(first)
+
+
 def test_items_are_filtered_by_system_and_retried(visit: Visit, queue: Queue, clean: Servers) -> None:
     rooms = furnished.rooms(reason="Boom 7")
     queue.dead()

@@ -6,11 +6,14 @@ import pytest
 
 from queue_manager.core.failure_reason import MAX_COMPARED_LENGTH, longest_literal, normalize
 
+FRAME = '  File "/srv/mail.py", line 1, in send\n    deliver(letter)\n'
+
 
 @pytest.mark.parametrize(
     ("reason", "normalized"),
     [
         ("Boom", "Boom"),
+        (f"Traceback (most recent call last):\n{FRAME * 20}KeyError: 'to'\n", "KeyError: <value>"),
         ("HTTP 503 after 3 tries", "HTTP <number> after <number> tries"),
         ("missed by -1,234.5 and 1e-7", "missed by <number> and <number>"),
         ("E11000 duplicate key", "E11000 duplicate key"),

@@ -302,6 +302,14 @@ class TestTerminal:
                     assert not {"\x9b", "\x7f", "\u202e"} & set(said)
                 assert "\x1b[31m" not in said
 
+    def test_list_shows_the_exception_of_a_traceback(self, clean: Servers) -> None:
+        job, error = made(INVOICE), "Traceback (most recent call last):\n  File 'mail.py', line 1\nKeyError: 'to'\n"
+        model.jobs().update_one({"_id": job["_id"]}, {"$set": {"state": "failure", "last_error": error}})
+        listed = run("list").stdout
+        assert "KeyError: 'to'" in listed
+        assert "Traceback" not in listed
+        assert "Traceback" in run("show", str(job["_id"])).stdout
+
     def test_escape_sequences_of_a_wrong_id_are_escaped(self, clean: Servers) -> None:
         assert "\x1b" not in run("cancel", "\x1b[31m").stderr
 

@@ -6,7 +6,7 @@ import { askFor } from "./dialog.js";
 import { byId, button, countInTitle, element, link, mayAct, svg } from "./dom.js";
 import { List, cell, systemTitle } from "./list.js";
 import { seldom } from "./pace.js";
-import { reasonText } from "./reasons.js";
+import { errorInList, reasonText } from "./reasons.js";
 
 const REFRESH_INTERVAL = 5000; // ms between two readings because something happened
 const VERBS = { message: "Replay", item: "Retry", job: "Retry", broker: "Replay" };
@@ -27,7 +27,7 @@ function cells(group) {
   const { kind, system, name, reason, sample, count, first_at: first, last_at: last, page } = group;
   const text = reasonText(reason);
   return [
-    element("th", { scope: "row", class: "text" }, element("div", { class: "clip" }, link(page, text)), sample.trim() !== reason && element("div", { class: "clip hint" }, sample)),
+    element("th", { scope: "row", class: "text" }, element("div", { class: "clip" }, link(page, text)), errorInList(sample).trim() !== reason && element("div", { class: "clip hint" }, errorInList(sample))),
     cell("Name", element("span", {}, name || "no type", name !== system && element("div", { class: "hint" }, systemTitle(system)))),
     cell("Count", number(count), "number"),
     cell("First seen", moment(first), "nowrap"),

@@ -6,6 +6,7 @@ import { TYPED_FROM, askFor, jsonProblem, numberFrom, show } from "./dialog.js";
 import { PREFIX, byId, button, copier, countInTitle, element, errorText, facts, jsonText, link, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
 import { percentile } from "./latency.js";
 import { List, cell, fill, grid } from "./list.js";
+import { errorInList } from "./reasons.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
 
 const PAGE = 50;
@@ -169,7 +170,7 @@ const dueOf = (job, show = moment) => [show(job.due), job.waiting && !(ARE_RELAT
 function cells(job) {
   return [
     element("th", { scope: "row" }, recordLink(titleOf(job), pageOf(job._id), () => showJob(job._id), "whole")),
-    element("td", { class: "text" }, element("code", { class: "clip" }, jsonText(job.arguments).slice(0, 300)), job.last_error && job.state !== "success" && element("span", { class: "clip hint bad" }, job.last_error.slice(0, 300))),
+    element("td", { class: "text" }, element("code", { class: "clip" }, jsonText(job.arguments).slice(0, 300)), job.last_error && job.state !== "success" && element("span", { class: "clip hint bad" }, errorInList(job.last_error).slice(0, 300))),
     cell("State", element("span", {}, stateOf(job)), "nowrap"),
     cell("Due", element("span", {}, dueOf(job))),
     cell("Priority", job.priority, "number"),

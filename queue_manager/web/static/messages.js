@@ -6,7 +6,7 @@ import { TYPED_FROM, askFor, jsonProblem, numberFrom, show } from "./dialog.js";
 import { byId, button, copier, countInTitle, element, errorText, facts, filled, jsonText, link, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
 import { List, cell } from "./list.js";
 import { nextFrame } from "./pace.js";
-import { reasonText } from "./reasons.js";
+import { errorInList, reasonText } from "./reasons.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
 
 const PAGE = 50;
@@ -119,7 +119,7 @@ const CELLS = {
   timeout: (message) => cell("Ack timeout", timeoutOf(message) === undefined ? "..." : `${timeoutOf(message)} s`, "number nowrap"),
   consumer: (message) => cell("Consumer", element("span", { class: "clip" }, message.consumer_id ?? "—")),
   left: (message) => cell("Time remaining", countdown(deadlineOf(message)), "number"),
-  reason: (message) => element("td", { class: "text" }, element("span", { class: "clip bad" }, message.last_error ? reasonText(message.last_error) : "—")),
+  reason: (message) => element("td", { class: "text" }, element("span", { class: "clip bad" }, message.last_error ? reasonText(errorInList(message.last_error)) : "—")),
 };
 const COLUMNS = {
   main: ["type", "priority", "payload", "created", "attempts", "timeout"],

@@ -6,6 +6,7 @@ import { askFor } from "./dialog.js";
 import { byId, button, countInTitle, element, isPlainClick, mayAct, put, toast } from "./dom.js";
 import { speed } from "./latency.js";
 import { List, cell, fill } from "./list.js";
+import { errorInList } from "./reasons.js";
 import { PAUSED, PAUSE_REASON, awayServers, bad, howToTurnOn, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
 
 const PAGE = 50;
@@ -54,7 +55,7 @@ function cells(item) {
     element("th", { scope: "row" }, element("a", { class: "link whole", href: `${location.pathname}/${encodeURIComponent(item.id)}` }, item.id), item.title && element("div", { class: "hint" }, item.title)),
     cell("Due", moment(item.due_at), "nowrap"),
     cell("In this state since", moment(item.since), "nowrap"),
-    element("td", { class: "text" }, item.reason && element("span", { class: "clip" }, item.reason)),
+    element("td", { class: "text" }, item.reason && element("span", { class: "clip" }, errorInList(item.reason))),
     cell(attemptsName, item.attempts ? number(item.attempts) : "—", "number"),
     cell("Next", item.next_at ? element("span", {}, next && `${next} `, moment(item.next_at)) : "—", "nowrap"),
     mayAct && element("td", { class: "number" }, verb && button(verb, () => retry(item), "quiet")),
