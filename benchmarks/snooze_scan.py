@@ -59,7 +59,7 @@ def lease_in_batches() -> Won:
     work, won = _work(), []
     for batch in work.take_due(Backlog):
         work.mark_dispatched(batch)
-        won += [(item.args[0], item.token) for item in batch.items]
+        won += [(item.args[0], item.task_id) for item in batch.items]
     return won
 
 

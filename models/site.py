@@ -6,7 +6,7 @@
 
 A build is stale if it has been in progress since before a cutoff. Resets are retained for a day in `thumbnail_resets`:
 
-    {_id: the item's token, run, collection, site_id, outcome: reset | skipped | failed, at, error?}
+    {_id: the id of the item's task, run, collection, site_id, outcome: reset | skipped | failed, at, error?}
 """
 
 from __future__ import annotations
@@ -200,14 +200,14 @@ def reset_count(document: Document) -> int:
 
 
 def record_outcome(
-    token: str, sites: str, site_id: str, outcome: ResetOutcome, *, now: datetime, error: str | None = None
+    task_id: str, sites: str, site_id: str, outcome: ResetOutcome, *, now: datetime, error: str | None = None
 ) -> None:
     """Store the outcome of an item. A second delivery changes nothing."""
-    run = token.partition("-")[0]
+    run = task_id.partition("-")[0]
     fields = {"run": run, "collection": sites, "site_id": site_id, "outcome": outcome, "at": now}
     if error is not None:
         fields["error"] = error
-    collection(RESETS_COLLECTION).update_one({"_id": token}, {"$setOnInsert": fields}, upsert=True)
+    collection(RESETS_COLLECTION).update_one({"_id": task_id}, {"$setOnInsert": fields}, upsert=True)
 
 
 def outcomes(run: str) -> Counter[tuple[str, str]]:
@@ -227,7 +227,7 @@ def resets_since(moment: datetime) -> int:
 
 
 def list_failed(*, after: Position | None, is_descending: bool) -> Iterator[Document]:
-    """Yield the resets that failed in the last day, by time and token."""
+    """Yield the resets that failed in the last day, by time and task."""
     return listing.walk(
         collection(RESETS_COLLECTION),
         FAILED,

@@ -25,7 +25,7 @@ Position = tuple[Any, ...]
 class DueItem:
     """One item to be sent: the arguments of its task, the name of its lease, and its ETA if it is not due yet."""
 
-    token: str
+    task_id: str
     """The id of its Celery task."""
     args: tuple[Any, ...]
     lease: str = ""

@@ -111,7 +111,8 @@ def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
     known = {one.name: getattr(usual, one.name) for one in fields(usual)}
     work = Work(**{**known, "clock": lambda: now, "leases": NoLeases(system.name)})
     items = [
-        DueItem(token=f"test-{number}", args=due.args, lease=due.lease) for number, due in enumerate(work.find_due(now))
+        DueItem(task_id=f"test-{number}", args=due.args, lease=due.lease)
+        for number, due in enumerate(work.find_due(now))
     ]
     found: list[Any] = [None] * len(items)
     if system.batch and items:
@@ -131,7 +132,7 @@ def _attempts(work: DocumentWork, item: DueItem) -> dict[str, Any]:
 
     for attempt in range(1, MAX_RUN_ATTEMPTS + 1):
         try:
-            return work.execute(*item.args, token=item.token)
+            return work.execute(*item.args, task_id=item.task_id)
         except Exception as error:
             last = error
             if isinstance(error, PermanentError) or not work.system.functions.retry.allows(attempt + 1):

@@ -205,7 +205,7 @@ class DueWork(ItemWork, ABC):
             times = self.leases.reserve(times, interval=seconds(1) / self.max_rate, now=now)
         items = [
             DueItem(
-                token=self.token(one, batch=batch, number=number),
+                task_id=self.task_id(one, batch=batch, number=number),
                 args=one.args,
                 eta=at if at > now else None,
                 lease=names[position],
@@ -230,7 +230,7 @@ class DueWork(ItemWork, ABC):
         """Record that items were sent with an ETA in `wait`: from then on they wait for a worker, for any time."""
         self.postpone(items, wait=wait)
 
-    def token(self, due: Due, *, batch: str, number: int) -> str:
+    def task_id(self, due: Due, *, batch: str, number: int) -> str:
         """Return the id of an item's task: a random part for the batch, and the item's number in it."""
         return f"{batch}-{number}"
 

@@ -107,9 +107,9 @@ class ItemWork:
     # Timelines
 
     def record_dispatched(self, items: Sequence[DueItem], *, is_manual: bool = False) -> None:
-        """Record that items of one batch, whose tokens have their position in it, were dispatched."""
+        """Record that items of one batch were dispatched; the ids of their tasks end with the position in it."""
         if self.has_timelines and items:
-            task, names = items[0].token.rpartition("-")[0], [item.lease for item in items]
+            task, names = items[0].task_id.rpartition("-")[0], [item.lease for item in items]
             item_events.record_dispatched(self.system_name, task, names, is_manual=is_manual)
 
     def record_executed(self, items: Sequence[DueItem], results: Sequence[Any], *, took: timedelta) -> None:
@@ -121,7 +121,7 @@ class ItemWork:
         ]
         if self.has_timelines and ended:
             skipped = {name: str(one["reason"]) for name, one in ended if isinstance(one, dict) and "skipped" in one}
-            names, task = [name for name, _ in ended], items[0].token if len(items) == 1 else None
+            names, task = [name for name, _ in ended], items[0].task_id if len(items) == 1 else None
             item_events.record_executed(self.system_name, names, skipped, task=task, took=took)
 
     def record_attempt(
@@ -130,5 +130,5 @@ class ItemWork:
         """Record an attempt that did not succeed."""
         if self.has_timelines:
             item_events.record_attempt(
-                self.system_name, item.lease, event, task=item.token, error=error, attempt=attempt
+                self.system_name, item.lease, event, task=item.task_id, error=error, attempt=attempt
             )

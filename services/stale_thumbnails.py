@@ -66,7 +66,7 @@ class StaleSites(DueWork):
         for one in self.sites.stale(until - self.threshold):
             yield due_of(self.sites.name, one)
 
-    def token(self, due: Due, *, batch: str, number: int) -> str:
+    def task_id(self, due: Due, *, batch: str, number: int) -> str:
         """Return the task's id: it begins with the run, by which the outcomes are counted."""
         return f"{self.run}-{batch}-{number}"
 
@@ -86,9 +86,9 @@ class StaleThumbnails(ItemWork):
         self.release([item])
         sites, site_id, _ = item.args
         if sites in site.ALL:
-            site.record_outcome(item.token, sites, site_id, "failed", now=self.clock(), error=error)
+            site.record_outcome(item.task_id, sites, site_id, "failed", now=self.clock(), error=error)
 
-    def reset(self, collection: str, site_id: str, started_at: str, *, token: str) -> ItemResult:
+    def reset(self, collection: str, site_id: str, started_at: str, *, task_id: str) -> ItemResult:
         """Reset one site if the build that began at `started_at` is still marked as in progress.
 
         Returns:
@@ -105,9 +105,9 @@ class StaleThumbnails(ItemWork):
         sites = site.ALL[collection]
         in_a_row = sites.reset(key, began)
         if in_a_row is None:
-            site.record_outcome(token, collection, site_id, "skipped", now=self.clock())
+            site.record_outcome(task_id, collection, site_id, "skipped", now=self.clock())
             return {"skipped": True, "reason": "Build changed" if sites.get(key) else "Site not found"}
-        site.record_outcome(token, collection, site_id, "reset", now=self.clock())
+        site.record_outcome(task_id, collection, site_id, "reset", now=self.clock())
         if in_a_row >= MANY_RESETS:
             log.warning("Site was reset many times in a row", collection=collection, site_id=site_id, times=in_a_row)
         self._hand_over(collection, shown_id(key))
@@ -168,7 +168,7 @@ def due_of(collection: str, one: site.Site) -> Due:
 
 
 def new_run() -> str:
-    """Return the name of a run; the tokens of its items begin with it."""
+    """Return the name of a run; the ids of its tasks begin with it."""
     return uuid4().hex
 
 

@@ -8,7 +8,7 @@ from beat_schedule import systems
 from services.due_documents import DueDocuments, work_of
 from tasks.app import app
 from tasks.document_tasks import after_of, dispatch, item_of
-from tasks.item import ItemTask, current_token
+from tasks.item import ItemTask, current_task_id
 from tasks.scan import ScanReport, scan_task
 
 
@@ -19,7 +19,7 @@ def bind(system: DueDocuments) -> ItemTask:
         return dispatch(system)
 
     def run(id: str, due_at: str | None = None) -> dict[str, Any]:
-        return work_of(system).execute(id, due_at, token=current_token())
+        return work_of(system).execute(id, due_at, task_id=current_task_id())
 
     scan_task(
         initiator=system.initiator, sent="Dispatched due items.", failed="Error in the scan", name=system.scan_task

@@ -73,7 +73,7 @@ class ItemTask(BatchedTask):
                 return result
         except MustCoolDown as lost:
             log.error(f"Item is not started: {lost}", task=self.name, args=item.args)
-            error_reports.report(lost, where=self.name, task_id=item.token, item=item.lease)
+            error_reports.report(lost, where=self.name, task_id=item.task_id, item=item.lease)
             self._record(item, "lost", lost)
             self._cool_down(item, lost)
             raise Ignore from None
@@ -97,7 +97,7 @@ class ItemTask(BatchedTask):
         try:
             self.work().cool_down_lost(item, lost)
         except Exception as error:
-            log.warning("Item could not be released; its lease ends by itself", task_id=item.token, error=reason(error))
+            log.warning("Item could not be released until its lease ends", task_id=item.task_id, error=reason(error))
 
     @property
     def item_timeout(self) -> float | None:
@@ -153,7 +153,7 @@ class ItemTask(BatchedTask):
         return self._repeats < MAX_FREE_REPEATS or self.is_database_away()
 
     def _span(self, item: DueItem) -> AbstractContextManager[object]:
-        about = {"celery.task": self.name, "messaging.message.id": item.token}
+        about = {"celery.task": self.name, "messaging.message.id": item.task_id}
         headers = [{tracing.TRACE_HEADER: self.request.get(tracing.TRACE_HEADER)}]
         return tracing.processing(self.queue_name, headers, attributes=about, not_errors=(Ignore, Reject))
 
@@ -255,7 +255,7 @@ class ItemTask(BatchedTask):
             self.work().postpone([item], wait=wait)
         except Exception as error:
             # If the lease ends meanwhile, the only effect is a duplicate message.
-            log.warning("Lease could not be renewed for the wait", task_id=item.token, error=reason(error))
+            log.warning("Lease could not be renewed for the wait", task_id=item.task_id, error=reason(error))
 
 
 def is_expected(error: Exception) -> bool:
@@ -297,6 +297,6 @@ def item_task(
     )
 
 
-def current_token() -> str:
-    """Return the id of the running task, which is the token of its lease. A direct call gets a new one."""
+def current_task_id() -> str:
+    """Return the id of the running task; a direct call gets a new one."""
     return (current_task and current_task.request.id) or f"direct-{uuid4().hex}"

@@ -13,7 +13,7 @@ from typing import Any
 from queue_manager.core.clock import seconds
 from queue_manager.core.retry import RetryPolicy
 from services import job_queues
-from tasks.item import current_token, item_task
+from tasks.item import current_task_id, item_task
 from tasks.scan import ScanReport, fan_out, scan_task
 
 JOBS_QUEUE = str(job_queues.system.queue)
@@ -26,4 +26,4 @@ def dispatch_due_jobs(epoch: int | None = None) -> ScanReport:
 
 @item_task(queue=JOBS_QUEUE, work=job_queues.dispatch, retry=RetryPolicy(max_attempts=3, base=seconds(1)), is_long=True)
 def run_queue(name: str, epoch: int | None = None) -> dict[str, Any]:
-    return job_queues.run_queue(name, epoch, token=current_token())
+    return job_queues.run_queue(name, epoch, token=current_task_id())

@@ -31,7 +31,7 @@ from queue_manager.telemetry import counters, error_reports, tracing
 from services import history
 from services.due_work import DueBatch, DueWork
 from tasks.app import app
-from tasks.item import ItemTask, current_token, is_expected
+from tasks.item import ItemTask, current_task_id, is_expected
 
 MAX_SCAN = seconds(60)  # even if its period is longer, because other scans may wait for its thread
 RECORD_TIMEOUT = seconds(1)  # for what a scan records only for people to read
@@ -87,7 +87,7 @@ class ScanTask(Task):
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if not self.request.called_directly and not scan_ticks.begin(self.request.get(scan_ticks.TICK_HEADER)):
             log.debug("A tick was skipped: a run began after it was sent", scan=self.name)
-            self._end(current_token())
+            self._end(current_task_id())
             return {"skipped": True}
         started = time.monotonic()
         with self._running(), self._span():
@@ -120,15 +120,15 @@ class ScanTask(Task):
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Record that the scan runs while the block does, so that it is not triggered meanwhile."""
-        token = current_token()
-        self._best_effort("marked as running", lambda: scan_run.begin(self.name, token, now=server_now()))
+        task_id = current_task_id()
+        self._best_effort("marked as running", lambda: scan_run.begin(self.name, task_id, now=server_now()))
         try:
             yield
         finally:
-            self._end(token)
+            self._end(task_id)
 
-    def _end(self, token: str) -> None:
-        self._best_effort("marked as ended", lambda: scan_run.end(self.name, token))
+    def _end(self, task_id: str) -> None:
+        self._best_effort("marked as ended", lambda: scan_run.end(self.name, task_id))
 
     def _record(self, run: dict[str, int], report: ScanReport) -> None:
         error = next(iter(report.errors), None)
@@ -215,7 +215,7 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
 def _require_same_lease(task: ItemTask, work: DueWork, items: Sequence[DueItem]) -> None:
     """Raise ConfigurationError if workers would renew and end other leases than the scan has taken."""
     for item in items[:1]:
-        read = task.read_item(work, item.token, item.args, {})
+        read = task.read_item(work, item.task_id, item.args, {})
         if read is not None and read.lease != item.lease:
             raise ConfigurationError(
                 f"{task.name}{item.args} names the lease {read.lease!r}, and `Due` named {item.lease!r}: give `Due` "

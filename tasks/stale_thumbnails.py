@@ -14,7 +14,7 @@ from queue_manager.core.retry import ONCE
 from queue_manager.core.settings import settings
 from services.stale_thumbnails import INITIATOR, StaleThumbnails, new_run, stale_sites, stale_thumbnails, system
 from tasks.app import app
-from tasks.item import current_token, item_task
+from tasks.item import current_task_id, item_task
 from tasks.scan import ScanReport, describe, fan_out, scan_task
 
 THUMBNAILS_QUEUE = str(system.queue)
@@ -45,7 +45,7 @@ def scan_stale_thumbnails() -> ScanReport:
 
 @item_task(queue=THUMBNAILS_QUEUE, work=thumbnails, retry=ONCE)  # the next hour is the retry
 def reset_stale_thumbnail(collection: str, site_id: str, started_at: str) -> dict[str, Any]:
-    return thumbnails().reset(collection, site_id, started_at, token=current_token())
+    return thumbnails().reset(collection, site_id, started_at, task_id=current_task_id())
 
 
 @item_task(queue=THUMBNAILS_QUEUE, work=thumbnails, retry=ONCE, is_counted=False)

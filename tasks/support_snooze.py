@@ -10,7 +10,7 @@ from typing import Any
 from services.due_documents import work_of
 from services.support_snooze import INITIATOR, system
 from tasks.document_tasks import after_of, dispatch, item_of
-from tasks.item import current_token
+from tasks.item import current_task_id
 from tasks.scan import ScanReport, scan_task
 
 
@@ -25,7 +25,7 @@ def scan_expired_snoozes() -> ScanReport:
 
 @item_of(system)
 def unsnooze_room(room_id: str, snoozed_until: str | None = None) -> dict[str, Any]:
-    return work_of(system).execute(room_id, snoozed_until, token=current_token())
+    return work_of(system).execute(room_id, snoozed_until, task_id=current_task_id())
 
 
 call_announce = after_of(system)  # the task that repeats a call of `announce` that failed

@@ -115,7 +115,7 @@ class Lab:
         """Dispatch, and run what is dispatched as workers would."""
         reports = []
         for item in self.dispatch(epoch)[0]:
-            reports.append(self.run_through(item.args[0], token=item.token, epoch=epoch))
+            reports.append(self.run_through(item.args[0], token=item.task_id, epoch=epoch))
             self.end_run(item)
         return reports
 

@@ -112,7 +112,7 @@ def scan(work: DueWork, waiting: int = 0) -> list[DueItem]:
 
 def execute(work: DocumentWork, item: DueItem) -> dict[str, Any]:
     """Do what the task of an item does."""
-    return work.execute(*item.args, token=item.token)
+    return work.execute(*item.args, task_id=item.task_id)
 
 
 def execute_batch(work: DocumentWork, items: Sequence[DueItem]) -> list[dict[str, Any] | None]:

@@ -85,7 +85,7 @@ def _publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
     captured = _captured(task, ends, producer, headers) if is_copied else []
     if template := _template(captured, ends, has_eta=any(item.eta for item in items)):
         (name, _), tag = captured[0], uuid4().hex
-        copies = (template.filled(one.token, one.args, f"{tag}-{at}", one.eta) for at, one in enumerate(items))
+        copies = (template.filled(one.task_id, one.args, f"{tag}-{at}", one.eta) for at, one in enumerate(items))
         producer.channel.put_many(name, copies)
         return
     with producer.batch(len(items)):
@@ -93,7 +93,7 @@ def _publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
             _send(task, item, producer, headers)
 
 
-def publish_copy(task: ItemTask, args: Sequence[Any], token: str) -> bool:
+def publish_copy(task: ItemTask, args: Sequence[Any], task_id: str) -> bool:
     """Publish one item as a copy; return False if Celery must publish it.
 
     Raises the errors of redis-py; it is uncertain then whether it was sent.
@@ -112,7 +112,7 @@ def publish_copy(task: ItemTask, args: Sequence[Any], token: str) -> bool:
         if original.template is None or original.route != route:
             return False
         # The tag of a message is not read before it is delivered, so any text will do.
-        producer.channel.put_many(original.list_name, [original.template.filled(token, args, token)])
+        producer.channel.put_many(original.list_name, [original.template.filled(task_id, args, task_id)])
         return True
 
 
@@ -143,7 +143,7 @@ def _original(task: ItemTask, args: Sequence[Any], producer: Any, route: Any) ->
     none, queue = Original(pid=os.getpid(), route=route), route.get("queue")
     if getattr(queue, "exchange", None) is None or queue.exchange.type != "direct":
         return none
-    item = DueItem(token=str(uuid4()), args=tuple(args))
+    item = DueItem(task_id=str(uuid4()), args=tuple(args))
     captured = _captured(task, [item], producer, {})
     if (template := _template(captured, [item], has_eta=False)) is None:
         return none
@@ -174,7 +174,7 @@ def _send(task: ItemTask, item: DueItem, producer: Any, headers: MessageHeaders)
     # `retry`: a lost connection of the pool is noticed when a message is sent. An item that is sent twice is done once.
     task.apply_async(
         item.args,
-        task_id=item.token,
+        task_id=item.task_id,
         eta=item.eta,
         producer=producer,
         retry=not isinstance(producer.channel, virtual.Channel),
@@ -202,7 +202,7 @@ def _template(captured: Sequence[Captured], items: Sequence[DueItem], *, has_eta
     if any("root_id" not in one["headers"] for one in messages):  # `task_protocol` is 1
         return None
     template = Template.of(messages[0], has_eta=has_eta)
-    copies = [loads(template.filled(item.token, item.args, "", item.eta)) for item in items]
+    copies = [loads(template.filled(item.task_id, item.args, "", item.eta)) for item in items]
     try:
         are_equal = [_content(copy) for copy in copies] == [_content(message) for message in messages]
     except ValueError:  # the body is compressed, or not JSON
@@ -247,10 +247,10 @@ class Template:
         one = _shortened(message)
         headers, properties = one["headers"], one["properties"]
         if headers["root_id"] == headers["id"]:
-            headers["root_id"] = _placeholder("token")
-        headers["id"] = _placeholder("token")
+            headers["root_id"] = _placeholder("id")
+        headers["id"] = _placeholder("id")
         if "correlation_id" in properties:
-            properties["correlation_id"] = _placeholder("token")
+            properties["correlation_id"] = _placeholder("id")
         headers["argsrepr"] = _placeholder("shown")
         if has_eta:
             headers["eta"] = _placeholder("eta")
@@ -259,10 +259,10 @@ class Template:
         text = dumps(one, separators=(",", ":"))
         return cls(PLACEHOLDER.sub("%s", text.replace("%", "%%")), PLACEHOLDER.findall(text))
 
-    def filled(self, token: str, args: Sequence[Any], tag: str, eta: datetime | None = None) -> str:
+    def filled(self, task_id: str, args: Sequence[Any], tag: str, eta: datetime | None = None) -> str:
         """Return the message of an item."""
         texts = {
-            "token": quoted(token),
+            "id": quoted(task_id),
             "shown": quoted(_args_repr(args)),
             "eta": quoted(eta.isoformat()) if eta else "null",
             "tag": quoted(tag),

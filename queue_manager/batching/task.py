@@ -91,14 +91,14 @@ class BatchedTask(Task):
 
     @contextmanager
     def execute_batch(self, requests: Sequence[tuple[str, Any, Any, Any]]) -> Iterator[list[Any]]:
-        """Execute items, each `(token, headers, args, kwargs)`, as a batch; yield the outcomes, `None` for an item
+        """Execute items, each `(task_id, headers, args, kwargs)`, as a batch; yield the outcomes, `None` for an item
         without one.
 
         Within the block, `completing_with` sets the outcome of the task that runs. During an outage of MongoDB, only
         the first task waits for it.
         """
         work, began = self.work(), time.monotonic()
-        items = [self.read_item(work, token, args, kwargs) for token, _, args, kwargs in requests]
+        items = [self.read_item(work, task_id, args, kwargs) for task_id, _, args, kwargs in requests]
         named = [item for item in items if item is not None]
         headers = [one for item, (_, one, *_) in zip(items, requests, strict=True) if item is not None]
         with counters.batched(), work.attempts(named) as attempts:
@@ -192,10 +192,10 @@ class BatchedTask(Task):
         kinds = [one.kind for one in self._signature.parameters.values()]
         return len(kinds) if set(kinds) <= {Parameter.POSITIONAL_OR_KEYWORD} else None
 
-    def item(self, token: str, args: Any, kwargs: Any, *, work: ItemWork | None = None) -> DueItem:
+    def item(self, task_id: str, args: Any, kwargs: Any, *, work: ItemWork | None = None) -> DueItem:
         """Return the item of `work` that the arguments name, with every default filled in. Raises PermanentError."""
         given = self._bound(args, kwargs)
-        return DueItem(token=token, args=given, lease=(work or self.work()).lease_of(given))
+        return DueItem(task_id=task_id, args=given, lease=(work or self.work()).lease_of(given))
 
     def _bound(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         if isinstance(args, (list, tuple)) and len(args) == self._arity and kwargs == {}:
@@ -207,10 +207,10 @@ class BatchedTask(Task):
         bound.apply_defaults()
         return bound.args
 
-    def read_item(self, work: ItemWork, token: str, args: Any, kwargs: Any) -> DueItem | None:
+    def read_item(self, work: ItemWork, task_id: str, args: Any, kwargs: Any) -> DueItem | None:
         """Return the item that the arguments name, `None` for invalid ones, which the task itself refuses."""
         try:
-            return self.item(token, args, kwargs, work=work)
+            return self.item(task_id, args, kwargs, work=work)
         except PermanentError:
             return None
 

@@ -85,17 +85,17 @@ class Heartbeat:
         for task, pids in running.items():
             if is_renewal:
                 task.work().renew_claims(pids)
-            for token, text in task.work().over_limit(pids).items():
-                self._end_process(token, pids[token], text)
-        self._ended &= {token for pids in running.values() for token in pids}
+            for task_id, text in task.work().over_limit(pids).items():
+                self._end_process(task_id, pids[task_id], text)
+        self._ended &= {task_id for pids in running.values() for task_id in pids}
         if is_renewal:
             self._claims_renewed_at = time.monotonic()
 
-    def _end_process(self, token: str, pid: int, text: str) -> None:
+    def _end_process(self, task_id: str, pid: int, text: str) -> None:
         """End a process of the pool, once. A pool of threads has none, so that the task goes on."""
-        if pid == os.getpid() or token in self._ended:
+        if pid == os.getpid() or task_id in self._ended:
             return
-        self._ended.add(token)
+        self._ended.add(task_id)
         log.error(f"{text}, and did not stop: its process is killed", pid=pid)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -111,8 +111,8 @@ class Heartbeat:
         everything = time.monotonic() - self._renewed_at > shortest / 3
         renewed = set(held) if everything else (held.keys() & self._seen) - self._renewed
         of_task: dict[ItemTask, list[Request]] = defaultdict(list)
-        for token in renewed:
-            of_task[held[token].task].append(held[token])
+        for task_id in renewed:
+            of_task[held[task_id].task].append(held[task_id])
         for task, requests in of_task.items():
             work = task.work()
             items = [task.read_item(work, one.id, one.args, one.kwargs) for one in requests]

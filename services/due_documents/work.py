@@ -101,7 +101,7 @@ class DocumentWork(DueWork):
     def batch_function(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
         return self.execute_batch if self.system.batch else None
 
-    def execute(self, id: Any, due_at: Any, *, token: str) -> ItemResult:
+    def execute(self, id: Any, due_at: Any, *, task_id: str) -> ItemResult:
         """Act on one document if it is due, at `due_at` unless that is `None`.
 
         Returns:
@@ -112,7 +112,7 @@ class DocumentWork(DueWork):
             NotYetDue: the due time of the message has not come, or another transaction holds the document.
         """
         key, expected = self._arguments(id, due_at)
-        run = Run(id=token, now=self.clock())
+        run = Run(id=task_id, now=self.clock())
         try:
             written = self._write({key: expected}, run)
         except StillDue as error:
@@ -134,7 +134,7 @@ class DocumentWork(DueWork):
         """
         ends_at = time.monotonic() + MAX_BATCH_TIME
         arguments = [self._readable_arguments(item) for item in items]
-        run = Run(id=items[0].token, now=self.clock())
+        run = Run(id=items[0].task_id, now=self.clock())
         early = [one[1] - run.now for one in arguments if one and one[1] and run.now < one[1] <= run.now + MAX_EARLY]
         if early:
             raise NotYetDue(max(early))

@@ -125,7 +125,7 @@ class Dispatch(DueWork):
 
     def lost(self, item: DueItem) -> None:
         now = self.clock()
-        for lost in executing_job.find({"claim.token": item.token}):
+        for lost in executing_job.find({"claim.token": item.task_id}):
             is_over_limit = lost.ends_at is not None and lost.ends_at <= now
             # A task that is delivered twice has one token: the job may belong to another process, which is alive.
             if is_over_limit or lost.worker is None or has_ended(lost.worker):

@@ -91,7 +91,7 @@ def test_the_page_of_a_room_follows_what_happens(visit: Visit) -> None:
     (item,) = scan(work)
     expect(answer).to_contain_text("waiting in the queue")
     expect(page.get_by_role("listitem").first).to_contain_text("Dispatched")
-    expect(page.get_by_role("listitem").first).to_contain_text(item.token)
+    expect(page.get_by_role("listitem").first).to_contain_text(item.task_id)
     execute(work, item)
     expect(answer).to_contain_text("Open since")
     assert page.evaluate("isSamePage")

@@ -94,7 +94,7 @@ def wake(item: DueItem) -> None:
     """Do what a worker does with the item of a room."""
     work = work_of(support_snooze)
     with work.attempt(item) as attempts:
-        assert work.execute(*item.args, token=item.token)["success"]
+        assert work.execute(*item.args, task_id=item.task_id)["success"]
         attempts.done.add(item.lease)
 
 

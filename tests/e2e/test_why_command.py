@@ -32,14 +32,14 @@ def test_why_prints_an_answer_and_a_timeline(tmp_path: Path) -> None:
     room = make_room(server_now() - seconds(90))
     (item,) = scan(make_work(server_now))
     eventually(lambda: collection("qm_item_events").count_documents({}) == 1)
-    for id in (str(room), item.token):
+    for id in (str(room), item.task_id):
         said = why(tmp_path, id)
         assert said.returncode == 0, said.stderr
         heading, answer, dispatched, snoozed = said.stdout.splitlines()
         assert heading.startswith(f"room {room}  ")
         assert heading.endswith("  queued")
         assert answer.endswith("; waiting in the queue support-snooze as the next one; no worker consumes that queue.")
-        assert dispatched.endswith(f"  Dispatched  task {item.token}")
+        assert dispatched.endswith(f"  Dispatched  task {item.task_id}")
         assert "  Snoozed  by " in snoozed
         assert Transcript().matches(shown, said.stdout)
 

@@ -129,7 +129,7 @@ def test_a_success_stands_although_its_failure_record_cannot_be_deleted(
     item = item_of(work, account)
     failed_item.record(system.name, account, OVER, error="boom", now=T0)
     with refused(refusing, "delete", "count", errorCode=262):
-        result = work.execute(*item.args, token="t") if is_alone else work.execute_batch([item])[0]
+        result = work.execute(*item.args, task_id="t") if is_alone else work.execute_batch([item])[0]
     assert isinstance(result, dict)
     assert result["success"] is True
     assert [one.id for one in told] == [account]

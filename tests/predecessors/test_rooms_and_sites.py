@@ -69,7 +69,7 @@ def reset_all(service: StaleThumbnails, sites: site.Sites) -> list[Any]:
     (work,) = [one for one in stale_sites("r") if one.sites is sites]
     limits = Limits(batch=100, max_queue=1000, ahead=0)
     items = scan(replace(work, clock=service.clock, threshold=THRESHOLD, limits=limits))
-    return [service.reset(*item.args, token=item.token) for item in items]
+    return [service.reset(*item.args, task_id=item.task_id) for item in items]
 
 
 # Rooms

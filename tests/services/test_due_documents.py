@@ -76,7 +76,7 @@ def get_account(id: Any) -> Document:
 
 def item_of(work: DocumentWork, id: Any, due_at: Any = OVER) -> DueItem:
     args = (id_text(id), due_at and to_iso(due_at))
-    return DueItem(token="t", args=args, lease=work.lease_of(args))
+    return DueItem(task_id="t", args=args, lease=work.lease_of(args))
 
 
 @contextmanager

@@ -112,7 +112,7 @@ class TestNotDue:
         now = get_room(room)["unsnoozed_at"] + minutes(2)
         found = why(room, work, now)
         assert found.label == "open"
-        assert found.answer == f"Open since {when(now - minutes(2), now)}; unsnoozed by the task {item.token}."
+        assert found.answer == f"Open since {when(now - minutes(2), now)}; unsnoozed by the task {item.task_id}."
 
     def test_a_room_that_was_never_snoozed(self, work: DocumentWork) -> None:
         assert why(make_room(status="open", snooze_time=None), work, T0).answer == "Not snoozed; its status is open."
@@ -152,14 +152,16 @@ class TestDone:
             assert (found.label, found.tone, found.retry) == ("done", "good", None)
             assert found.answer.startswith("Done at ")
             assert found.answer.endswith(
-                f', by the task {item.token}; it no longer meets the condition of the system, {{"status": "trial"}}.'
+                f', by the task {item.task_id}; it no longer meets the condition of the system, {{"status": "trial"}}.'
             )
 
     def test_a_date_that_was_removed(self) -> None:
         work, (item,) = self.executed(declare(lambda account: {}, done="unset"))
         found = self.why(work, item)
         assert (found.label, found.tone) == ("done", "good")
-        assert found.answer.endswith(f", by the task {item.token}. It has no date at trial_ends_at, so it is not due.")
+        assert found.answer.endswith(
+            f", by the task {item.task_id}. It has no date at trial_ends_at, so it is not due."
+        )
 
     def test_item_with_nothing_to_do_is_done(self) -> None:
         work, (item,) = self.executed(declare())
@@ -268,7 +270,7 @@ class TestTimeline:
         assert [(one.event, one.items) for one in first.events] == [("executed", 2), ("dispatched", 3)]
         assert [one.skipped for one in second.events] == ["Snooze changed", None]
         assert [one.event for one in third.events] == ["dispatched"]
-        assert [one.events[-1].task for one in (first, second, third)] == [item.token for item in items]
+        assert [one.events[-1].task for one in (first, second, third)] == [item.task_id for item in items]
         assert first.events[0].took == seconds(1)
 
     def test_batches_are_kept_for_a_day_and_failed_attempts_for_a_month(self, work: DocumentWork) -> None:
@@ -287,9 +289,9 @@ class TestTimeline:
         work.record_attempt(item, "retried", error="Boom", attempt=1)
         eventually(lambda: collection("qm_item_events").count_documents({}) == 2)
         retried, sent, snoozed = why(room, work, server_now()).timeline
-        assert (retried.event, retried.error, retried.task_id) == ("Attempt 1 failed", "Boom", item.token)
+        assert (retried.event, retried.error, retried.task_id) == ("Attempt 1 failed", "Boom", item.task_id)
         assert retried.worker is not None
-        assert (sent.event, sent.task_id) == ("Dispatched", item.token)
+        assert (sent.event, sent.task_id) == ("Dispatched", item.task_id)
         assert (snoozed.event, snoozed.detail) == ("Snoozed", f"by {get_room(room)['snooze_time']['set_by']}")
 
     def test_timeline_shows_what_an_operator_dispatched(self, work: DocumentWork) -> None:
@@ -329,7 +331,7 @@ class TestFinding:
         work.record_attempt(items[1], "failed", error="Boom")
         eventually(lambda: collection("qm_item_events").count_documents({}) == 2)
         for room, item in zip(rooms, items, strict=True):
-            assert [one.id for one in diagnose(item.token).found] == [str(room)]
+            assert [one.id for one in diagnose(item.task_id).found] == [str(room)]
         assert diagnose("f" * 32 + "-0").found == []
 
     def test_one_system_alone(self) -> None:

@@ -106,7 +106,7 @@ def some_rooms(chance: random.Random) -> tuple[list[Document], list[DueItem]]:
         due_at = chance.choice([OVER, OVER, OVER, LATER, None])
         args: tuple[Any, ...] = (str(room_id), due_at and to_iso(due_at))
         args = chance.choice([*[args] * 20, ("nonsense", None), (str(room_id), "soon"), (5, None)])
-        items.append(DueItem(token=token, args=args))
+        items.append(DueItem(task_id=token, args=args))
     return rooms, items
 
 
@@ -152,7 +152,7 @@ def test_a_batch_is_one_transaction_with_its_record_in_the_outbox(snooze: Docume
         *("find support_rooms", "update support_rooms", "insert qm_owed", "commitTransaction 1"),
         *("count qm_failed_items", "delete qm_owed"),
     ]
-    assert {room["unsnoozed_by_task"] for room in support_room.rooms().find()} == {items[0].token}
+    assert {room["unsnoozed_by_task"] for room in support_room.rooms().find()} == {items[0].task_id}
     assert {data["room_id"] for _, data, _ in events.sent} == rooms
     assert len(events.sent) == 100
 
@@ -194,7 +194,7 @@ def test_of_two_messages_for_a_room_the_one_for_its_snooze_wakes_it(
 ) -> None:
     room = make_room(OVER)
     (item,) = scan(snooze)
-    stale = DueItem(token="stale", args=(item.args[0], to_iso(OVER - minutes(1))))
+    stale = DueItem(task_id="stale", args=(item.args[0], to_iso(OVER - minutes(1))))
     items = [item, stale][::order]
     found = [outcome or execute(snooze, one) for one, outcome in zip(items, execute_batch(snooze, items), strict=True)]
     assert [outcome.get("reason") for outcome in found] == [None, "Snooze changed"][::order]
@@ -279,7 +279,7 @@ def some_pulses(chance: random.Random) -> tuple[list[Document], list[DueItem]]:
         parent = chance.choice(parents) if asked in unblocked else None
         args: tuple[Any, ...] = (str(asked), [str(ObjectId())], parent and str(parent), to_iso(OVER))
         args = chance.choice([*[args] * 20, (None, *args[1:]), (*args[:3], "noon"), ("text", [], None, to_iso(OVER))])
-        items.append(DueItem(token=f"mark-{number}", args=args))
+        items.append(DueItem(task_id=f"mark-{number}", args=args))
     return pulses, items
 
 
@@ -303,7 +303,7 @@ def compare_pulses(pulses: list[Document], items: list[DueItem]) -> None:
 
 
 def test_a_batch_of_agencies_needs_one_read_and_one_write() -> None:
-    items = [DueItem(token=str(one), args=(str(ObjectId()), [], None, to_iso(OVER))) for one in range(100)]
+    items = [DueItem(task_id=str(one), args=(str(ObjectId()), [], None, to_iso(OVER))) for one in range(100)]
     with commands() as sent:
         assert all(outcome and outcome["success"] for outcome in reviews().create_many(items))
         assert sent == ["update projects.pulse"]
@@ -315,7 +315,7 @@ def test_a_batch_of_agencies_needs_one_read_and_one_write() -> None:
 
 def test_unique_index_prevents_duplicates_of_concurrent_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     accounts = [ObjectId() for _ in range(3)]
-    items = [DueItem(token=str(one), args=(str(one), [], None, to_iso(OVER))) for one in accounts]
+    items = [DueItem(task_id=str(one), args=(str(one), [], None, to_iso(OVER))) for one in accounts]
     # The look finds nothing, as if the others had come right after it.
     real = pulse.blocking
     monkeypatch.setattr(pulse, "blocking", lambda since: {**real(since), "$or": [{"status": "never"}]})
@@ -328,5 +328,5 @@ def test_unique_index_prevents_duplicates_of_concurrent_workers(monkeypatch: pyt
 
 def test_batch_without_valid_accounts_sends_no_command() -> None:
     with commands() as sent:
-        assert reviews().create_many([DueItem(token="t", args=(None, [], None, ""))]) == [None]
+        assert reviews().create_many([DueItem(task_id="t", args=(None, [], None, ""))]) == [None]
     assert sent == []

@@ -113,7 +113,7 @@ def test_sites_with_ids_of_any_type_are_reset_listed_and_retried() -> None:
     work.release(by_hand)
 
     items = scan(work)
-    results = [service.reset(*item.args, token=item.token) for item in items]
+    results = [service.reset(*item.args, task_id=item.task_id) for item in items]
 
     assert [result.get("reset") for result in results] == [True] * len(ids)
     assert not list(sites.collection().find({"thumbnail_build_in_progress": {"$exists": True}}))
@@ -143,5 +143,5 @@ def test_sites_of_two_collections_are_listed_once_page_by_page(ids: tuple[list[A
 def test_query_operator_is_refused_as_an_id(snooze: DocumentWork) -> None:
     make_room(OVER)
     with pytest.raises(PermanentError, match="room_id"):
-        snooze.execute('{"$gt": ""}', None, token="t")
+        snooze.execute('{"$gt": ""}', None, task_id="t")
     assert support_room.rooms().count_documents({"status": "open"}) == 0

@@ -63,7 +63,7 @@ def scan(sites: Sites, clock: AgingClock, run: str = "r", **limits: int) -> list
 
 
 def reset(service: StaleThumbnails, item: DueItem) -> dict[str, Any]:
-    return service.reset(*item.args, token=item.token)
+    return service.reset(*item.args, task_id=item.task_id)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_site_in_flight_is_not_dispatched_again_unless_its_message_was_lost(cloc
     clock.advance(hours(1))
     (second,) = scan(AGENCY_WEBSITES, clock, run="third")
     assert (first.args, second.args[1]) == (second.args, str(made))
-    assert second.token.startswith("third-")
+    assert second.task_id.startswith("third-")
 
 
 def test_build_that_hangs_again_is_found_under_the_lease_of_the_one_before(clock: AgingClock) -> None:
@@ -345,7 +345,7 @@ def test_failed_item_counts_as_reported(clock: AgingClock, service: StaleThumbna
 )
 def test_malformed_argument_is_a_permanent_error(service: StaleThumbnails, args: Any, named: str) -> None:
     with pytest.raises(PermanentError) as error:
-        service.reset(*args, token="t")
+        service.reset(*args, task_id="t")
     assert named in str(error.value)
 
 

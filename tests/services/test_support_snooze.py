@@ -86,7 +86,7 @@ class TestScan:
         (second,) = scan(snooze)
 
         assert room_of(second) == room
-        assert second.token != first.token
+        assert second.task_id != first.task_id
 
     def test_room_that_could_not_be_published_is_dispatched_by_the_next_scan(self, snooze: DocumentWork) -> None:
         make_room()
@@ -272,7 +272,7 @@ class TestBacklog:
         make_room()
         (item,) = scan(snooze)
         by_hand = [
-            DueItem(token=name, args=args, lease=snooze.lease_of(args))
+            DueItem(task_id=name, args=args, lease=snooze.lease_of(args))
             for name, args in (("one", (str(make_room(T0 + hours(1))), None)), ("other", ("nonsense",)))
         ]
         for _ in range(2):
@@ -305,7 +305,7 @@ class TestItem:
             "status": "open",
             "snooze_queue_in_progress": False,
             "unsnoozed_at": T0,
-            "unsnoozed_by_task": item.token,
+            "unsnoozed_by_task": item.task_id,
         }
         data = {"room_id": str(room), "action": "unsnoozed", "timestamp": "2026-01-31T09:30:00.000Z"}
         assert events.sent == [("support_room_updated", data, f"support-{before['account_id']}")]
@@ -318,7 +318,7 @@ class TestItem:
         assert get_room(room)["status"] == "open"
 
     def test_deleted_room_is_skipped(self, snooze: DocumentWork) -> None:
-        result = snooze.execute(str(ObjectId()), None, token="t")
+        result = snooze.execute(str(ObjectId()), None, task_id="t")
         assert result == {"skipped": True, "reason": "Room not found"}
 
     def test_resnoozed_room_is_skipped_and_its_failures_are_reset(
@@ -368,7 +368,7 @@ class TestItem:
         execute(snooze, first)
 
         assert execute(snooze, late) == {"skipped": True, "reason": "Snooze changed"}
-        assert get_room(room)["unsnoozed_by_task"] == first.token
+        assert get_room(room)["unsnoozed_by_task"] == first.task_id
         assert len(events.sent) == 1
 
     def test_item_reads_the_clock_once_so_that_a_snooze_that_ends_meanwhile_is_not_yet_due(self) -> None:
@@ -382,7 +382,7 @@ class TestItem:
 
     def test_manual_call_before_the_end_of_the_snooze_is_skipped(self, snooze: DocumentWork) -> None:
         room = make_room(T0 + seconds(1))
-        result = snooze.execute(str(room), None, token="by-hand")
+        result = snooze.execute(str(room), None, task_id="by-hand")
         assert result == {"skipped": True, "reason": "Still snoozed"}
 
     def test_manual_call_after_the_end_wakes_the_room_and_the_scanned_item_is_skipped(
@@ -391,7 +391,7 @@ class TestItem:
         room = make_room(OVER)
         (item,) = scan(snooze)
 
-        assert snooze.execute(str(room), None, token="by-hand")["success"] is True
+        assert snooze.execute(str(room), None, task_id="by-hand")["success"] is True
         assert execute(snooze, item) == {"skipped": True, "reason": "Snooze changed"}
 
     def test_second_delivery_writes_and_sends_nothing(
@@ -449,7 +449,7 @@ class TestItem:
         events.refusals = refusals
         room = make_room(OVER)
 
-        result = snooze.execute(str(room), to_iso(OVER), token="t")
+        result = snooze.execute(str(room), to_iso(OVER), task_id="t")
 
         assert result["success"] is True
         assert get_room(room)["status"] == "open"
@@ -461,7 +461,7 @@ class TestItem:
     ) -> None:
         events.refusals = 3
         room = make_room(OVER)
-        result = snooze.execute(str(room), to_iso(OVER), token="t")
+        result = snooze.execute(str(room), to_iso(OVER), task_id="t")
         clock.advance(minutes(1))
 
         (owed,) = scan(snooze.outbox_work())
@@ -476,7 +476,7 @@ class TestItem:
     ) -> None:
         events.again_in = minutes(1)
         room = make_room(OVER)
-        result = snooze.execute(str(room), to_iso(OVER), token="t")
+        result = snooze.execute(str(room), to_iso(OVER), task_id="t")
         resnooze(room, T0 + hours(1))
         clock.advance(seconds(59))
         assert scan(snooze.outbox_work()) == []
@@ -502,7 +502,7 @@ class TestItem:
 
         monkeypatch.setattr(due_documents, "transact", away)
         with pytest.raises(AutoReconnect):
-            snooze.execute(str(room), to_iso(OVER), token="t")
+            snooze.execute(str(room), to_iso(OVER), task_id="t")
         assert "Database update failed: connection closed" in str(caplog.records[-1].msg)
         assert "QM/conversations/support-snooze" in caplog.records[-1].name
 
@@ -511,12 +511,12 @@ class TestItem:
         self, snooze: DocumentWork, room_id: Any
     ) -> None:
         with pytest.raises(PermanentError, match="is not an id") as error:
-            snooze.execute(room_id, None, token="t")
+            snooze.execute(room_id, None, task_id="t")
         assert repr(room_id) in str(error.value)
 
     def test_task_id_that_looks_like_an_operator_stays_text(self, snooze: DocumentWork) -> None:
         room = make_room(OVER)
-        snooze.execute(str(room), None, token="$status")
+        snooze.execute(str(room), None, task_id="$status")
         assert get_room(room)["unsnoozed_by_task"] == "$status"
 
 

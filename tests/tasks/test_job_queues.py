@@ -188,7 +188,7 @@ def test_queue_whose_task_fails_finally_cools_down_and_is_a_health_problem(lab: 
     lab.run("mail")
     dispatch_due_jobs()
     dispatch = lab.dispatching()
-    dispatch.give_up(DueItem(token="t", args=("mail", None), lease="mail@"), error="boom")
+    dispatch.give_up(DueItem(task_id="t", args=("mail", None), lease="mail@"), error="boom")
     assert dispatch_due_jobs()["enqueued"] == 0
     stats = job_queues.stats()
     assert stats.numbers.items() >= {"pending": 0, "in_progress": 0, "cooling_off": 1, "lag_seconds": 0}.items()

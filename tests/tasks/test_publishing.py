@@ -31,12 +31,12 @@ from tests.real_servers import Servers
 
 AT = datetime(2026, 1, 31, 9, 30, 0, 250_000, tzinfo=UTC)
 ROOMS = [
-    DueItem(token="mark-1", args=("65b9f0a2c3d4e5f6a7b8c9d0", "2026-01-31T09:25:00.000Z")),
-    DueItem(token="mark-2", args=("65b9f0a2c3d4e5f6a7b8c9d1", "2026-01-31T09:30:00.250Z"), eta=AT),
-    DueItem(token="mark-ß", args=("é\u2028 \"'\\", None), eta=AT + minutes(1)),
+    DueItem(task_id="mark-1", args=("65b9f0a2c3d4e5f6a7b8c9d0", "2026-01-31T09:25:00.000Z")),
+    DueItem(task_id="mark-2", args=("65b9f0a2c3d4e5f6a7b8c9d1", "2026-01-31T09:30:00.250Z"), eta=AT),
+    DueItem(task_id="mark-ß", args=("é\u2028 \"'\\", None), eta=AT + minutes(1)),
 ]
 AGENCIES = [
-    DueItem(token=f"agency-{number}", args=("a", [f"s{one}" for one in range(100 * number)], None, "2026-01-01"))
+    DueItem(task_id=f"agency-{number}", args=("a", [f"s{one}" for one in range(100 * number)], None, "2026-01-01"))
     for number in range(3)
 ]
 LACKING = (
@@ -101,7 +101,7 @@ def sent_by_celery(client: redis.Redis, task: Any, items: list[DueItem]) -> list
         return sent(client, task, items)
     finally:
         signals.before_task_publish.disconnect(hear)
-        assert heard == [item.token for item in items]
+        assert heard == [item.task_id for item in items]
 
 
 @contextmanager
@@ -138,13 +138,13 @@ def test_bulk_messages_that_cannot_be_copied_are_sent_by_celery(
     monkeypatch.setitem(app.conf, "task_compression", "gzip")
     monkeypatch.setattr(app.amqp, "send_task_message", app.amqp._create_task_sender())
     messages = sent(client, unsnooze_room, ROOMS)
-    assert [message["headers"]["id"] for message in messages] == [item.token for item in ROOMS]
+    assert [message["headers"]["id"] for message in messages] == [item.task_id for item in ROOMS]
     assert messages == sent_by_celery(client, unsnooze_room, ROOMS)
     assert messages[0]["headers"]["compression"] == "application/x-gzip"
 
 
 def test_many_messages_are_pushed_in_few_commands(client: redis.Redis) -> None:
-    items = [DueItem(token=f"mark-{number}", args=(f"{number:024x}", None)) for number in range(1_200)]
+    items = [DueItem(task_id=f"mark-{number}", args=(f"{number:024x}", None)) for number in range(1_200)]
     client.config_resetstat()
     assert len(sent(client, unsnooze_room, items)) == len(items)
     assert client.info("commandstats")["cmdstat_lpush"]["calls"] == 3
@@ -166,7 +166,7 @@ def test_a_copied_message_is_two_fifths_shorter_than_that_of_celery(client: redi
     with app.producer_pool.acquire(block=True) as producer:
         publish(unsnooze_room, ROOMS[:1], producer)
         ours = client.lpop("support-snooze")
-        unsnooze_room.apply_async(ROOMS[0].args, task_id=ROOMS[0].token, producer=producer)
+        unsnooze_room.apply_async(ROOMS[0].args, task_id=ROOMS[0].task_id, producer=producer)
     assert isinstance(ours, bytes)
     stock = client.lpop("support-snooze")
     assert isinstance(stock, bytes)

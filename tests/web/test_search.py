@@ -75,11 +75,11 @@ def test_a_room_is_found_as_in_the_documentation(process: Web, servers: Servers)
 
 
 def test_the_timeline_and_the_task_of_an_item(process: Web, sent: DueItem) -> None:
-    (one,) = found(process, sent.token)
+    (one,) = found(process, sent.task_id)
     assert one["id"] == sent.args[0]
     assert one["label"] == "queued"
     dispatched, snoozed = one["timeline"]
-    assert (dispatched["event"], dispatched["task_id"]) == ("Dispatched", sent.token)
+    assert (dispatched["event"], dispatched["task_id"]) == ("Dispatched", sent.task_id)
     assert "error" not in dispatched
     assert snoozed["event"] == "Snoozed"
 

@@ -259,7 +259,7 @@ def test_a_retry_that_fails_again_cools_down_longer(rooms: dict[str, ObjectId], 
     token = process.post(f"{ROOMS}/{rooms['failed']}/retry").body["task_id"]
     assert listed(process, ROOMS, "state=failed") == []
     meant = to_iso(get_room(rooms["failed"])["snooze_time"]["time"])
-    item = DueItem(token=token, args=(str(rooms["failed"]), meant), lease=name(rooms["failed"]))
+    item = DueItem(task_id=token, args=(str(rooms["failed"]), meant), lease=name(rooms["failed"]))
     make_work(server_now).give_up(item, error="Boom again")
     (failed,) = listed(process, ROOMS, "state=failed")
     assert (failed["attempts"], failed["reason"]) == (2, "Boom again")

@@ -62,7 +62,7 @@ def test_due_job_is_dispatched_although_a_message_with_an_eta_waits(lab: Lab) ->
 def test_executing_queue_is_not_dispatched_again(lab: Lab) -> None:
     lab.run("mail")
     [item] = lab.dispatch()[0]
-    lab.executing(lab.run("mail"), token=item.token)
+    lab.executing(lab.run("mail"), token=item.task_id)
     lab.end_run(item)  # its task ended badly; the job still has its lease
     assert lab.names_dispatched() == []
 
@@ -106,7 +106,7 @@ def test_queue_that_failed_as_a_whole_cools_down_for_one_lease(lab: Lab) -> None
 def test_queue_whose_run_ended_can_be_dispatched_immediately(lab: Lab) -> None:
     lab.run("mail", 1)
     [item] = lab.dispatch(epoch=1)[0]
-    lab.run_through(token=item.token, epoch=1)
+    lab.run_through(token=item.task_id, epoch=1)
     lab.end_run(item)
     lab.run("mail", 2)
     assert lab.names_dispatched(epoch=1) == ["mail"]
@@ -115,7 +115,7 @@ def test_queue_whose_run_ended_can_be_dispatched_immediately(lab: Lab) -> None:
 def test_job_stored_while_its_run_ends_is_found_by_the_next_dispatch(lab: Lab) -> None:
     lab.run("mail", 1)
     [item] = lab.dispatch()[0]
-    lab.run_through(token=item.token)
+    lab.run_through(token=item.task_id)
     lab.run("mail", 2)
     lab.end_run(item)
     assert lab.names_dispatched() == ["mail"]
@@ -127,7 +127,7 @@ def test_job_stored_while_its_run_ends_is_found_by_the_next_dispatch(lab: Lab) -
 def test_lost_job_is_due_at_once_and_the_loss_counts_as_an_attempt(lab: Lab) -> None:
     id = lab.run("mail")
     [item] = lab.dispatch()[0]
-    lab.executing(id, token=item.token)
+    lab.executing(id, token=item.task_id)
     lab.hand.advance(LEASE)
     items, noted = lab.dispatch()
     assert (noted, [item.args[0] for item in items]) == ({"reaped": 1}, ["mail"])
@@ -135,7 +135,7 @@ def test_lost_job_is_due_at_once_and_the_loss_counts_as_an_attempt(lab: Lab) -> 
     assert (lost["state"], lost["attempts"], lost["waiting"]) == ("failure", 1, lab.clock())
     assert lost["last_error"] == lost["history"][-1]["error"] == "The worker was lost while it executed the job"
     assert "claim" not in lost
-    lab.run_through(token=items[0].token)
+    lab.run_through(token=items[0].task_id)
     assert (lab.state(id), lab.jobs.get(id)["attempts"]) == ("success", 2)
 
 
@@ -319,11 +319,11 @@ def test_take_over_releases_queues_dispatched_by_the_older_leader(lab: Lab) -> N
     lab.hand.advance(seconds(6))
     [sent] = lab.dispatch(epoch=1)[0]
     [again] = lab.dispatch(epoch=2)[0]
-    assert again.token != sent.token
-    assert lab.run_through(token=sent.token, epoch=1).stopped == "another leader has taken over"
+    assert again.task_id != sent.task_id
+    assert lab.run_through(token=sent.task_id, epoch=1).stopped == "another leader has taken over"
     lab.end_run(sent)
     assert lab.dispatch(epoch=2)[0] == []  # what the newer leader dispatched is untouched
-    assert lab.run_through(token=again.token, epoch=2).succeeded == 1
+    assert lab.run_through(token=again.task_id, epoch=2).succeeded == 1
 
 
 @pytest.mark.parametrize("broken", ["job.make_failed_due", "executing_job.find", "job.due_names"])

@@ -172,8 +172,8 @@ def retry_item(
             message = f"The item {id!r:.100} is in progress or not due"
             raise ApiError(HTTPStatus.CONFLICT, "wrong state", message)
         action.count = 1
-    log.info("An item is retried by an operator", system=system.name, item=id, task_id=taken[0].token)
-    return SentTask(task_id=taken[0].token)
+    log.info("An item is retried by an operator", system=system.name, item=id, task_id=taken[0].task_id)
+    return SentTask(task_id=taken[0].task_id)
 
 
 @commands.post("/systems/{name}/pause", responses=errors(409))
