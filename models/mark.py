@@ -62,8 +62,8 @@ def read(since: datetime) -> list[ChartMark]:
     return list(readable(newest, read_mark, of=MARKS_COLLECTION))[::-1]
 
 
-def seen(now: datetime, *, gap: timedelta) -> ChartMark | None:
-    """Record that scans run; return the outage since they ran last, if that is longer ago than `gap`."""
+def record_scan(now: datetime, *, gap: timedelta) -> ChartMark | None:
+    """Record that a scan ran; return the outage since the last one, if that is longer ago than `gap`."""
     # A slightly later time is that of a faster process. A much later one, or a malformed one, would hide every outage.
     is_later = {"$and": [{"$gt": ["$seen_at", now]}, {"$lte": ["$seen_at", now + MAX_LEAD]}]}
     change = [{"$set": {"seen_at": {"$cond": [is_later, "$seen_at", now]}}}]

@@ -97,7 +97,7 @@ class ScanTask(Task):
                 if not isinstance(report, ScanReport):
                     raise ConfigurationError(f"{self.name} returned {report!r:.100}, not the report of `fan_out`")
             except Exception as error:
-                report = ScanReport(errors=[describe(error)])
+                report = ScanReport(errors=[report_error(error)])
             tracing.annotate(**report.counts())
         duration_ms = round((time.monotonic() - started) * 1000)
         run = {**report.counts(), "duration_ms": duration_ms}
@@ -176,7 +176,7 @@ def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
                     report.other_counts.update(batch.other_counts)
                     _send(task, work, batch, report)
         except Exception as error:
-            report.errors.append(describe(error))
+            report.errors.append(report_error(error))
     return report
 
 
@@ -187,8 +187,8 @@ def _time_of_scan() -> timedelta:
     return min([0.9 * period for period in periods] + [MAX_SCAN])
 
 
-def describe(error: Exception) -> ErrorText:
-    """Return an error as one line. The traceback of an unexpected error is logged here, once."""
+def report_error(error: Exception) -> ErrorText:
+    """Return an error as one line; log an unexpected one with its traceback, and report it."""
     text = ErrorText.of(f"{type(error).__name__}: {reason(error)}", error)
     if not is_expected(error) and not isinstance(error, database.Error):
         log.error("Unexpected error in a scan", error=text, exc_info=error)
@@ -202,7 +202,7 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
         with app.producer_pool.acquire(block=True, timeout=10) as producer:
             publish(task, batch.items, producer)
     except Exception as error:
-        describe(error)
+        report_error(error)
         cause = error.__cause__ or error
         report.errors.append(ErrorText.of(f"{len(batch.items)} items could not be sent: {reason(cause)}", cause))
         if not isinstance(error, UNCERTAIN):

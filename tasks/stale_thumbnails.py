@@ -15,7 +15,7 @@ from queue_manager.core.settings import settings
 from services.stale_thumbnails import INITIATOR, StaleThumbnails, new_run, stale_sites, stale_thumbnails, system
 from tasks.app import app
 from tasks.item import current_task_id, item_task
-from tasks.scan import ScanReport, describe, fan_out, scan_task
+from tasks.scan import ScanReport, fan_out, report_error, scan_task
 
 THUMBNAILS_QUEUE = str(system.queue)
 
@@ -39,7 +39,7 @@ def scan_stale_thumbnails() -> ScanReport:
         try:
             log_resets.delay(run, report.enqueued, to_iso(server_now() + hours(1)))
         except Exception as error:  # any error: the sites were sent
-            report.errors.append(f"The count of the resets could not be sent: {describe(error)}")
+            report.errors.append(f"The count of the resets could not be sent: {report_error(error)}")
     return report
 
 

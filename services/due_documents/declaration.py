@@ -279,7 +279,7 @@ class DueDocuments(System):
             raise ConfigurationError(f"System {self.name!r} has no item function: decorate one with `@….item()`")
 
     @property
-    def seen(self) -> Sequence[str] | None:
+    def read_fields(self) -> Sequence[str] | None:
         """The fields that are read of a due document besides its id; `None`: all."""
         return None if self.fields is None else (self.due, *self.fields)
 

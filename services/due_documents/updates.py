@@ -100,7 +100,7 @@ class Updates:
 
     def documents_after(self, group: UpdateGroup) -> list[Document] | None:
         """Return the documents of a group as its update left them; `None` if only the server knows."""
-        update, seen = group.update, self.system.seen
+        update, seen = group.update, self.system.read_fields
         if isinstance(update, list) or not update.keys() <= {"$set", "$unset"}:
             return None
         set_, removed = as_stored(update.get("$set", {})), update.get("$unset", {})

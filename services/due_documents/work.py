@@ -299,7 +299,7 @@ class DocumentWork(DueWork):
 
     def _read(self, ids: Sequence[Any]) -> list[database.Document]:
         """Return documents as they are now; of a deleted document, only the id."""
-        found = {id_key(one["_id"]): one for one in self.documents.get_many(ids, self.system.seen)}
+        found = {id_key(one["_id"]): one for one in self.documents.get_many(ids, self.system.read_fields)}
         return [found.get(id_key(id), {"_id": id}) for id in ids]
 
     # Results

@@ -754,7 +754,7 @@ class TestAfter:
         (result,) = ours.execute_batch([item_of(ours, id)])
         assert isinstance(result, dict)
         assert result["success"]
-        assert [one.document for one in calls] == ours.documents.get_many([id], system.seen)
+        assert [one.document for one in calls] == ours.documents.get_many([id], system.read_fields)
 
     def test_documents_not_determined_by_their_update_are_read_in_one_query(
         self, clock: AgingClock, calls: list[Written]
