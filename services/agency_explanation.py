@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from models import account, item_events, pulse, subscription
 from models.database import Document
 from models.pulse import Agency
 from queue_manager.core.wording import sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
+from queue_manager.system import System
 from services.item_explanation import describe_state, timeline
-from services.review_requests import ReviewRequests, due_of, system
+
+if TYPE_CHECKING:
+    from services.review_requests import ReviewRequests
 
 
-def explain(requests: ReviewRequests, id: str, dispatch: DispatchState) -> list[Explanation]:
+def explain(system: System, requests: ReviewRequests, id: str, dispatch: DispatchState) -> list[Explanation]:
     """Explain the agencies that an id names: a parent account, or the account of an agency that was asked before."""
     asked = pulse.of_accounts(account.spellings(id))
     parents = [one.get("metadata", {}).get("parent_account") for one in asked]
@@ -21,16 +25,16 @@ def explain(requests: ReviewRequests, id: str, dispatch: DispatchState) -> list[
     agencies = list(subscription.agencies(requests.product_types, accounts=list(accounts)))
     if not agencies and asked:
         agencies = [Agency(account_id=id, parent_account=id, subscription_ids=[], oldest_subscription=dispatch.now)]
-    return [_explanation(requests, agency, asked, dispatch) for agency in agencies]
+    return [_explanation(system, requests, agency, asked, dispatch) for agency in agencies]
 
 
 def _explanation(
-    requests: ReviewRequests, agency: Agency, asked: list[Document], dispatch: DispatchState
+    system: System, requests: ReviewRequests, agency: Agency, asked: list[Document], dispatch: DispatchState
 ) -> Explanation:
     id = str(agency.parent_account)
-    history = item_events.of_item(system.name, due_of(agency).id)
+    history = item_events.of_item(system.name, requests.due_of(agency).id)
     path = system.path_of_item(id)
-    state, tone, answer = _answer(requests, agency, asked, dispatch, history)
+    state, tone, answer = _answer(system, requests, agency, asked, dispatch, history)
     return Explanation(
         system=system.name,
         kind=system.item_name,
@@ -49,6 +53,7 @@ def _explanation(
 
 
 def _answer(
+    system: System,
     requests: ReviewRequests,
     agency: Agency,
     asked: list[Document],
@@ -80,7 +85,7 @@ def _answer(
     if due_at > now:
         asked_at = f"it is asked {requests.after.days} days later, at {when(due_at, now)}"
         return "not due", "neutral", sentence(customer, asked_at, dispatch.scan(due_at))
-    lease = requests.leases.detail(due_of(agency).lease)
+    lease = requests.leases.detail(requests.due_of(agency).lease)
     state, tone, clause = describe_state(lease, dispatch, history, queue=system.queue)
     return state, tone, sentence(f"due to be asked since {when(due_at, now)}", clause)
 

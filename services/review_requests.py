@@ -28,10 +28,10 @@ from queue_manager.core.errors import ConfigurationError, PermanentError
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import many
-from queue_manager.explanation import DispatchState, Explanation
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem, Item, Listed, State
 from queue_manager.system import DURATION_NAMES, System, SystemStats
+from services import agency_explanation
 from services.due_work import Due, DueBatch, DueWork, leases_of
 from services.item_work import ItemResult
 
@@ -68,7 +68,23 @@ class ReviewRequests(DueWork):
         for agency in subscription.eligible(
             self.product_types, until=until - self.after, asked_since=until - self.window
         ):
-            yield due_of(agency)
+            yield self.due_of(agency)
+
+    def due_of(self, agency: Agency) -> Due:
+        """Return the item for an agency."""
+        id = str(agency.account_id)
+        parent = None if agency.parent_account is None else str(agency.parent_account)
+        subscriptions = [
+            str(one) if type(one) in (ObjectId, str) else json.loads(id_text(one)) for one in agency.subscription_ids
+        ]
+        is_excluded = agency.account_id is None
+        return Due(
+            id=id,
+            due_at=agency.oldest_subscription,
+            args=(id, subscriptions, parent, to_iso(agency.oldest_subscription)),
+            counted_as="without_account" if is_excluded else None,
+            is_excluded=is_excluded,
+        )
 
     def lease_of(self, args: Sequence[Any]) -> str:
         account_id, _, _, oldest_subscription = args
@@ -170,7 +186,7 @@ class EligibleAgencies(Listed):
     def take(self, ids: Sequence[str]) -> list[DueItem]:
         """Take those of `ids` that are eligible now and not in flight."""
         accounts = [spelling for id in ids for spelling in account.spellings(id)]
-        return self.requests.take_manually([due_of(agency) for agency in self._eligible(accounts)])
+        return self.requests.take_manually(list(map(self.requests.due_of, self._eligible(accounts))))
 
     def has(self, id: str) -> bool:
         return subscription.has_managed(self.requests.product_types, account.spellings(id))
@@ -239,23 +255,6 @@ def slow_numbers() -> dict[str, float]:
     return {"due": len(due), "stuck": 0, "failed": 0, "lag_seconds": lag}
 
 
-def due_of(agency: Agency) -> Due:
-    """Return the item for an agency."""
-    id = str(agency.account_id)
-    parent = None if agency.parent_account is None else str(agency.parent_account)
-    subscriptions = [
-        str(one) if type(one) in (ObjectId, str) else json.loads(id_text(one)) for one in agency.subscription_ids
-    ]
-    is_excluded = agency.account_id is None
-    return Due(
-        id=id,
-        due_at=agency.oldest_subscription,
-        args=(id, subscriptions, parent, to_iso(agency.oldest_subscription)),
-        counted_as="without_account" if is_excluded else None,
-        is_excluded=is_excluded,
-    )
-
-
 def _agency(account_id: Any, subscription_ids: Any, parent_account: Any, oldest_subscription: Any) -> Agency:
     """Read the item's arguments. Raises PermanentError, which names the one that is malformed."""
     oldest = parse_utc(oldest_subscription, field="oldest_subscription")
@@ -291,14 +290,7 @@ def _obstacles() -> list[str]:
     return [DUPLICATE_REQUESTS, *duplicates] if duplicates else []
 
 
-def explain(id: str, dispatch: DispatchState) -> Sequence[Explanation]:
-    """Explain the agencies that an id names."""
-    from services.agency_explanation import explain  # here, because it imports this module
-
-    return explain(review_requests(), id, dispatch)
-
-
-system = System(
+system: System = System(
     name="review-requests",
     title="Reviews",
     description="Agencies that are asked for a review after a month.",
@@ -314,7 +306,7 @@ system = System(
     item_states=("due",),
     items_name="agencies",
     item_name="agency",
-    explain=explain,
+    explain=lambda id, dispatch: agency_explanation.explain(system, review_requests(), id, dispatch),
     stats=stats,
     slow_numbers=slow_numbers,
     has_lag=False,  # an agency counts from its first subscription, however often it was asked since

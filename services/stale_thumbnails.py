@@ -64,7 +64,17 @@ class StaleSites(DueWork):
 
     def find_due(self, until: datetime) -> Iterator[Due]:
         for one in self.sites.stale(until - self.threshold):
-            yield due_of(self.sites.name, one)
+            yield self.due_of(one)
+
+    def due_of(self, one: site.Site) -> Due:
+        """Return the item that resets a site."""
+        id = id_text(one.id)
+        return Due(
+            id=f"{self.sites.name} {id}",
+            due_at=one.started_at,
+            args=(self.sites.name, id, to_iso(one.started_at)),
+            counted_as="finished" if one.is_finished else None,
+        )
 
     def task_id(self, due: Due, *, batch: str, number: int) -> str:
         """Return the task's id: it begins with the run, by which the outcomes are counted."""
@@ -156,17 +166,6 @@ def stale_thumbnails(hand_over: HandOver | None = None) -> StaleThumbnails:
     return StaleThumbnails(leases=leases_of(system.name), hand_over=hand_over)
 
 
-def due_of(collection: str, one: site.Site) -> Due:
-    """Return the item that resets a site."""
-    id = id_text(one.id)
-    return Due(
-        id=f"{collection} {id}",
-        due_at=one.started_at,
-        args=(collection, id, to_iso(one.started_at)),
-        counted_as="finished" if one.is_finished else None,
-    )
-
-
 def new_run() -> str:
     """Return the name of a run; the ids of its tasks begin with it."""
     return uuid4().hex
@@ -232,16 +231,11 @@ class HungSites(Listed):
         """Take those of `ids` that hang now and are not in flight."""
         before = self.clock() - self.threshold
         by_collection = _by_collection(ids)
-        return [
-            item
-            for works in stale_sites(new_run())
-            for item in works.take_manually(
-                [
-                    due_of(works.sites.name, one)
-                    for one in works.sites.stale_among(by_collection.get(works.sites.name, []), before)
-                ]
-            )
-        ]
+        taken: list[DueItem] = []
+        for work in stale_sites(new_run()):
+            hung = work.sites.stale_among(by_collection.get(work.sites.name, []), before)
+            taken += work.take_manually(list(map(work.due_of, hung)))
+        return taken
 
     def has(self, id: str) -> bool:
         return self.document(id) is not None

@@ -405,7 +405,7 @@ class TestAgencies:
         assert self.why(parent).label == "due"
         requests = review_requests.review_requests()
         (item,) = requests.take_manually(
-            [review_requests.due_of(one) for one in subscription.agencies(["seo"], accounts=[parent])]
+            [requests.due_of(one) for one in subscription.agencies(["seo"], accounts=[parent])]
         )
         requests.create(*item.args)
         found = self.why(parent)
