@@ -23,8 +23,8 @@ from queue_manager.core.settings import settings as _read_settings
 from queue_manager.system import SCANS_QUEUE as _SCANS_QUEUE
 from queue_manager.system import item_queues as _item_queues
 from queue_manager.system import task_modules as _task_modules
-from tasks.beat_entries import beat_entries as _beat_entries
 from tasks.errors import usage_errors as _usage_errors
+from tasks.systems import beat_entries as _beat_entries
 
 with _usage_errors():
     _settings = _read_settings()

@@ -14,8 +14,8 @@ from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import Settings, settings
 from queue_manager.system import System, item_queues
 from tasks import app
-from tasks.beat_entries import beat_entries
 from tasks.item import ItemTask
+from tasks.systems import beat_entries
 
 every_system = pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
 

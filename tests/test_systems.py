@@ -22,7 +22,7 @@ from queue_manager.health_rules import Problem, Rule
 from queue_manager.system import System, SystemStats, declared, require_distinct
 from queue_manager.web.routes.metrics import distinct, statistics
 from services.job_queues import InvalidJob, job
-from tasks.registration import require_tasks
+from tasks.systems import require_tasks
 from tests.eventually import eventually
 
 

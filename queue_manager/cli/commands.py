@@ -217,7 +217,7 @@ def scan(
     with report_errors():
         system = operations.find_system(name)
     from tasks import app  # imported here, because it takes a second
-    from tasks.registration import require_tasks
+    from tasks.systems import require_tasks
 
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     require_tasks([system])

@@ -83,7 +83,7 @@ def replay(
 
     Example: `queue-manager failures replay 3f2a9c01d4e5`
     """
-    from tasks.registration import require_tasks  # imported here, because it takes a second
+    from tasks.systems import require_tasks  # imported here, because it takes a second
 
     require_tasks()  # they send the items
     with report_errors():

@@ -164,7 +164,7 @@ def retry(
     Examples: `queue-manager items retry support-snooze 65a1b2c3d4e5f60718293a4b`, `queue-manager items retry
     support-snooze --state failed --search timeout --yes`
     """
-    from tasks.registration import require_tasks  # imported here, because it takes a second
+    from tasks.systems import require_tasks  # imported here, because it takes a second
 
     if bool(ids) == bool(state) or (search is not None and state is None):
         fail("give ids of items, or --state, optionally with --search", code=2)

@@ -83,7 +83,7 @@ def check(target: Target) -> None:
 
     Example: `queue-manager systems check billing.trial_end`, also before QM_SYSTEMS names the module
     """
-    from tasks.registration import require_tasks  # imported here, because it takes a second
+    from tasks.systems import require_tasks  # imported here, because it takes a second
 
     screen, errors, selected = console(), 0, _selected(target)
     require_tasks(system for system in selected if not isinstance(system, DueDocuments))  # theirs are made of them

@@ -73,7 +73,7 @@ def _of_settings(error: str) -> Iterator[Finding]:
 
 
 def _tasks() -> None:
-    from tasks.registration import require_tasks  # imported here, because it takes a second
+    from tasks.systems import require_tasks  # imported here, because it takes a second
 
     require_tasks()
 

@@ -77,7 +77,7 @@ def old_release() -> Iterator[Findings]:
     """Yield messages in the keys of release 0.1, and its indexes."""
     if (url := settings().broker_redis_url) is not None:
         from queue_manager.worker.old_keys import queues_by_task  # imported here, because it takes a second
-        from tasks.registration import require_tasks
+        from tasks.systems import require_tasks
 
         require_tasks()
         with make_client(url) as client:

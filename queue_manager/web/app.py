@@ -50,7 +50,7 @@ from queue_manager.web.routes import (
     systems,
     triggers,
 )
-from tasks.registration import require_tasks
+from tasks.systems import require_tasks
 
 MIN_COMPRESSED = 1_000  # bytes
 COMPRESSION_LEVEL = 4  # 16 kB of JSON: 120 us for a tenth of the size; higher levels take longer and gain a hundredth

@@ -36,7 +36,7 @@ from queue_manager.worker.database_pause import pings
 from queue_manager.worker.heartbeat import Heartbeat
 from services import job_queues, message_queue
 from tasks.app import app
-from tasks.registration import require_tasks
+from tasks.systems import require_tasks
 
 log = logging.get_logger("QM/start")
 shutdown_log = logging.get_logger("QM/shutdown")

@@ -20,8 +20,8 @@ from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
 from services import job_queues
 from services.job_queues import queue_run, runner
-from tasks.beat_entries import beat_entries
 from tasks.job_queues import JOBS_QUEUE, dispatch_due_jobs, run_queue
+from tasks.systems import beat_entries
 from tests.job_lab import Lab
 from tests.pace import Pace, paced
 from tests.real_servers import Servers

@@ -1,13 +1,35 @@
-"""Checks that every task that a system names is registered, and on the right queue."""
+"""The systems as Celery knows them: their entries in the schedule of beat, and their registered tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+from celery.schedules import crontab
 
 from beat_schedule import systems
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.system import System
+from queue_manager.core.settings import Settings
+from queue_manager.system import SCANS_QUEUE, System
 from tasks.app import app
+
+
+def beat_entries(of: Iterable[System], settings: Settings) -> dict[str, dict[str, Any]]:
+    """Return the entries of the systems that are switched on.
+
+    No message expires: expiry would compare the beat's clock with a worker's. A backlog is skipped by number instead,
+    see `queue_manager/beat/scan_ticks.py`.
+    """
+    return {
+        system.name: {
+            "task": system.scan_task,
+            "schedule": system.period(settings) if system.at is None else crontab.from_string(system.at),
+            "options": {"queue": SCANS_QUEUE},
+            **({"kwargs": {"epoch": None}} if system.takes_epoch else {}),
+        }
+        for system in of
+        if system.is_on(settings)
+    }
 
 
 def require_tasks(of: Iterable[System] | None = None) -> None:
