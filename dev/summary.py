@@ -49,7 +49,7 @@ def describe_reviews(since: datetime, now: datetime) -> str:
 
 def describe_thumbnails(since: datetime, now: datetime) -> str:
     """Count the hanging builds that were reset."""
-    return _count(site.resets_since(since), "thumbnail", "reset")
+    return _count(site.count_resets(since), "thumbnail", "reset")
 
 
 def describe_jobs(since: datetime, now: datetime) -> str:

@@ -74,7 +74,7 @@ def slices(action: ObjectId) -> Iterator[Slice]:
             yield Slice(id, found["kind"], [bson.decode(one, _EXACT) for one in found["records"]])
 
 
-def remove(ids: Sequence[ObjectId]) -> None:
+def delete(ids: Sequence[ObjectId]) -> None:
     _archive().delete_many({"_id": {"$in": list(ids)}})
 
 

@@ -88,7 +88,7 @@ def read_run(document: Document) -> Document:
     return {name: value for name, value in document.items() if name == "_id" or isinstance(value, kinds)}
 
 
-def errors(since: datetime) -> dict[str, int]:
+def count_errors(since: datetime) -> dict[str, int]:
     """Return the number of errors by scan since a time; scans without errors are omitted."""
     groups: Any = collection(RUNS_COLLECTION).aggregate(
         [

@@ -113,11 +113,11 @@ class Sites:
     def stamp(self, now: datetime, *, latest: datetime) -> int:
         """Set the start of every build without a valid one to `now`; return the number of builds.
 
-        Unusable: no date, one before the epoch, or one after `latest`, which the clock of no builder explains.
+        Invalid: no date, one before 1970, or one after `latest`, which the clock of no builder explains.
         """
-        usable = {STARTED: {**A_DATE, "$lte": latest, **NO_LIST}}
+        valid = {STARTED: {**A_DATE, "$lte": latest, **NO_LIST}}
         result = self.collection().update_many(
-            {**IN_PROGRESS, **self.only, "$nor": [usable]}, {"$set": {STARTED: now}}, hint="builds_in_progress"
+            {**IN_PROGRESS, **self.only, "$nor": [valid]}, {"$set": {STARTED: now}}, hint="builds_in_progress"
         )
         return result.modified_count
 
@@ -125,7 +125,7 @@ class Sites:
         """Reset the build that began at `started_at`, in one atomic write, so that the builder starts again.
 
         Returns:
-            How many resets in a row that makes, 0 when the thumbnail is there; `None`: that build runs no more.
+            The number of resets in a row with this one, 0 if the thumbnail exists; `None` if that build has ended.
         """
         is_count = {"$in": [{"$type": f"${RESET_COUNT}"}, ["int", "long"]]}
         count = {"$add": [{"$cond": [is_count, f"${RESET_COUNT}", 0]}, 1]}
@@ -159,11 +159,11 @@ class Sites:
     def count_reset_often(self) -> int:
         return self.collection().count_documents(OFTEN_RESET, hint="reset_in_a_row")
 
-    def stuck(self, before: datetime) -> int:
+    def count_stuck(self, before: datetime) -> int:
         """Count the stale sites without a thumbnail, with the filter of the scan."""
         return self._count({**self._stale(before), DESKTOP: None})
 
-    def finished(self, before: datetime) -> int:
+    def count_finished(self, before: datetime) -> int:
         """Count the stale sites with a thumbnail."""
         return self._count({**self._stale(before), DESKTOP: {"$ne": None}})
 
@@ -210,7 +210,7 @@ def record_outcome(
     collection(RESETS_COLLECTION).update_one({"_id": task_id}, {"$setOnInsert": fields}, upsert=True)
 
 
-def outcomes(run: str) -> Counter[tuple[str, str]]:
+def count_outcomes(run: str) -> Counter[tuple[str, str]]:
     """Count the finished items of a run by collection and outcome."""
     groups: Any = collection(RESETS_COLLECTION).aggregate(
         [
@@ -222,8 +222,8 @@ def outcomes(run: str) -> Counter[tuple[str, str]]:
     return Counter({(of, outcome): n for of, outcome, n in keys if isinstance(of, str) and isinstance(outcome, str)})
 
 
-def resets_since(moment: datetime) -> int:
-    return collection(RESETS_COLLECTION).count_documents({"outcome": "reset", "at": {"$gte": moment}})
+def count_resets(since: datetime) -> int:
+    return collection(RESETS_COLLECTION).count_documents({"outcome": "reset", "at": {"$gte": since}})
 
 
 def list_failed(*, after: Position | None, is_descending: bool) -> Iterator[Document]:

@@ -89,7 +89,7 @@ class Archive:
 
         def keep_only(some: ArchivedRecords) -> None:
             if ids and self._stored(lambda: archive.add(self.action, kind, some)) is not None:
-                archive.remove(ids)
+                archive.delete(ids)
                 self.count -= len(records) - len(some)
 
         return keep_only

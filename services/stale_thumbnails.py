@@ -138,7 +138,7 @@ class StaleThumbnails(ItemWork):
         Raises:
             NotYetDue: some items have not reported.
         """
-        counted = site.outcomes(run)
+        counted = site.count_outcomes(run)
         ends_at = parse_utc(until, field="until")
         if counted.total() < expected and ends_at is not None and self.clock() < ends_at:
             raise NotYetDue(RUN_CHECK_DELAY)
@@ -258,12 +258,12 @@ def stats() -> SystemStats:
     """
     now = database.server_now()
     before = now - threshold()
-    numbers: dict[str, float] = {"resets_last_day": site.resets_since(now - hours(24))}
+    numbers: dict[str, float] = {"resets_last_day": site.count_resets(now - hours(24))}
     oldest: list[tuple[datetime, str]] = []
     numbers["failed"], numbers["stuck"] = site.count_failed(), 0
     for name, sites in site.ALL.items():
-        numbers[f"stuck_{name}"] = sites.stuck(before)
-        numbers[f"finished_{name}"] = sites.finished(before)
+        numbers[f"stuck_{name}"] = sites.count_stuck(before)
+        numbers[f"finished_{name}"] = sites.count_finished(before)
         numbers["stuck"] += sites.count_reset_often()
         oldest += [(one.started_at, f"{name} {one.id}") for one in islice(sites.stale(before), MAX_LISTED)]
     numbers["due"] = sum(numbers[f"{state}_{name}"] for name in site.ALL for state in ("stuck", "finished"))

@@ -69,7 +69,7 @@ def undo(entry: AuditEntry, *, now: datetime) -> Undone:
             return _undone(counts, is_complete=False)
         restored, blocked = _RESTORE[some.kind](some.records)
         archive.add(ObjectId(entry.id), some.kind, blocked)
-        archive.remove([some.id])
+        archive.delete([some.id])
         counts += Counter(restored=restored, blocked=len(blocked), existing=len(some.records) - restored - len(blocked))
     if not counts:
         raise CannotUndo("Nothing to restore: no deletion was archived, or it was already undone")

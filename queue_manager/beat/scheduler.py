@@ -264,10 +264,10 @@ class LeaderScheduler(RedBeatScheduler):
 
     def _skip(self, key: str, error: Exception) -> None:
         """Log that an entry is skipped, once per reason."""
-        said = f"{type(error).__name__}: {reason(error)}"
-        if self._skipped.get(key) != said:
-            self._skipped[key] = said
-            logger.error("skipping the schedule entry %s, which cannot be used (%s)", key, said)
+        why = f"{type(error).__name__}: {reason(error)}"
+        if self._skipped.get(key) != why:
+            self._skipped[key] = why
+            logger.error("skipping the schedule entry %s, which cannot be used (%s)", key, why)
 
     def update_from_dict(self, dict_: dict[str, Any]) -> None:
         """Store the entries of the configuration. Stored entries that cannot be loaded are replaced."""

@@ -320,7 +320,7 @@ def _mongodb() -> InMongoDB:
         missing_shared_indexes=missing_shared,
         missing_indexes={one.name: schema.missing(one.collections()) for one in systems() if one.is_on(settings())},
         last_runs={system.name: scan_run.last(system.scan_task) for system in systems()},
-        errors={} if missing_shared else scan_run.errors(now - hours(24)),
+        errors={} if missing_shared else scan_run.count_errors(now - hours(24)),
         running=scan_run.running(now=now),
     )
 

@@ -118,7 +118,7 @@ class TestAgencies:
 class TestSites:
     def test_some_sites_hang_at_the_start_in_every_deployment(self, product: Database[Document]) -> None:
         demo_sites.start(product, NOW)
-        assert [sites.stuck(NOW - threshold()) for sites in site.ALL.values()] == [demo_sites.HUNG_AT_START] * 2
+        assert [sites.count_stuck(NOW - threshold()) for sites in site.ALL.values()] == [demo_sites.HUNG_AT_START] * 2
         assert scan_stale_thumbnails()["found"] == 2 * demo_sites.HUNG_AT_START
 
     def test_number_of_sites_never_grows(self, product: Database[Document]) -> None:

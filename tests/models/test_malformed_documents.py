@@ -155,7 +155,7 @@ def test_malformed_scan_runs_are_skipped_and_a_run_of_the_future_hides_no_other(
     ):
         assert {type(one["at"]) for one in found} == {datetime}
         assert {type(one.get("found", 0)) for one in found} == {int}
-    assert isinstance(scan_run.errors(now - hours(1))["s"], int)
+    assert isinstance(scan_run.count_errors(now - hours(1))["s"], int)
 
 
 @odd

@@ -118,7 +118,7 @@ def test_sites_with_ids_of_any_type_are_reset_listed_and_retried() -> None:
     assert [result.get("reset") for result in results] == [True] * len(ids)
     assert not list(sites.collection().find({"thumbnail_build_in_progress": {"$exists": True}}))
     assert sorted(handed_over) == sorted((sites.name, shown_id(id)) for id in ids)
-    assert site.outcomes("r")[sites.name, "reset"] == len(ids)
+    assert site.count_outcomes("r")[sites.name, "reset"] == len(ids)
 
 
 @pytest.mark.parametrize("newest_first", [True, False])

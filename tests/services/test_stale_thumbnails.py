@@ -222,7 +222,7 @@ def test_flag_next_to_a_thumbnail_is_cleared_and_does_not_count_as_a_reset_in_a_
     clock: AgingClock, service: StaleThumbnails
 ) -> None:
     made = make_site(details={"thumbnails": {"desktop": "d.png"}}, thumbnail_reset_count=3)
-    assert AGENCY_WEBSITES.finished(T0 - THRESHOLD) == 1
+    assert AGENCY_WEBSITES.count_finished(T0 - THRESHOLD) == 1
     (item,) = scan(AGENCY_WEBSITES, clock)
 
     assert reset(service, item)["resets_in_a_row"] == 0
@@ -403,5 +403,5 @@ def test_plan_reads_an_index(clock: AgingClock) -> None:
 def test_outcomes_of_other_runs_are_not_counted(clock: AgingClock, service: StaleThumbnails) -> None:
     make_site()
     reset(service, scan(AGENCY_WEBSITES, clock, run="one")[0])
-    assert site.outcomes("two").total() == 0
-    assert site.resets_since(T0 - hours(24)) == 1
+    assert site.count_outcomes("two").total() == 0
+    assert site.count_resets(T0 - hours(24)) == 1
