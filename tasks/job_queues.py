@@ -1,10 +1,4 @@
-"""Tasks of the job queues: the scan dispatches queues that have due jobs, and a worker runs the jobs of each.
-
-What is due: a queue one of whose jobs is due, or falls due before the next dispatch.
-Guarantee: one job of a name at a time, also after crashes; see `services/job_queues`.
-Options: JOBS_TIMER_MS (5000), JOBS_LEASE_SECONDS (30), JOBS_RETENTION_DAYS (0, keeps finished jobs),
-JOBS_IMPORTS (the modules that register jobs).
-"""
+"""Celery tasks of the job queues: a scan for queues that have due jobs, and one task for each queue."""
 
 from __future__ import annotations
 

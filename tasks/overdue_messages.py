@@ -1,11 +1,4 @@
-"""Celery tasks that requeue overdue messages: every period, and at each deadline before the next one.
-
-What is due: a message whose consumer did not acknowledge it before its deadline.
-Guarantee: it is requeued or dead-lettered once: at its deadline while a worker runs, or at the next period if the
-Celery message for that sweep is lost.
-Options: OVERDUE_CHECK_INTERVAL_MS (5000), REQUEUE_BATCH_SIZE (100 messages), MAX_ATTEMPTS (3).
-Emits: `requeue` and `move_to_dlq` in the queue's own events.
-"""
+"""Celery tasks that requeue overdue messages: a scan every period, and a task at each deadline before the next one."""
 
 from __future__ import annotations
 

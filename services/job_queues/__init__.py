@@ -8,6 +8,8 @@
 Guarantee: a job is stored before `run` returns, is retried until it succeeds or is canceled, and is recorded as
 successful once. At most one job of a name is executing, under a lease that its worker renews. A job whose worker died
 runs again, so it must be idempotent.
+Options: `JOBS_TIMER_MS` (5000), `JOBS_LEASE_SECONDS` (30), `JOBS_RETENTION_DAYS` (0, keeps finished jobs),
+`JOBS_IMPORTS` (the modules that register jobs).
 
 The life of a job, and the module of each step:
 

@@ -3,6 +3,8 @@
 What is due: a message whose deadline has passed, by the clock of the queue's server.
 Guarantee: exactly one of any number of sweepers handles a message, and a crash leaves it in one state. The cost grows
 with the number of overdue messages, not of pending ones.
+Options: `OVERDUE_CHECK_INTERVAL_MS` (5000), `REQUEUE_BATCH_SIZE` (100 messages), `MAX_ATTEMPTS` (3).
+Emits: `requeue` and `move_to_dlq` in the queue's own events.
 """
 
 from __future__ import annotations
