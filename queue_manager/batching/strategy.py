@@ -77,9 +77,9 @@ def by_server_clock(task: Any, app: Celery, consumer: Any, **options: Any) -> An
 def _can_batch(task: Any, consumer: Any) -> bool:
     worker = consumer.controller
     task.has_worker_limit = bool(worker.time_limit)
-    is_told = consumer.on_task_request == getattr(worker, "_process_task_sem", None)
+    waits_for_processes = consumer.on_task_request == getattr(worker, "_process_task_sem", None)
     limits = (task.time_limit, task.soft_time_limit, worker.time_limit, worker.soft_time_limit)
-    return settings().qm_batching and is_told and not any(limits) and task.work().batch_function is not None
+    return settings().qm_batching and waits_for_processes and not any(limits) and task.work().batch_function is not None
 
 
 class _BatchingConsumer:

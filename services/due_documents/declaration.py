@@ -246,15 +246,15 @@ class DueDocuments(System):
 
     def after(self, function: A) -> A:
         """Have `function` called with the documents that were written (`Written`), at least once for each."""
-        self.functions.after = self._sole(function, self.functions.after, "after")
+        self.functions.after = self._checked_hook(function, self.functions.after, "after")
         return function
 
     def failed(self, function: G) -> G:
         """Have `function` called with a `Failure`; the update that it returns is written to the document, if any."""
-        self.functions.failed = self._sole(function, self.functions.failed, "failed")
+        self.functions.failed = self._checked_hook(function, self.functions.failed, "failed")
         return function
 
-    def _sole(self, function: F, known: object, name: str) -> F:
+    def _checked_hook(self, function: F, known: object, name: str) -> F:
         if known is not None:
             raise ConfigurationError(f"System {self.name!r}: it has a function `{name}` already")
         if not is_plain(function):
