@@ -1,4 +1,4 @@
-"""Waiting in tests: ask again until it is true, never sleep and hope."""
+"""Waiting in tests: repeat a check until it is true, instead of sleeping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs for tests: a registry and a clock of their own over the real database; runs and dispatches made by hand."""
+"""Jobs for tests: their own registry and clock over the real database, with manual runs and dispatches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages on adding a system, read as a new user would: its code is written to files and executed."""
+"""The pages on adding a system, followed like a new user would: their code is written to files and executed."""
 
 from __future__ import annotations
 

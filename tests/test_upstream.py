@@ -1,4 +1,4 @@
-"""What other libraries have in places that we override, read or rebuild is as it was when we last compared.
+"""Code of other libraries that we override, read or rebuild has not changed since we last compared it.
 
 After an upgrade a failing test names the functions that changed. Compare each with our side, then write the new hashes:
 `python -m tests.test_upstream`.

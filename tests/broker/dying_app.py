@@ -1,4 +1,4 @@
-"""`guard_app` in a worker that kills itself at a step of a message, told by GUARD_APP_DIES."""
+"""`guard_app` in a worker that kills itself at the step that GUARD_APP_DIES names."""
 
 from __future__ import annotations
 

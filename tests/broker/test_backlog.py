@@ -1,4 +1,4 @@
-"""What counts as waiting in the broker."""
+"""How many messages wait in the broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kombu promises of a channel, on the batched transport: taking and answering."""
+"""The contract of a kombu channel, on the batched transport: delivery and acknowledgement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Malformed messages and broadcasts: the messages behind any of them are delivered, and none is lost."""
+"""Malformed messages and broadcasts: they are kept, and the messages after them are delivered."""
 
 from __future__ import annotations
 

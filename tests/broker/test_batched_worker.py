@@ -1,4 +1,4 @@
-"""What Celery promises of a worker, on the batched transport."""
+"""The contract of a Celery worker, on the batched transport."""
 
 from __future__ import annotations
 

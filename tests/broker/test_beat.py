@@ -1,4 +1,4 @@
-"""What beats that stand by guarantee, with real processes that are killed, stopped and cut off."""
+"""Leader and standby beats, as real processes that are killed, suspended and cut off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Celery promises of canvases, retries, revoked tasks and results, with a worker on the batched transport."""
+"""Celery's canvases, retries, revoked tasks and results, with a worker on the batched transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Celery promises of workers that are shut down, restarted, killed and steered, on the batched transport."""
+"""Celery workers that are shut down, restarted, killed and remotely controlled, on the batched transport."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_cold_shutdown_requeues_the_message(
 
 
 @pytest.mark.parametrize("numbers", [(WARM, COLD, COLD), (COLD, COLD)])
-def test_repeated_signal_ends_the_worker_at_once(
+def test_repeated_signal_ends_the_worker_immediately(
     numbers: tuple[signal.Signals, ...], app: Celery, start: Start, diary: Path
 ) -> None:
     worker = start()

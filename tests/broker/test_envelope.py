@@ -1,4 +1,4 @@
-"""Bodies are read as kombu reads them, whichever way is the shorter."""
+"""Message bodies are decoded as kombu decodes them, on the fast path too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events are on the wire as Celery has them, however many of a worker's tasks are told of at once."""
+"""Task events that are sent in bulk equal those of Celery on the wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An entry that asks for the epoch is published with that of the beat that leads, takeover by takeover."""
+"""A schedule entry that requests the epoch is sent with that of the leading beat, also after takeovers."""
 
 from __future__ import annotations
 

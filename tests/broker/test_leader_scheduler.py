@@ -1,4 +1,4 @@
-"""One loop of the scheduler at a time: what it writes, sends and says."""
+"""Single ticks of the scheduler: what it stores, sends and logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lease of dispatched items, on a real server: who may take what, and what a process that died leaves."""
+"""The lease of dispatched items on a real server: who may take an item, and what happens after a crash."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ class TestAttempts:
         die(ours, ONE)
         assert suspects(ours, TWO, THREE) == set()
 
-    def test_the_first_loss_is_retried_at_once_and_the_nth_after_a_doubling_cool_down(self, ours: Leases) -> None:
+    def test_the_first_loss_is_retried_immediately_and_the_nth_after_a_doubling_cool_down(self, ours: Leases) -> None:
         die(ours, ONE)
         die(ours, ONE)
         cool_downs = []

@@ -1,4 +1,4 @@
-"""Recurrence rules have the occurrences that dateutil finds, at once, however long ago they began."""
+"""Recurrence rules have the occurrences that dateutil finds, and find them quickly for old rules too."""
 
 from __future__ import annotations
 

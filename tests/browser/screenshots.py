@@ -1,4 +1,4 @@
-"""The pictures of the dashboard in the documentation, taken anew from what `make up` shows.
+"""The screenshots of the dashboard in the documentation, renewed from a running `make up`.
 
 python -m tests.browser.screenshots [URL]
 """

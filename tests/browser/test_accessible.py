@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from models.database import server_now
 from models.job import jobs
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.visit import NARROW, WIDE, Visit, Visiting
 from tests.foreign_jobs import foreign_job
 from tests.real_servers import Servers
@@ -67,7 +67,7 @@ NEVER_EMPTY = {"/docs", "/nothing", "/search", "/rooms/nothing", "/messages/arch
 @pytest.mark.smoke
 @pytest.mark.timeout(300)
 def test_pages_have_no_violations(visit: Visit, queue: Queue, clean: Servers) -> None:
-    furnished.everything(queue, clean.valkey.url)
+    sample_data.everything(queue, clean.valkey.url)
     visit.expect_status(404)
     wrongs = []
     for path, content in PAGES.items():
@@ -77,7 +77,7 @@ def test_pages_have_no_violations(visit: Visit, queue: Queue, clean: Servers) ->
 
 
 def test_pages_fit_320_px_and_touch_targets_are_large_enough(visit: Visit, queue: Queue, clean: Servers) -> None:
-    messages = furnished.everything(queue, clean.valkey.url)
+    messages = sample_data.everything(queue, clean.valkey.url)
     visit.expect_status(404)
     visit.page.set_viewport_size({"width": 320, "height": 640})
     wrongs = []
@@ -93,7 +93,7 @@ def test_pages_fit_320_px_and_touch_targets_are_large_enough(visit: Visit, queue
 
 def test_long_words_are_wrapped(visit: Visit, queue: Queue, clean: Servers) -> None:
     word = "n" * 128
-    furnished.scans(error=word)
+    sample_data.scans(error=word)
     jobs().insert_one({**foreign_job(word, "failure", server_now(), id=word), "attempts": 1})
     queue.post("/queue/pause", {"types": [word], "reason": word})
     queue.dead(type=f"{word}-2")
@@ -178,7 +178,7 @@ def add_wrongly(page: Page) -> None:
 
 
 def test_dialogs_have_no_violations(visit: Visit, queue: Queue, clean: Servers) -> None:
-    furnished.everything(queue, clean.valkey.url)
+    sample_data.everything(queue, clean.valkey.url)
     wrongs = []
     for number, (path, act) in enumerate(dialogs(visit)):
         act(visit.open(path))
@@ -188,7 +188,7 @@ def test_dialogs_have_no_violations(visit: Visit, queue: Queue, clean: Servers) 
 
 
 def test_selections_and_error_messages_have_no_violations(visit: Visit, queue: Queue) -> None:
-    furnished.messages(queue)
+    sample_data.messages(queue)
     visit.expect_status(422)
     page = visit.open("/messages/failed")
     page.get_by_label("Select all on this page").check()

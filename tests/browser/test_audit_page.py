@@ -1,4 +1,4 @@
-"""The page of the audit: who changed what, its filters, and the way to what was changed."""
+"""The page of the audit log: who changed what, its filters, and its links to changed objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody chooses for a browser of their own, and what each page shows besides its content."""
+"""Display preferences that a browser keeps, and the parts that are common to all pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.any_jobs import INVOICE
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.visit import Visit, Visiting
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -82,7 +82,7 @@ def test_a_question_mark_shows_the_keys(visit: Visit) -> None:
 
 
 def test_the_browser_tab_counts_problems(visit: Visit, clean: Servers) -> None:
-    furnished.rooms()
+    sample_data.rooms()
     page = visit.open("/")
     count = page.get_by_role("region", name="Needs attention").get_by_role("listitem")
     expect(count).not_to_have_count(0)
@@ -90,7 +90,7 @@ def test_the_browser_tab_counts_problems(visit: Visit, clean: Servers) -> None:
 
 
 def test_the_browser_tab_counts_listed_items(visit: Visit, queue: Queue, clean: Servers) -> None:
-    furnished.everything(queue, clean.valkey.url)
+    sample_data.everything(queue, clean.valkey.url)
     for path, title in {
         "/messages": "(1) Messages",
         "/messages/failed": "(1) Messages",
@@ -110,7 +110,7 @@ def test_a_card_shows_important_values_first_and_hides_zeros(visit: Visit, queue
 
     page = visit.open("/")
     expect(statistics("Rooms")).to_have_text(["Due now", "In progress", "Done / min"])
-    furnished.rooms()
+    sample_data.rooms()
     names = ["Due now", "In progress", "Done / min", "Oldest waiting", "Stuck", "Failed"]
     expect(statistics("Rooms")).to_have_text(names)
     expect(statistics("Thumbnails")).to_have_text(["Due now", "Done / min"])
@@ -121,7 +121,7 @@ def test_a_card_shows_important_values_first_and_hides_zeros(visit: Visit, queue
 
 
 def test_forced_colours_leave_states_and_choices_visible(visit: Visit, queue: Queue, clean: Servers) -> None:
-    furnished.jobs(queue)
+    sample_data.jobs(queue)
     page = visit.open("/jobs")
     pill = page.locator("#rows .pill").first
     here = page.locator("nav [aria-current]")

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.any_jobs import INVOICE, PARCEL
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.visit import Visit
 from tests.web.queue_client import Queue
 
@@ -42,8 +42,8 @@ def test_messages_that_match_are_exported_as_json_lines(visit: Visit, queue: Que
 
 
 def test_jobs_that_match_are_exported_for_a_spreadsheet(visit: Visit, queue: Queue) -> None:
-    wanted = furnished.make_job(queue, arguments=['=HYPERLINK("x")', 1])
-    furnished.make_job(queue, PARCEL)
+    wanted = sample_data.make_job(queue, arguments=['=HYPERLINK("x")', 1])
+    sample_data.make_job(queue, PARCEL)
     visit.open(f"/jobs?name={INVOICE}")
     visit.wait_for([wanted])
     name, text = exported(visit, "CSV, for spreadsheets")
@@ -60,7 +60,7 @@ def test_a_text_that_begins_like_a_formula_is_escaped_for_spreadsheets(visit: Vi
     assert row["type"] == "'=1+1"
 
 
-def test_a_failed_message_is_corrected_and_replayed_at_once(visit: Visit, queue: Queue) -> None:
+def test_a_failed_message_is_corrected_and_replayed_in_one_step(visit: Visit, queue: Queue) -> None:
     id = queue.dead(payload={"card": "expired"})
     visit.open("/messages/failed")
     visit.open_row(id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.visit import Visit, Visiting
 from tests.real_servers import Servers
 from tests.tasks.hand_worker import waiting_messages
@@ -61,7 +61,7 @@ def test_of_a_traceback_lists_show_the_exception_and_details_all_of_it(visit: Vi
 
 
 def test_items_are_filtered_by_system_and_retried(visit: Visit, queue: Queue, clean: Servers) -> None:
-    rooms = furnished.rooms(reason="Boom 7")
+    rooms = sample_data.rooms(reason="Boom 7")
     queue.dead()
     page = visit.open("/failures?system=support-snooze")
     row = page.locator("#rows > tr")
@@ -98,7 +98,7 @@ def test_a_reason_is_shown_in_up_to_two_lines(visit: Visit, queue: Queue, width:
 
 
 def test_a_viewer_has_no_buttons(guarded: Queue, visiting: Visiting) -> None:
-    furnished.rooms()
+    sample_data.rooms()
     viewer = visiting(guarded.web)
     viewer.log_in(VIEWER)
     page = viewer.open("/failures")

@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from models.job import JobState
-from tests import many
+from tests import bulk_data
 from tests.browser.conftest import EVERYTHING
 from tests.browser.visit import Visit
 from tests.eventually import eventually
@@ -29,9 +29,9 @@ watch();"""
 
 
 def fill(count: int, queue: Queue) -> None:
-    many.due_rooms(count)
-    many.jobs(count, JobState.PENDING)
-    many.messages(count, queue, name=EVERYTHING["QUEUE_NAME"])
+    bulk_data.due_rooms(count)
+    bulk_data.jobs(count, JobState.PENDING)
+    bulk_data.messages(count, queue, name=EVERYTHING["QUEUE_NAME"])
 
 
 def first_rows(visit: Visit, path: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""How fast systems are, and their history: what the pages show, by pointer, by keyboard and as a table."""
+"""Latency and history of systems on the pages: by pointer, by keyboard and as a table."""
 
 from __future__ import annotations
 

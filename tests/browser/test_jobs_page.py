@@ -1,4 +1,4 @@
-"""The jobs, as people see and change them: each action once, with its effect as the API tells it."""
+"""The page of jobs: what it shows, and the effect of each action, checked by the API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from models.job import JobState
 from queue_manager.telemetry import counters, latency
 from services.job_queues import JOBS_INITIATOR, adopt, jobs
 from tests.any_jobs import INVOICE, REPORT
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.visit import NARROW, Visit
 from tests.eventually import eventually
 from tests.foreign_jobs import foreign_job
@@ -83,7 +83,7 @@ def test_jobs_are_visible_below_many_names(visit: Visit, queue: Queue) -> None:
 def test_job_of_another_program_with_odd_fields_is_shown(visit: Visit, queue: Queue) -> None:
     stored.jobs().insert_one({"_id": "odd", "attempts": 0, "created": "yesterday", "history": "none"})
     stored.jobs().insert_one({**foreign_job(INVOICE, "failure", server_now(), id="huge"), "attempts": 2**60})
-    id = furnished.make_job(queue, INVOICE)
+    id = sample_data.make_job(queue, INVOICE)
     visit.open("/jobs")
     visit.wait_for([id, "odd", "huge"])
     expect(visit.row("huge")).to_contain_text(str(2**60))
@@ -92,7 +92,7 @@ def test_job_of_another_program_with_odd_fields_is_shown(visit: Visit, queue: Qu
 
 
 def test_actions_of_an_open_job_follow_its_state(visit: Visit, queue: Queue) -> None:
-    id = furnished.make_job(queue, INVOICE)
+    id = sample_data.make_job(queue, INVOICE)
     visit.open("/jobs")
     visit.wait_for([id])
     open_job(visit, id)
@@ -104,8 +104,8 @@ def test_actions_of_an_open_job_follow_its_state(visit: Visit, queue: Queue) -> 
     assert visit.dialog.evaluate("dialog => dialog.contains(document.activeElement)")
 
 
-def test_jobs_of_the_list_and_what_executes_are_links_to_the_pages_of_the_jobs(visit: Visit, queue: Queue) -> None:
-    id = furnished.make_job(queue, INVOICE, state=JobState.EXECUTING)
+def test_listed_and_executing_jobs_link_to_their_pages(visit: Visit, queue: Queue) -> None:
+    id = sample_data.make_job(queue, INVOICE, state=JobState.EXECUTING)
     visit.open("/jobs")
     expect(visit.row(id).get_by_role("link")).to_have_attribute("href", f"/jobs/{id}")
     running = of_name(visit, INVOICE).get_by_role("link", name=id[-6:])
@@ -116,7 +116,10 @@ def test_jobs_of_the_list_and_what_executes_are_links_to_the_pages_of_the_jobs(v
 
 
 def test_repeating_job_shows_its_repetition(visit: Visit, queue: Queue) -> None:
-    often, daily = furnished.make_job(queue, every_seconds=5400), furnished.make_job(queue, REPORT, cron="0 3 * * *")
+    often, daily = (
+        sample_data.make_job(queue, every_seconds=5400),
+        sample_data.make_job(queue, REPORT, cron="0 3 * * *"),
+    )
     visit.open("/jobs")
     open_job(visit, often)
     expect(visit.dialog).to_contain_text("every 5,400 s")
@@ -125,8 +128,8 @@ def test_repeating_job_shows_its_repetition(visit: Visit, queue: Queue) -> None:
     expect(visit.dialog).to_contain_text("0 3 * * *")
 
 
-def test_each_name_has_its_counts_and_what_runs(visit: Visit, queue: Queue) -> None:
-    jobs = furnished.jobs(queue)
+def test_each_name_has_its_counts_and_executing_job(visit: Visit, queue: Queue) -> None:
+    jobs = sample_data.jobs(queue)
     page = visit.open("/jobs")
     visit.wait_for(list(jobs.values())[::-1])
     expect(of_name(visit, REPORT)).to_contain_text(jobs[JobState.EXECUTING][-6:])
@@ -142,7 +145,7 @@ def test_each_name_has_its_counts_and_what_runs(visit: Visit, queue: Queue) -> N
 
 
 def test_names_and_first_rows_do_not_wait_for_the_counts(visit: Visit, queue: Queue) -> None:
-    id = furnished.make_job(queue, INVOICE)
+    id = sample_data.make_job(queue, INVOICE)
     held: list[Route] = []
     visit.page.route("**/api/jobs/status", lambda route: held.append(route))
     visit.open("/jobs")
@@ -155,8 +158,8 @@ def test_names_and_first_rows_do_not_wait_for_the_counts(visit: Visit, queue: Qu
 
 
 def test_each_name_has_how_long_its_jobs_wait_and_run(visit: Visit, queue: Queue) -> None:
-    furnished.make_job(queue, INVOICE)
-    furnished.make_job(queue, REPORT)
+    sample_data.make_job(queue, INVOICE)
+    sample_data.make_job(queue, REPORT)
     counts = Counter[str](done=1)
     latency.count(counts, due_ms=0, ready_ms=0, began_ms=5 * 3_600_000, ended_ms=5 * 3_600_000 + 1_000)
     counters.items_by_hour(f"{JOBS_INITIATOR}/{INVOICE}", counts)
@@ -169,7 +172,7 @@ def test_each_name_has_how_long_its_jobs_wait_and_run(visit: Visit, queue: Queue
 
 
 def test_arguments_are_searched_and_columns_sort(visit: Visit, queue: Queue) -> None:
-    ada, bob = furnished.make_job(queue, INVOICE, "ada", priority=1), furnished.make_job(queue, INVOICE, "bob")
+    ada, bob = sample_data.make_job(queue, INVOICE, "ada", priority=1), sample_data.make_job(queue, INVOICE, "bob")
     page = visit.open("/jobs")
     visit.wait_for([bob, ada])
     visit.press("Priority")
@@ -179,7 +182,7 @@ def test_arguments_are_searched_and_columns_sort(visit: Visit, queue: Queue) -> 
 
 
 def test_rows_are_short_on_a_phone_and_show_all_values(visit: Visit, queue: Queue) -> None:
-    id = furnished.make_job(queue, INVOICE, 7)
+    id = sample_data.make_job(queue, INVOICE, 7)
     visit.page.set_viewport_size(NARROW)
     visit.open("/jobs")
     visit.wait_for([id])
@@ -191,7 +194,7 @@ def test_rows_are_short_on_a_phone_and_show_all_values(visit: Visit, queue: Queu
 
 
 def test_pages_follow_each_other_both_ways(visit: Visit, queue: Queue) -> None:
-    made = [furnished.make_job(queue, INVOICE, number) for number in range(60)][::-1]
+    made = [sample_data.make_job(queue, INVOICE, number) for number in range(60)][::-1]
     visit.open("/jobs")
     visit.wait_for(made[:50])
     visit.press("Older")
@@ -258,7 +261,7 @@ def test_errors_are_shown_next_to_their_field(visit: Visit, queue: Queue) -> Non
     ],
 )
 def test_a_job_is_canceled_or_retried(visit: Visit, queue: Queue, state: JobState, button: str, after: str) -> None:
-    id = furnished.make_job(queue, INVOICE, 1, state=state)
+    id = sample_data.make_job(queue, INVOICE, 1, state=state)
     visit.open("/jobs")
     open_job(visit, id)
     visit.press(button, visit.dialog)
@@ -267,7 +270,7 @@ def test_a_job_is_canceled_or_retried(visit: Visit, queue: Queue, state: JobStat
 
 
 def test_a_job_is_rescheduled(visit: Visit, queue: Queue) -> None:
-    id = furnished.make_job(queue, INVOICE, 1)
+    id = sample_data.make_job(queue, INVOICE, 1)
     visit.open("/jobs")
     open_job(visit, id)
     visit.press("Reschedule …", visit.dialog)
@@ -280,7 +283,7 @@ def test_a_job_is_rescheduled(visit: Visit, queue: Queue) -> None:
 
 @pytest.mark.parametrize("state", [JobState.PENDING, JobState.FAILURE, JobState.SUCCESS, JobState.CANCELED])
 def test_a_job_is_removed_after_a_confirmation(visit: Visit, queue: Queue, state: JobState) -> None:
-    id, other = (furnished.make_job(queue, INVOICE, number, state=state) for number in range(2))
+    id, other = (sample_data.make_job(queue, INVOICE, number, state=state) for number in range(2))
     visit.open("/jobs")
     open_job(visit, id)
     visit.press("Delete …", visit.dialog)
@@ -295,7 +298,7 @@ def test_a_job_is_removed_after_a_confirmation(visit: Visit, queue: Queue, state
 
 
 def test_an_executing_job_is_stopped(visit: Visit, queue: Queue) -> None:
-    id = furnished.make_job(queue, INVOICE, 1, state=JobState.EXECUTING)
+    id = sample_data.make_job(queue, INVOICE, 1, state=JobState.EXECUTING)
     visit.open("/jobs")
     open_job(visit, id)
     expect(visit.dialog.locator("menu button")).to_have_text(["Close", "Cancel the job"])
@@ -307,8 +310,8 @@ def test_an_executing_job_is_stopped(visit: Visit, queue: Queue) -> None:
 
 
 def test_only_an_executing_job_shows_its_progress(visit: Visit, queue: Queue) -> None:
-    ended = furnished.make_job(queue, REPORT, state=JobState.SUCCESS)
-    executing = furnished.make_job(queue, INVOICE, state=JobState.EXECUTING)
+    ended = sample_data.make_job(queue, REPORT, state=JobState.SUCCESS)
+    executing = sample_data.make_job(queue, INVOICE, state=JobState.EXECUTING)
     stored.jobs().update_many({}, {"$set": {"progress": {"percent": 90, "note": "month 10"}}})
     visit.open("/jobs")
     open_job(visit, executing)
@@ -320,7 +323,7 @@ def test_only_an_executing_job_shows_its_progress(visit: Visit, queue: Queue) ->
 
 def test_the_id_and_the_arguments_are_copied(visit: Visit, queue: Queue) -> None:
     visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    id = furnished.make_job(queue, INVOICE, 7)
+    id = sample_data.make_job(queue, INVOICE, 7)
     page = visit.open("/jobs")
     open_job(visit, id)
     for button, text in (("Copy id", id), ("Copy arguments", "[\n  7\n]")):
@@ -348,8 +351,8 @@ def test_a_name_is_paused_and_resumed(visit: Visit, queue: Queue) -> None:
 
 def test_jobs_of_a_name_and_state_are_cleared_after_a_count(visit: Visit, queue: Queue) -> None:
     for _ in range(2):
-        furnished.make_job(queue, INVOICE, 1, state=JobState.SUCCESS)
-    left = [furnished.make_job(queue, REPORT, 1, state=JobState.SUCCESS), furnished.make_job(queue, INVOICE, 1)]
+        sample_data.make_job(queue, INVOICE, 1, state=JobState.SUCCESS)
+    left = [sample_data.make_job(queue, REPORT, 1, state=JobState.SUCCESS), sample_data.make_job(queue, INVOICE, 1)]
     visit.open("/jobs")
     visit.wait_for(ids(queue))
     assert visit.page.locator("#filter #clear").count() == 0
@@ -370,7 +373,7 @@ def test_without_jobs_deletion_is_not_offered(visit: Visit, queue: Queue) -> Non
     page = visit.open("/jobs")
     expect(page.get_by_role("heading", name="No jobs", exact=True)).to_be_visible()
     expect(page.get_by_role("button", name="Delete jobs …")).to_be_disabled()
-    furnished.make_job(queue, INVOICE, 1)
+    sample_data.make_job(queue, INVOICE, 1)
     expect(page.get_by_role("button", name="Delete jobs …")).to_be_enabled()
 
 
@@ -396,7 +399,7 @@ def test_changes_by_workers_appear_without_a_reload(visit: Visit, queue: Queue) 
     page = visit.open("/jobs")
     page.evaluate("globalThis.isSamePage = true")
     expect(page.locator("#state")).to_have_text("Live")
-    id = furnished.make_job(queue, REPORT, 1, state=JobState.EXECUTING)
+    id = sample_data.make_job(queue, REPORT, 1, state=JobState.EXECUTING)
     expect(visit.row(id)).to_contain_text("executing")
     expect(of_name(visit, REPORT)).to_contain_text(id[-6:])
     queue.post("/jobs", {"name": INVOICE, "arguments": []})
@@ -407,7 +410,7 @@ def test_changes_by_workers_appear_without_a_reload(visit: Visit, queue: Queue) 
 
 
 def test_script_in_data_is_shown_as_text(visit: Visit, queue: Queue) -> None:
-    id = furnished.make_job(queue, INVOICE, SCRIPT, {SCRIPT: SCRIPT})
+    id = sample_data.make_job(queue, INVOICE, SCRIPT, {SCRIPT: SCRIPT})
     page = visit.open("/jobs")
     expect(visit.row(id)).to_contain_text(SCRIPT)
     open_job(visit, id)

@@ -1,4 +1,4 @@
-"""Everything by keyboard alone: what is reached, what acts, and where the focus is afterwards."""
+"""Every action with the keyboard alone, and where the focus is afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from playwright.sync_api import Locator, expect
 from models.database import server_now
 from models.job import JobState
 from tests.any_jobs import INVOICE
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.visit import Visit, Visiting
 from tests.real_servers import Servers
 from tests.rooms import make_room
@@ -55,7 +55,7 @@ def test_a_page_is_chosen(visit: Visit) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("Messages")
 
 
-def test_somebody_logs_in_and_out(visiting: Visiting, guarded: Queue) -> None:
+def test_log_in_and_log_out_work(visiting: Visiting, guarded: Queue) -> None:
     visit = visiting(guarded.web)
     page = visit.open("/docs")
     expect(page.get_by_label("API key")).to_be_focused()
@@ -176,7 +176,7 @@ def test_a_changing_number_keeps_the_focus(visit: Visit, clean: Servers) -> None
 
 
 def test_an_item_is_retried(visit: Visit, clean: Servers) -> None:
-    stuck = furnished.rooms()["stuck"]
+    stuck = sample_data.rooms()["stuck"]
     page = visit.open("/rooms")
     tab_to(visit, page.get_by_role("navigation", name="Rooms by state").get_by_role("link", name="Stuck"))
     press(visit, "Enter")
@@ -189,7 +189,7 @@ def test_an_item_is_retried(visit: Visit, clean: Servers) -> None:
 
 @pytest.mark.usefixtures("clean")
 def test_a_job_is_canceled(visit: Visit, queue: Queue) -> None:
-    id = furnished.make_job(queue, INVOICE, 1)
+    id = sample_data.make_job(queue, INVOICE, 1)
     page = visit.open("/jobs")
     row = visit.row(id).get_by_role("link")
     tab_to(visit, row)

@@ -7,7 +7,7 @@ from playwright.sync_api import ViewportSize, expect
 
 from models.database import server_now
 from queue_manager.core.clock import hours, seconds
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.test_accessible import PAGES
 from tests.browser.visit import NARROW, WIDE, Visit
 from tests.real_servers import Servers
@@ -35,7 +35,7 @@ SHIFT = """() => new Promise((done) => requestAnimationFrame(() => requestAnimat
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_no_page_jumps_while_it_is_loaded(visit: Visit, queue: Queue, clean: Servers, size: ViewportSize) -> None:
-    messages = furnished.everything(queue, clean.valkey.url)
+    messages = sample_data.everything(queue, clean.valkey.url)
     for number in range(30):
         queue.add(payload=number)
         make_room(server_now() - seconds(number))

@@ -1,4 +1,4 @@
-"""Links of figures, problems and counts: each leads to the list, and the tab of it, that has just what it is about."""
+"""Numbers, problems and counts link to the list, with tab and filter, that contains exactly their items."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.any_jobs import INVOICE
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.visit import Visit
 from tests.real_servers import Servers
 from tests.web.queue_client import Queue
@@ -47,7 +47,7 @@ def follow(visit: Visit, path: str, links: str) -> set[str]:
 
 
 def test_numbers_and_problems_link_to_their_items(visit: Visit, queue: Queue, clean: Servers) -> None:
-    furnished.everything(queue, clean.valkey.url)
+    sample_data.everything(queue, clean.valkey.url)
     followed = follow(visit, "/", "#systems dd a")
     states = ("due", "in-progress", "stuck", "failed")
     assert followed == {
@@ -62,7 +62,7 @@ def test_numbers_and_problems_link_to_their_items(visit: Visit, queue: Queue, cl
 def test_counts_of_jobs_and_groups_of_failures_link_to_their_members(
     visit: Visit, queue: Queue, clean: Servers
 ) -> None:
-    furnished.everything(queue, clean.valkey.url)
+    sample_data.everything(queue, clean.valkey.url)
     followed = follow(visit, "/jobs", ".queues td.number a")
     assert f"/jobs?name={INVOICE}&state=failure" in followed
     assert len(follow(visit, "/failures", "#rows th a")) == 4

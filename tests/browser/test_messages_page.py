@@ -1,4 +1,4 @@
-"""The messages, as people see and change them: each action once, with its effect as the API tells it."""
+"""The pages of messages: what they show, and the effect of each action, checked by the API."""
 
 from __future__ import annotations
 
@@ -415,7 +415,7 @@ def test_more_than_a_thousand_messages_are_cleared_only_with_the_name_of_their_q
     assert queue.sizes()[0] == 0
 
 
-def test_clear_by_somebody_else_empties_the_page(visit: Visit, queue: Queue) -> None:
+def test_clear_by_another_person_empties_the_page(visit: Visit, queue: Queue) -> None:
     queue.add()
     page = visit.open("/messages")
     expect(page.locator('[data-count="main"]')).to_have_text("1")

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from models import scan_run
 from models.database import server_now
 from queue_manager.core.clock import hours, minutes, seconds
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.conftest import empty_queue
 from tests.browser.test_history import done
 from tests.browser.visit import Visit, Visiting
@@ -38,7 +38,7 @@ def ask(visit: Visit, id: str) -> Any:
     return visit.page.locator("main").get_by_role("region").first
 
 
-def test_why_a_room_did_not_wake(visit: Visit) -> None:
+def test_the_page_of_a_room_explains_why_it_did_not_wake(visit: Visit) -> None:
     work = make_work(server_now)
     opened = str(make_room(server_now() - minutes(2)))
     execute(work, scan(work)[0])
@@ -54,10 +54,10 @@ def test_why_a_room_did_not_wake(visit: Visit) -> None:
         assert visit.path == f"/rooms/{room}"
 
 
-def test_which_scans_were_slow(visit: Visit) -> None:
+def test_the_slowest_scans_are_listed(visit: Visit) -> None:
     for ago, took in ((30, 40), (20, 900), (10, 200)):
         run = {"found": 1, "claimed": 1, "enqueued": 1, "errors": 0, "duration_ms": took}
-        scan_run.record(furnished.ROOM_SCAN, run, error=None, now=server_now() - seconds(ago))
+        scan_run.record(sample_data.ROOM_SCAN, run, error=None, now=server_now() - seconds(ago))
     page = visit.open("/rooms")
     durations = page.locator("#scans td[data-label='Duration']")
     expect(durations).to_have_text(["200 ms", "900 ms", "40 ms"])
@@ -81,7 +81,7 @@ def test_an_alert_is_sent_for_a_problem_of_the_overview(
     assert ("beat", "no-leader") in [(one["system"], one["rule"]) for one in posted[0]["problems"]]
 
 
-def test_what_happened_to_a_message(visit: Visit, queue: Queue) -> None:
+def test_the_page_of_a_message_shows_its_timeline(visit: Visit, queue: Queue) -> None:
     id = queue.add(type="mail", payload={"to": "ada"}, maxAttempts=2)
     for consumer in ("first", "second"):
         taken = queue.take(f"consumerId={consumer}")
@@ -157,8 +157,8 @@ def test_the_holder_of_a_limited_key_sees_only_its_systems(
         page.get_by_label("Find any id").fill(hidden)
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", name="No results")).to_be_visible()
-    furnished.workers(clean.valkey.url)
-    for visit, does in ((clerk, furnished.A_ROOM), (reader, "works for another system")):
+    sample_data.workers(clean.valkey.url)
+    for visit, does in ((clerk, sample_data.A_ROOM), (reader, "works for another system")):
         processes = visit.open("/workers").get_by_role("article", name="worker@a-host").get_by_role("table")
         expect(processes).to_contain_text(does)
     expect(reader.page.locator("main")).not_to_contain_text("snooze")

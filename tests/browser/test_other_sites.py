@@ -1,4 +1,4 @@
-"""A page of another site, shown to somebody who is logged in here, can neither read nor do anything."""
+"""A page of another site, opened in a browser that is logged in here, can neither read nor change anything."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.elsewhere import Elsewhere
+from tests.browser.other_site import OtherSite
 from tests.browser.visit import Visit, Visiting
 from tests.web.credentials import OPERATOR
 from tests.web.queue_client import Queue
 
 pytestmark = pytest.mark.browser
 
-PAGE = "<!doctype html><title>Elsewhere</title><link rel=icon href=data:,><h1>Elsewhere</h1>"
+PAGE = "<!doctype html><title>OtherSite</title><link rel=icon href=data:,><h1>OtherSite</h1>"
 FORM = """([action, enctype, name, value]) => {
   const form = document.createElement("form");
   Object.assign(form, { method: "post", action, enctype });
@@ -39,17 +39,17 @@ CASES = {
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[Elsewhere]:
-    with Elsewhere(PAGE) as page:
+def other_site() -> Iterator[OtherSite]:
+    with OtherSite(PAGE) as page:
         yield page
 
 
 @pytest.fixture(params=CASES)
-def attacked(request: pytest.FixtureRequest, elsewhere: Elsewhere) -> tuple[Queue, str, int, dict[str, str]]:
+def attacked(request: pytest.FixtureRequest, other_site: OtherSite) -> tuple[Queue, str, int, dict[str, str]]:
     """The process, the origin of the other page, the status it gets, and headers for the test's own requests."""
     host, has_keys, status = CASES[request.param]
     queue: Queue = request.getfixturevalue("guarded" if has_keys else "queue")
-    return queue, f"http://{host}:{elsewhere.port}", status, {"X_API_KEY": OPERATOR} if has_keys else {}
+    return queue, f"http://{host}:{other_site.port}", status, {"X_API_KEY": OPERATOR} if has_keys else {}
 
 
 def look_elsewhere(visiting: Visiting, queue: Queue, origin: str, *, has_keys: bool) -> Visit:

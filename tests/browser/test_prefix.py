@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.conftest import empty_queue
-from tests.browser.test_people import PAGES
+from tests.browser.test_log_in import PAGES
 from tests.browser.visit import Visiting
 from tests.real_servers import Servers
 from tests.web.credentials import KEYS, OPERATOR
@@ -22,7 +22,7 @@ PREFIX = "/tools/queue-manager"
 def below(queue: Queue, clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
     """A process that is published below a prefix, with something on every page."""
     process = empty_queue(clean, tmp_path_factory, QM_API_KEYS=KEYS, QM_WEB_PREFIX=PREFIX)
-    furnished.everything(queue, clean.valkey.url)
+    sample_data.everything(queue, clean.valkey.url)
     return process
 
 

@@ -1,4 +1,4 @@
-"""The search for any id, and the page of one item: why it is in its state, and what happened to it."""
+"""The search for any id, and the page of one item: its state with the reason, and its timeline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from models.database import collection, server_now
 from queue_manager.core.clock import hours, minutes
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.visit import Visit, Visiting
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -81,7 +81,7 @@ def test_an_unknown_id_is_reported(visit: Visit) -> None:
     assert visit.path == "/rooms"
 
 
-def test_the_page_of_a_room_follows_what_happens(visit: Visit) -> None:
+def test_the_page_of_a_room_is_updated_live(visit: Visit) -> None:
     work = make_work(server_now)
     room = make_room(server_now() - minutes(1))
     page = visit.open(f"/rooms/{room}")
@@ -137,7 +137,7 @@ def test_the_document_is_one_press_away(visit: Visit) -> None:
 
 
 def test_a_failed_room_is_opened_from_the_list_and_retried(visit: Visit, clean: Servers) -> None:
-    room = furnished.rooms()["failed"]
+    room = sample_data.rooms()["failed"]
     page = visit.open("/rooms?state=failed")
     visit.row(room).get_by_role("link", name=room).click()
     answer = page.get_by_role("region", name=f"room {room}")
@@ -151,7 +151,7 @@ def test_a_failed_room_is_opened_from_the_list_and_retried(visit: Visit, clean: 
 
 
 def test_a_viewer_sees_the_answer_and_no_button(visiting: Visiting, guarded: Queue) -> None:
-    room = furnished.rooms()["failed"]
+    room = sample_data.rooms()["failed"]
     visit = visiting(guarded.web)
     visit.log_in(VIEWER)
     page = visit.open(f"/rooms/{room}")
@@ -164,7 +164,7 @@ def test_a_long_history_fits_a_phone(visit: Visit) -> None:
     room = make_room(server_now() - minutes(1), account_id="an account " * 20)
     (item,) = scan(work)
     for attempt in range(1, 6):
-        work.record_attempt(item, "retried", error=furnished.REASON, attempt=attempt)
+        work.record_attempt(item, "retried", error=sample_data.REASON, attempt=attempt)
     eventually(lambda: collection("qm_item_events").count_documents({}) == 6)
     page = visit.open(f"/rooms/{room}")
     expect(page.get_by_role("listitem").filter(has_text="Attempt 5 failed")).to_be_visible()

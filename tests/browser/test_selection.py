@@ -1,4 +1,4 @@
-"""Selecting rows of each list, by mouse and keyboard, and what is done with them at once."""
+"""Selecting rows of each list, by mouse and keyboard, and actions on the selected rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 from models.database import server_now
 from models.job import JobState
 from queue_manager.core.clock import seconds
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.visit import Visit, Visiting
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -45,7 +45,7 @@ def test_selected_rooms_are_retried_and_audited_once(visit: Visit, queue: Queue,
     ("page", "task_queue"), [("reviews", "review-request-pulse"), ("thumbnails", "stale-thumbnails")]
 )
 def test_the_other_systems_are_retried_alike(visit: Visit, clean: Servers, page: str, task_queue: str) -> None:
-    ids = furnished.agencies() if page == "reviews" else furnished.sites()
+    ids = sample_data.agencies() if page == "reviews" else sample_data.sites()
     opened = visit.open(f"/{page}")
     visit.wait_for(ids)
     opened.get_by_label("Select all on this page").check()
@@ -76,7 +76,7 @@ def test_shift_selects_a_range_by_mouse_and_keyboard(visit: Visit) -> None:
 def test_selection_is_not_offered_for_items_in_progress_and_to_viewers(
     visit: Visit, guarded: Queue, visiting: Visiting
 ) -> None:
-    rooms = furnished.rooms()
+    rooms = sample_data.rooms()
     page = visit.open("/rooms?state=in-progress")
     expect(page.get_by_label(f"Select {rooms['in-progress']}")).to_be_disabled()
     page.get_by_role("navigation", name="Rooms by state").get_by_role("link", name="Failed").click()
@@ -89,7 +89,7 @@ def test_selection_is_not_offered_for_items_in_progress_and_to_viewers(
 
 
 def test_another_tab_clears_the_selection(visit: Visit) -> None:
-    rooms = furnished.rooms()
+    rooms = sample_data.rooms()
     page = visit.open("/rooms?state=failed")
     visit.select(rooms["failed"])
     page.get_by_role("navigation", name="Rooms by state").get_by_role("link", name="Due").click()
@@ -108,8 +108,8 @@ def test_another_tab_clears_the_selection(visit: Visit) -> None:
 def test_selected_jobs_are_retried_canceled_and_deleted(
     visit: Visit, queue: Queue, button: str, states: list[str | None], action: str
 ) -> None:
-    ids = [furnished.make_job(queue, state=JobState.FAILURE) for _ in range(2)]
-    other = furnished.make_job(queue, state=JobState.FAILURE)
+    ids = [sample_data.make_job(queue, state=JobState.FAILURE) for _ in range(2)]
+    other = sample_data.make_job(queue, state=JobState.FAILURE)
     page = visit.open("/jobs")
     visit.wait_for([other, *reversed(ids)])
     visit.select(*ids)
@@ -123,7 +123,7 @@ def test_selected_jobs_are_retried_canceled_and_deleted(
 
 
 def test_jobs_in_an_unsuitable_state_are_skipped(visit: Visit, queue: Queue) -> None:
-    jobs = furnished.jobs(queue)
+    jobs = sample_data.jobs(queue)
     page = visit.open("/jobs")
     eventually(lambda: len(visit.ids) == len(jobs), within=20)
     page.get_by_label("Select all on this page").check()
@@ -134,8 +134,8 @@ def test_jobs_in_an_unsuitable_state_are_skipped(visit: Visit, queue: Queue) -> 
 
 
 def test_a_selection_on_a_narrow_screen_has_no_violations(visit: Visit, queue: Queue) -> None:
-    furnished.rooms()
-    furnished.jobs(queue)
+    sample_data.rooms()
+    sample_data.jobs(queue)
     wrongs = []
     for path in ("/rooms?state=failed", "/jobs"):
         page = visit.open(path)

@@ -1,4 +1,4 @@
-"""The overview, the systems with their items, and the schedule: what they show, and each action once."""
+"""The overview, the pages of systems and the schedule: what they show, and the effect of each action."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from queue_manager import pauses
 from queue_manager.core.clock import seconds
 from queue_manager.health_rules import Rule
 from queue_manager.telemetry import worker_heartbeats
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.visit import Visit
 from tests.e2e.health_command import repeated
 from tests.eventually import eventually
@@ -64,7 +64,7 @@ def card(page: Page, title: str) -> Locator:
 
 
 def test_the_overview_shows_problems(visit: Visit, clean: Servers) -> None:
-    furnished.rooms()
+    sample_data.rooms()
     page = visit.open("/")
     attention = page.get_by_role("region", name="Needs attention")
     for said in ("No workers", "No beat is the leader", "1 stuck", "1 failed"):
@@ -78,7 +78,7 @@ def test_the_overview_shows_problems(visit: Visit, clean: Servers) -> None:
 
 
 def test_a_problem_leads_to_the_items_it_is_about(visit: Visit, queue: Queue) -> None:
-    rooms = furnished.rooms()
+    rooms = sample_data.rooms()
     dead = queue.dead()
     page = visit.open("/")
     attention = page.get_by_role("region", name="Needs attention")
@@ -94,14 +94,14 @@ def test_a_problem_leads_to_the_items_it_is_about(visit: Visit, queue: Queue) ->
 
 
 @pytest.mark.smoke
-def test_the_overview_follows_what_happens_without_a_reload(visit: Visit, clean: Servers) -> None:
+def test_the_overview_is_updated_without_a_reload(visit: Visit, clean: Servers) -> None:
     page = visit.open("/")
     page.evaluate("globalThis.isSamePage = true")
     expect(figure(card(page, "Rooms"), "Due now")).to_have_text("0")
     expect(page.get_by_text("No workers").first).to_be_visible()
     make_room(server_now() - seconds(60))
-    furnished.lead(clean.valkey.url)
-    furnished.scans()
+    sample_data.lead(clean.valkey.url)
+    sample_data.scans()
     expect(figure(card(page, "Rooms"), "Due now")).to_have_text("1")
     with repeated(lambda: worker_heartbeats.record("worker@here")):
         expect(page.get_by_text("worker@here")).to_be_visible()
@@ -128,7 +128,7 @@ def test_a_page_has_a_tab_with_a_number_for_each_state_that_its_items_can_have(
 
 
 def test_each_state_lists_its_items_and_is_in_the_url(visit: Visit) -> None:
-    rooms = furnished.rooms()
+    rooms = sample_data.rooms()
     page = visit.open("/rooms")
     tabs = page.get_by_role("navigation", name="Rooms by state")
     for title, state in (("Stuck", "stuck"), ("In progress", "in-progress"), ("Due", "due"), ("Failed", "failed")):
@@ -146,7 +146,7 @@ def test_each_state_lists_its_items_and_is_in_the_url(visit: Visit) -> None:
 
 
 def test_one_item_is_retried(visit: Visit, clean: Servers) -> None:
-    rooms = furnished.rooms()
+    rooms = sample_data.rooms()
     page = visit.open("/rooms?state=failed")
     visit.press("Retry", visit.row(rooms["failed"]))
     expect(page.locator("#toasts")).to_contain_text(f"Retry queued for room {rooms['failed']}")  # goes after seconds
@@ -156,7 +156,7 @@ def test_one_item_is_retried(visit: Visit, clean: Servers) -> None:
 
 
 def test_an_item_retried_by_another_person_is_reported(visit: Visit, queue: Queue, clean: Servers) -> None:
-    rooms = furnished.rooms()
+    rooms = sample_data.rooms()
     visit.expect_status(409)
     page = visit.open(f"/rooms/{rooms['stuck']}")
 
@@ -186,7 +186,7 @@ def test_all_matching_items_are_retried_after_a_count(visit: Visit, clean: Serve
 
 @pytest.mark.parametrize("page", ["reviews", "thumbnails"])
 def test_the_other_systems_are_retried_alike(visit: Visit, clean: Servers, page: str) -> None:
-    first, second = furnished.agencies() if page == "reviews" else furnished.sites()
+    first, second = sample_data.agencies() if page == "reviews" else sample_data.sites()
     name = "review-request-pulse" if page == "reviews" else "stale-thumbnails"
     visit.open(f"/{page}")
     eventually(lambda: sorted(visit.ids) == sorted([first, second]), within=20)
@@ -205,7 +205,7 @@ def test_a_scan_is_started_once(visit: Visit, clean: Servers) -> None:
     visit.expect_status(409)
     visit.press("Trigger now")
     expect(page.locator("#toasts")).to_contain_text("is running")
-    assert [message.task for message in sent(clean, "scans")] == [furnished.ROOM_SCAN]
+    assert [message.task for message in sent(clean, "scans")] == [sample_data.ROOM_SCAN]
 
 
 def test_a_system_is_paused_with_a_reason_and_resumed(visit: Visit) -> None:
@@ -231,7 +231,7 @@ def test_a_system_is_paused_with_a_reason_and_resumed(visit: Visit) -> None:
 def test_scans_appear_as_they_end(visit: Visit) -> None:
     page = visit.open("/rooms")
     expect(page.get_by_text("No scan ran in the last 24 hours")).to_be_visible()
-    furnished.scans()
+    sample_data.scans()
     expect(page.locator("#scans > tr")).to_have_count(3)
     expect(page.locator("#scans > tr").first).to_contain_text("Boom: the socket broke")
 
@@ -263,9 +263,9 @@ def test_a_list_follows_its_items_when_their_number_stays_the_same(visit: Visit)
 
 
 def test_foreign_markup_is_shown_as_text(visit: Visit, clean: Servers) -> None:
-    rooms = furnished.rooms(reason=SCRIPT)
+    rooms = sample_data.rooms(reason=SCRIPT)
     make_room(server_now() - seconds(5), account_id=SCRIPT)
-    furnished.scans(error=SCRIPT)
+    sample_data.scans(error=SCRIPT)
     worker_heartbeats.record(SCRIPT)
     page = visit.open("/rooms?state=failed")
     expect(visit.row(rooms["failed"])).to_contain_text(SCRIPT)
@@ -287,10 +287,10 @@ def test_the_schedule_shows_each_scan_and_the_leader(visit: Visit, clean: Server
     rows = page.locator("#entries > tr")
     expect(rows).to_have_count(5)
     expect(page.locator("#leader")).to_contain_text("no leader")
-    furnished.lead(clean.valkey.url)
-    furnished.scans()
+    sample_data.lead(clean.valkey.url)
+    sample_data.scans()
     expect(page.locator("#leader")).to_contain_text("a-host:1")
-    room = rows.filter(has_text=furnished.ROOM_SCAN)
+    room = rows.filter(has_text=sample_data.ROOM_SCAN)
     expect(room).to_contain_text("1 error")
     expect(rows.filter(has_text="Thumbnails")).to_contain_text("every hour at :00")
     expect(rows.get_by_role("link")).to_have_text(["Rooms", "Reviews", "Thumbnails", "Messages", "Jobs"])
@@ -304,15 +304,15 @@ SOME, ERRORS, PAUSED = "■", "\u00d7", "\u2013"
 
 
 def test_runs_of_a_paused_system_are_shown_as_paused(visit: Visit, queue: Queue, clean: Servers) -> None:
-    furnished.lead(clean.valkey.url)
-    furnished.scans()
+    sample_data.lead(clean.valkey.url)
+    sample_data.scans()
     page = visit.open("/schedule")
-    room = page.locator("#entries > tr").filter(has_text=furnished.ROOM_SCAN)
+    room = page.locator("#entries > tr").filter(has_text=sample_data.ROOM_SCAN)
     marks = room.locator(".marks span")
     expect(marks).to_have_count(3)
     queue.post("/systems/support-snooze/pause", {})
     empty = {"found": 0, "claimed": 0, "enqueued": 0, "errors": 0, "duration_ms": 2, "paused": 1}
-    scan_run.record(furnished.ROOM_SCAN, empty, error=None, now=server_now() + seconds(1))
+    scan_run.record(sample_data.ROOM_SCAN, empty, error=None, now=server_now() + seconds(1))
     expect(marks).to_have_text([SOME, SOME, ERRORS, PAUSED])
     expect(room.locator("[data-label='Last run'] p")).to_have_text("paused")
     expect(room.locator("[data-label='Next run']")).to_have_text("paused")
@@ -334,7 +334,7 @@ def test_each_scan_is_triggered_once(visit: Visit, clean: Servers) -> None:
 
 
 def test_an_id_is_fully_shown_in_at_most_two_lines(visit: Visit, clean: Servers) -> None:
-    lines = {"/rooms?state=failed": (furnished.rooms()["failed"], 1), "/thumbnails": (furnished.sites()[1], 2)}
+    lines = {"/rooms?state=failed": (sample_data.rooms()["failed"], 1), "/thumbnails": (sample_data.sites()[1], 2)}
     for path, (id, most) in lines.items():
         visit.open(path)
         height = visit.row(id).get_by_role("link").evaluate("(link) => link.getBoundingClientRect().height")

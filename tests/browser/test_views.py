@@ -1,4 +1,4 @@
-"""Saved views of each list, and the columns that somebody chose: in this browser, by link, by keyboard, on a phone."""
+"""Saved views and chosen columns of each list: in this browser, by link, by keyboard, on a phone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.test_export import exported
 from tests.browser.visit import Visit, Visiting
 from tests.real_servers import Servers
@@ -207,7 +207,7 @@ def test_a_browser_without_storage_keeps_the_columns_in_the_url(visiting: Visiti
 
 @pytest.mark.timeout(300)  # the checks of all lists take 40 s of a free core
 def test_views_and_columns_of_every_list_have_no_violations(visit: Visit, queue: Queue, clean: Servers) -> None:
-    furnished.everything(queue, clean.valkey.url)
+    sample_data.everything(queue, clean.valkey.url)
     wrongs = []
     for path, title in HIDDEN_BY_PAGE.items():
         page = visit.open(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.visit import Visit
 from tests.real_servers import Servers
 from tests.web.queue_client import Queue
@@ -29,7 +29,7 @@ def read(page: Page, content: str, *words: str) -> None:
 
 
 def test_pages_use_the_words_of_other_products(visit: Visit, queue: Queue, clean: Servers) -> None:
-    furnished.everything(queue, clean.valkey.url)
+    sample_data.everything(queue, clean.valkey.url)
     read(visit.open("/"), "#systems article dl", "Critical", "Up", "Oldest waiting")
     read(visit.open("/rooms"), "#scans > tr", "Duration", "Details")
     read(visit.open("/schedule"), "#entries > tr", "Leader")

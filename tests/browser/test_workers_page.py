@@ -8,7 +8,7 @@ from playwright.sync_api import Locator, Page, expect
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.telemetry.worker_heartbeats import MAX_PROCESSES_SHOWN, Activity, PoolProcess, RunningTask
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.visit import NARROW, Visit
 from tests.real_servers import Servers
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("clean")]
 SCRIPT = "<img src=x onerror=alert(1)>"
 
 
-def card(page: Page, name: str = furnished.WORKER) -> Locator:
+def card(page: Page, name: str = sample_data.WORKER) -> Locator:
     return page.get_by_role("article", name=name)
 
 
@@ -30,7 +30,7 @@ def process(page: Page, pid: int) -> Locator:
 
 @pytest.mark.smoke
 def test_a_worker_shows_what_each_process_does(visit: Visit, clean: Servers) -> None:
-    furnished.workers(clean.valkey.url)
+    sample_data.workers(clean.valkey.url)
     page = visit.open("/workers")
     for name, value in (
         ("Queues", "scans, support-snooze"),
@@ -48,13 +48,13 @@ def test_a_worker_shows_what_each_process_does(visit: Visit, clean: Servers) -> 
     expect(process(page, 104)).to_contain_text("idle")
     expect(card(page).get_by_role("link", name="support-snooze")).to_have_attribute("href", "/rooms")
     expect(card(page).get_by_role("link", name="scans")).to_have_count(0)
-    process(page, 101).get_by_role("link", name=furnished.A_ROOM).click()
-    expect(page.get_by_role("heading", level=1)).to_have_text(f"Room {furnished.A_ROOM}")
-    assert visit.path == f"/rooms/{furnished.A_ROOM}"
+    process(page, 101).get_by_role("link", name=sample_data.A_ROOM).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"Room {sample_data.A_ROOM}")
+    assert visit.path == f"/rooms/{sample_data.A_ROOM}"
 
 
 def test_a_worker_that_takes_no_items_shows_the_reason(visit: Visit, clean: Servers) -> None:
-    furnished.workers(clean.valkey.url, paused=f"MongoDB does not answer {SCRIPT}")
+    sample_data.workers(clean.valkey.url, paused=f"MongoDB does not answer {SCRIPT}")
     page = visit.open("/workers")
     expect(card(page)).to_contain_text("Takes no items")
     expect(card(page)).to_contain_text(f"MongoDB does not answer {SCRIPT}")
@@ -67,19 +67,19 @@ def test_queues_without_a_worker_are_named(visit: Visit, clean: Servers) -> None
     problem = page.get_by_role("region", name="Queues without a worker")
     expect(problem).to_contain_text("support-snooze (Rooms)")
     expect(problem.get_by_role("link", name="Rooms")).to_have_attribute("href", "/rooms")
-    furnished.workers(clean.valkey.url)
+    sample_data.workers(clean.valkey.url)
     expect(card(page)).to_be_visible()
     expect(problem).to_contain_text("stale-thumbnails (Thumbnails)")
     expect(problem).not_to_contain_text("support-snooze")
 
 
 def test_the_page_follows_a_worker_without_a_reload(visit: Visit, clean: Servers) -> None:
-    furnished.workers(clean.valkey.url)
+    sample_data.workers(clean.valkey.url)
     page = visit.open("/workers")
     page.evaluate("globalThis.isSamePage = true")
-    expect(process(page, 101)).to_contain_text(furnished.A_ROOM)
+    expect(process(page, 101)).to_contain_text(sample_data.A_ROOM)
     idle = Activity(pool="threads", size=9, busy=0, done_per_minute=0, processes=[PoolProcess(pid=101)])
-    furnished.heartbeat(clean.valkey.url, idle, "scans")
+    sample_data.heartbeat(clean.valkey.url, idle, "scans")
     expect(figure(page, "Pool")).to_have_text("threads, 9")
     expect(process(page, 101)).to_contain_text("idle")
     with connect(clean.valkey.url) as client:
@@ -92,7 +92,7 @@ def test_many_processes_and_long_names_fit_a_phone(visit: Visit, clean: Servers)
     task = RunningTask(task=SCRIPT + "x" * 200, id="t", item="9" * 500, elapsed_ms=0)
     processes = [PoolProcess(pid=pid, running=[task]) for pid in range(1, MAX_PROCESSES_SHOWN + 1)]
     many = Activity(pool="prefork", size=64, busy=64, done_per_minute=10**9, processes=processes)
-    furnished.heartbeat(clean.valkey.url, many, *(f"queue-{number}" for number in range(50)))
+    sample_data.heartbeat(clean.valkey.url, many, *(f"queue-{number}" for number in range(50)))
     visit.page.set_viewport_size(NARROW)
     page = visit.open("/workers")
     expect(card(page).get_by_role("row")).to_have_count(MAX_PROCESSES_SHOWN + 1)

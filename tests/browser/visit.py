@@ -1,4 +1,4 @@
-"""Somebody who looks at a web process with a browser of their own: nothing they did is left for the next."""
+"""A user who visits a web process with a new browser context, so that tests do not affect each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the clients do about errors: repeat what is safe to repeat, name the cause of the rest, resume event streams."""
+"""How the clients handle errors: repeat safe requests, name the cause of other errors, resume event streams."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_message_is_received_again_after_its_deadline_if_the_response_is_lost(
     message.ack()
 
 
-def test_a_worker_goes_on_after_the_connection_was_lost(lossy: Client, proxy: LossyProxy, queue: Queue) -> None:
+def test_a_worker_continues_after_a_lost_connection(lossy: Client, proxy: LossyProxy, queue: Queue) -> None:
     def cut_and_add() -> None:
         proxy.close_connections()
         queue.post("/queue/message", {"type": "mail", "payload": "later"}, X_API_KEY=OPERATOR)
@@ -148,9 +148,7 @@ def test_an_unavailable_server_is_an_error(kind: str) -> None:
         ("http://localhost", f"{OPERATOR}\r\nx: y", "api_key"),
     ],
 )
-def test_an_address_or_a_key_that_cannot_be_used_is_refused_at_once(
-    url: str, key: str, argument: str, kind: str
-) -> None:
+def test_an_invalid_address_or_key_is_refused_immediately(url: str, key: str, argument: str, kind: str) -> None:
     with pytest.raises(ValueError, match=f"^{argument}: must ") as caught, connected(kind, url, api_key=key):
         pass
     assert OPERATOR not in str(caught.value)
@@ -205,7 +203,7 @@ def test_a_response_that_cannot_be_decompressed_is_an_error(kind: str) -> None:
     assert (caught.value.status, caught.value.error) == (200, "invalid response")
 
 
-def test_a_redirect_is_an_error_that_says_where_it_leads(kind: str) -> None:
+def test_a_redirect_is_an_error_that_names_its_target(kind: str) -> None:
     moved = (307, {"location": "https://queue.example.com/api/jobs"}, "")
     with answering(moved) as url, connected(kind, url) as client, pytest.raises(ClientError) as caught:
         client.jobs.run(INVOICE)

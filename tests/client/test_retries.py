@@ -208,7 +208,7 @@ def test_a_poll_is_repeated_until_the_time_after_its_first_error_is_over(kind: s
 # Waiting for a job
 
 
-def test_waiting_for_a_job_ends_in_time_although_the_server_is_away(
+def test_waiting_for_a_job_ends_in_time_although_the_server_is_unavailable(
     kind: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("queue_manager.client.jobs.time", clock)
@@ -219,7 +219,7 @@ def test_waiting_for_a_job_ends_in_time_although_the_server_is_away(
         assert server.requests == 3
 
 
-def test_waiting_for_a_job_ends_when_the_server_is_away_for_too_long(
+def test_waiting_for_a_job_ends_after_a_long_outage_of_the_server(
     kind: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("queue_manager.client.jobs.time", clock)

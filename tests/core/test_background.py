@@ -1,4 +1,4 @@
-"""Tasks of the event loop end, even if a library loses a cancellation of theirs; blocking calls have a thread."""
+"""Tasks of the event loop end even if a library swallows a cancellation; blocking calls run in their own thread."""
 
 from __future__ import annotations
 

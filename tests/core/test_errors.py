@@ -1,4 +1,4 @@
-"""The texts of errors: readable, and without what drivers append."""
+"""Texts of errors: readable, and without internals of the drivers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasons without what differs from one failure to the next."""
+"""Failure reasons without their variable parts, by which failures are grouped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of users: a call that returned a coroutine or a generator has done nothing."""
+"""Functions of users: a call that returns a coroutine or a generator did nothing and is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log's two forms."""
+"""The two formats of the log: console and JSON."""
 
 from __future__ import annotations
 

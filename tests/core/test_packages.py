@@ -1,4 +1,4 @@
-"""Packages of the user that have the names of ours are named in one sentence, wherever a process starts."""
+"""Packages of the user that shadow ours are named in one sentence when a process starts."""
 
 from __future__ import annotations
 

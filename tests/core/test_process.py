@@ -1,4 +1,4 @@
-"""What a process has when it has started is left out of its collections of garbage."""
+"""Objects that exist after start-up are frozen, and garbage of tasks is collected soon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections whose packets are lost: the system closes them, and each way to learn of it is an outage of Redis."""
+"""Connections whose packets are lost: the kernel closes them, and the error is an outage of Redis."""
 
 from __future__ import annotations
 

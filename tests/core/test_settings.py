@@ -145,7 +145,7 @@ def test_options_that_do_not_weaken_guarantees_are_accepted(monkeypatch: pytest.
     assert settings().mongo_db_url == url
 
 
-def test_every_wrong_value_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_wrong_values_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QM_LEASE_SECONDS", "soon")
     monkeypatch.setenv("QM_CLAIM_BATCH", "many")
     with pytest.raises(ConfigurationError, match=r"QM_LEASE_SECONDS=(.|\n)*QM_CLAIM_BATCH="):

@@ -1,4 +1,4 @@
-"""The demo lives as a product would, touches only its own documents, and the summary counts what became of them."""
+"""The demo imitates a product, changes only its own documents, and is counted in the summary."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ class TestSummary:
         assert summary.systems(chosen) == [summary.describe_rooms, summary.describe_thumbnails]
 
 
-def test_make_up_switches_every_system_on_unless_the_user_said_otherwise() -> None:
+def test_make_up_switches_every_system_on_unless_configured_otherwise() -> None:
     servers: Any = {"mongo_url": "m", "redis_url": "r", "flower_port": 1, "web_port": 2}
     children = environment.for_children({"QM_PROJECTS": "false", "MANAGED_SUBSCRIPTIONS": '["ads"]'}, **servers)
     assert children.items() >= {**ALL_ON, "QM_PROJECTS": "false", "MANAGED_SUBSCRIPTIONS": '["ads"]'}.items()

@@ -1,4 +1,4 @@
-"""The demo's jobs do what their names promise, keep to themselves and stay few."""
+"""The demo's jobs behave as their names say, affect no other jobs, and stay few."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TestJobs:
         assert run_once_more(REPORT)["state"] == "success"
         assert shown[0] == 0
 
-    def test_an_import_fails_until_somebody_cancels_it(self, jobs: Jobs) -> None:
+    def test_an_import_fails_until_it_is_canceled(self, jobs: Jobs) -> None:
         jobs.run(IMPORT, "prices.xls")
         failed = run_once_more(IMPORT)
         assert failed["last_error"] == "FileUnreadable: prices.xls is not a spreadsheet"

@@ -1,4 +1,4 @@
-"""The demo's messages keep to themselves and stay few; its consumers die and what they held comes back."""
+"""The demo's messages affect no others and stay few; messages of consumers that die are requeued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing outlives its parent: however the parent ends, the keeper ends what it had started."""
+"""No server outlives its parent: the keeper ends them however the parent ends."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_missing_package_is_named_with_the_command_that_installs_it(tmp_path: Pa
     assert "Traceback" not in done.stderr
 
 
-def test_everything_missing_is_named_at_once(tmp_path: Path) -> None:
+def test_everything_missing_is_named_together(tmp_path: Path) -> None:
     done = run_with(tmp_path, WITHOUT_ENSUREPIP + "\n" + WITHOUT_LIBCURL)
     assert done.stderr.count("Missing:") == (2 if sys.platform == "linux" else 1)
 

@@ -1,4 +1,4 @@
-"""The screen of `make up`: what its lines say of a run, and what a log line says to people."""
+"""The screen of `make up`: its lines, and which log lines are shown as warnings."""
 
 from __future__ import annotations
 

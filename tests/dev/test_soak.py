@@ -1,4 +1,4 @@
-"""The soak tells a leak from the noise of memory."""
+"""The soak test distinguishes a leak from the noise of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The supervisor restarts what dies, says whose line is whose, and ends everything together."""
+"""The supervisor restarts processes that die, labels their output, and ends all of them together."""
 
 from __future__ import annotations
 

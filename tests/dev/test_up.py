@@ -188,7 +188,7 @@ def test_a_screen_is_drawn_on_a_terminal_and_its_content_restored(checkout: Path
 
 
 @pytest.mark.processes
-def test_a_second_signal_on_a_terminal_ends_it_at_once(checkout: Path) -> None:
+def test_a_second_signal_on_a_terminal_ends_the_run_immediately(checkout: Path) -> None:
     (checkout / "Procfile").write_text("worker: trap '' TERM; echo $$ > pid; while :; do sleep 0.1; done\n")
     with Terminal(checkout) as terminal:
         pid = worker(checkout)
@@ -231,7 +231,7 @@ def test_a_file_gets_plain_lines_and_the_log_files_the_output(checkout: Path) ->
 
 
 @pytest.mark.processes
-def test_all_logs_are_shown_when_asked_for(checkout: Path) -> None:
+def test_all_logs_are_shown_on_request(checkout: Path) -> None:
     with up(checkout, "output", "--logs") as (process, output):
         eventually(lambda: is_running(output), within=WITHIN)
         process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A system of somebody else: trials that have ended. Tests copy it to a package outside the repository."""
+"""An external system: trials that have ended. Tests copy it to a package outside the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running `queue-manager` as a user does: what it says on a terminal, and in which environment."""
+"""Running `queue-manager` as a user does: its output on a terminal, and its environment."""
 
 from __future__ import annotations
 

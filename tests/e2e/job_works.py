@@ -1,4 +1,4 @@
-"""Jobs for real workers: each notes when it ran, in `job_notes`; what it does besides is in its arguments."""
+"""Jobs for real workers: each records its run in `job_notes`; its arguments say what else it does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A MongoDB replica set of three members on this machine, small, whose primary can be told to step down."""
+"""A small MongoDB replica set of three members on this machine, whose primary can step down."""
 
 from __future__ import annotations
 

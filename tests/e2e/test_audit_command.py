@@ -1,4 +1,4 @@
-"""`queue-manager audit`: what commands and requests changed, and who did it."""
+"""`queue-manager audit`: entries of commands and of requests."""
 
 from __future__ import annotations
 

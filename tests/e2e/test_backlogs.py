@@ -1,4 +1,4 @@
-"""One scan sends a backlog longer than the queue may be, as long as workers take what it sends."""
+"""One scan sends a backlog longer than the limit of the queue, while workers execute it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_backlog_beyond_the_limit_of_the_queue_drains_in_one_scan(tmp_path: Path
 
 
 @pytest.mark.usefixtures("rooms")
-def test_scan_ends_at_the_limit_when_nobody_takes_messages(tmp_path: Path, clean: Servers) -> None:
+def test_scan_ends_at_the_limit_without_a_worker(tmp_path: Path, clean: Servers) -> None:
     with redis.Redis.from_url(clean.valkey.url) as client:
         with worker(tmp_path / "worker.log", "--queues", "scans", env=ENV):
             app.send_task(SCAN, queue="scans")

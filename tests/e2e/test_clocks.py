@@ -1,4 +1,4 @@
-"""Beats and workers whose clocks are an hour off do their work as any other."""
+"""Beats and workers whose clocks are an hour wrong work like all others."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from queue_manager.core.clock import seconds
 from queue_manager.health_rules import Rule
 from queue_manager.telemetry import worker_heartbeats
 from services.job_queues import jobs
-from tests import many
+from tests import bulk_data
 from tests.any_jobs import INVOICE, MODULE
 from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
 from tests.e2e.commands import COMMAND, invoke, queue_manager
@@ -505,7 +505,7 @@ def test_ctrl_c_at_the_start_prints_nothing(
 def test_closed_streams_and_narrow_encodings_cause_no_errors(
     clean: Servers, tmp_path: Path, command: str, status: int, text: str
 ) -> None:
-    many.jobs(1, JobState.SUCCESS)
+    bulk_data.jobs(1, JobState.SUCCESS)
     jobs.run(INVOICE, "é")
     result = subprocess.run(
         ["/bin/sh", "-c", f"{shlex.join(COMMAND)} {command}"],

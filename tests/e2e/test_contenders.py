@@ -1,4 +1,4 @@
-"""What `make bench` compares with does the same work: it wakes a room and emits its event."""
+"""The Celery programs that `make bench` compares with do the same work: wake a room and emit its event."""
 
 from __future__ import annotations
 

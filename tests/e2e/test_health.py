@@ -1,4 +1,4 @@
-"""`queue-manager health` names what is wrong and exits with 1; what is only starting is no problem."""
+"""`queue-manager health` names each problem and exits with 1; a system that is starting is not a problem."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def without_an_index(well: Servers) -> Iterator[Servers]:
     schema.migrate(SYSTEMS)
 
 
-def test_a_missing_index_is_one_problem_that_says_how_to_create_it(without_an_index: Servers, tmp_path: Path) -> None:
+def test_a_missing_index_is_one_problem_that_names_the_command(without_an_index: Servers, tmp_path: Path) -> None:
     make_room(server_now() - seconds(5))
     problem = health(tmp_path, **SLOW).only_problem("support-snooze", Rule.MISSING_INDEXES)
     names = [index.document["name"] for some in support_snooze.collections().values() for index in some]

@@ -76,7 +76,7 @@ class TestList:
         assert items("count", ROOMS).stdout == "2\n"
         assert items("count", ROOMS, "failed", "--search", "timeout").stdout == "0\n"
 
-    def test_table_names_what_is_known_and_the_next_page(self, clean: Servers) -> None:
+    def test_table_has_columns_of_the_state_and_the_next_page(self, clean: Servers) -> None:
         id = failed_room(HOSTILE)
         due_room(), due_room()
         table = items("list", ROOMS, "failed").stdout

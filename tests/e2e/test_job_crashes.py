@@ -1,4 +1,4 @@
-"""Workers and beats of job queues killed with SIGKILL: what was running comes back, and counts as done once."""
+"""Workers and beats of job queues killed with SIGKILL: executing jobs are retried, and succeed once."""
 
 from __future__ import annotations
 

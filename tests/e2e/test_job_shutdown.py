@@ -1,4 +1,4 @@
-"""Workers of job queues that are told to end: they start no further job, and what they interrupt does not count."""
+"""Workers of job queues that are terminated: they start no further job, and interrupted jobs use up no attempt."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class TestRun:
         ],
         ids=lambda arguments: " ".join(arguments)[-30:].encode("ascii", "replace").decode(),
     )
-    def test_what_is_not_accepted_is_said(self, arguments: list[str], clean: Servers) -> None:
+    def test_invalid_arguments_are_refused(self, arguments: list[str], clean: Servers) -> None:
         result = run("run", *arguments)
         assert (result.returncode, result.stdout) == (2, "")
         assert result.stderr.startswith("queue-manager: ")
@@ -139,7 +139,7 @@ class TestList:
         assert run("list", "--state", "failure").stdout == "no jobs\n"
 
     @pytest.mark.parametrize("arguments", [["--state", "x"], ["--name", "a b"], ["--cursor", "x"], ["--limit", "0"]])
-    def test_what_is_not_accepted_is_said(self, arguments: list[str], clean: Servers) -> None:
+    def test_invalid_arguments_are_refused(self, arguments: list[str], clean: Servers) -> None:
         result = run("list", *arguments)
         assert (result.returncode, result.stdout) == (2, "")
         assert "Traceback" not in result.stderr
@@ -345,7 +345,7 @@ def test_an_invalid_id_among_others_changes_nothing(command: str, clean: Servers
 @pytest.mark.parametrize(
     "arguments", [["list"], ["show", GONE], ["run", INVOICE], ["cancel", GONE], ["pause", INVOICE], ["status"]]
 )
-def test_a_server_that_is_away_is_one_clear_line(arguments: list[str]) -> None:
+def test_an_unavailable_server_is_reported_in_one_clear_line(arguments: list[str]) -> None:
     gone = f"mongodb://app:s3cret@127.0.0.1:{free_port()}/product?serverSelectionTimeoutMS=300"
     result = run(*arguments, MONGO_DB_URL=gone)
     assert result.returncode == 1
@@ -354,7 +354,7 @@ def test_a_server_that_is_away_is_one_clear_line(arguments: list[str]) -> None:
     assert "s3cret" not in result.stderr
 
 
-def test_a_module_that_cannot_be_imported_is_one_clear_line(clean: Servers) -> None:
+def test_a_module_that_cannot_be_imported_is_reported_in_one_clear_line(clean: Servers) -> None:
     result = run("status", JOBS_IMPORTS='["no_such_module"]')
     assert result.returncode == 2
     assert result.stderr.startswith("queue-manager: JOBS_IMPORTS: 'no_such_module' cannot be imported")

@@ -1,4 +1,4 @@
-"""`queue-manager queue`: adding, editing, moving, deleting and clearing messages, and what happened to them."""
+"""`queue-manager queue`: adding, editing, moving, deleting and clearing messages, and their activity."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TestAddAndEdit:
         assert (message.type, message.priority, message.payload_json) == ("send_mail", 3, NASTY)
         assert message.fields["custom_max_attempts"] == 7
 
-    def test_edit_changes_what_is_given_and_is_audited(self, queue: MessageQueue) -> None:
+    def test_edit_changes_only_given_fields_and_is_audited(self, queue: MessageQueue) -> None:
         queue.enqueue("send_mail", Json("1"), id="mail-1", max_attempts=7)
         edited = run("edit", "mail-1", "--payload", NASTY, "--max-attempts", "default", "--ack-timeout", "1.5")
         assert edited.returncode == 0, edited.stderr
@@ -123,7 +123,7 @@ class TestMoveAndDelete:
         assert invoke("audit", "undo", undo).returncode == 0
         assert [state_of(id) for id in mails] == ["main", "main"]
 
-    def test_audit_has_what_was_deleted_before_the_output_was_closed(self, queue: MessageQueue) -> None:
+    def test_audit_log_has_deletions_made_before_the_output_was_closed(self, queue: MessageQueue) -> None:
         ids = add(queue, BULK_BATCH_SIZE + 1)
         output, closed = os.pipe()
         os.close(output)  # as by `| head -1`

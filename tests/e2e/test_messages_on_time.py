@@ -1,4 +1,4 @@
-"""Overdue messages through beat and worker: taken back at their deadline, not at the next tick."""
+"""Overdue messages with real beat and worker: requeued at their deadline, not at the next tick."""
 
 from __future__ import annotations
 

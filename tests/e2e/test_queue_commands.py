@@ -126,7 +126,7 @@ class TestList:
         assert f'"payload":{NASTY}}}],"cursor":' in run("list", "--json").stdout
 
     @pytest.mark.parametrize("arguments", [["nowhere"], ["--cursor", "x"], ["--limit", "0"], ["--type", "\udcff"]])
-    def test_what_is_not_accepted_is_said(self, arguments: list[str], clean: Servers) -> None:
+    def test_invalid_arguments_are_refused(self, arguments: list[str], clean: Servers) -> None:
         result = run("list", *arguments)
         assert (result.returncode, result.stdout) == (2, "")
         assert "Traceback" not in result.stderr
@@ -268,7 +268,7 @@ class TestRequeue:
 
 @pytest.mark.parametrize("arguments", [["list"], ["show", "x"], ["replay", "x", "--yes"], ["requeue"]])
 @pytest.mark.usefixtures("clean")
-def test_a_server_that_is_away_is_one_clear_line(arguments: list[str]) -> None:
+def test_an_unavailable_server_is_reported_in_one_clear_line(arguments: list[str]) -> None:
     port = free_port()
     result = run(*arguments, REDIS_URL=f"redis://:s3cret@127.0.0.1:{port}/0")
     assert result.returncode == 1

@@ -1,4 +1,4 @@
-"""Our workers and those of another, stock Celery application on one Redis leave each other alone."""
+"""Our workers and those of another, stock Celery application share one Redis without affecting each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check at the start cannot make sure of stops the process, in one sentence."""
+"""Errors that the check at start-up cannot exclude end the process, in one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that change something, sent to a server that does not answer: their outcome is called unknown."""
+"""Changing commands sent to a server that does not answer: their outcome is reported as unknown."""
 
 from __future__ import annotations
 

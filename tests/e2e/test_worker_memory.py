@@ -1,4 +1,4 @@
-"""A worker that runs for long stays as large as it was."""
+"""The memory of a long-running worker does not grow."""
 
 from __future__ import annotations
 

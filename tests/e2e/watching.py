@@ -1,4 +1,4 @@
-"""What the outside world sees: events on Socket.IO's channel, and each time that a room was woken."""
+"""What an outside observer sees: events on Socket.IO's channel, and each wake of a room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened in one schedule, and whether it keeps the promises of `docs/explanation/guarantees.md`.
+"""The history of one schedule, and whether it keeps the guarantees of `docs/explanation/guarantees.md`.
 
 Times of rooms are those of the database server; all others are seconds of the monotonic clock of this machine, which
 all processes share and no fault changes.

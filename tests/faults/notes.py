@@ -1,4 +1,4 @@
-"""Files to which processes append a line for what they do, by the monotonic clock, which all of them share."""
+"""Files to which processes append a line for each action, with the monotonic clock that all of them share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of processes: they are killed, frozen or told to end, and their clocks jump; and poison among their work."""
+"""Faults of processes: kills, freezes, terminations, clock jumps, and poison items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work of one schedule: rooms, messages and jobs; and what is seen of it."""
+"""The work of one schedule: rooms, messages and jobs; and the observations of it."""
 
 from __future__ import annotations
 

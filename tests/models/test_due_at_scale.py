@@ -1,4 +1,4 @@
-"""A scan reads only what is due, however many rooms there are: the server's own profile of a real scan."""
+"""A scan reads only due documents, however many rooms there are: by the server's profile of a real scan."""
 
 from __future__ import annotations
 

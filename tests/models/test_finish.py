@@ -1,4 +1,4 @@
-"""`migrate --finish`: what release 0.1 left goes, and nothing else does."""
+"""`migrate --finish` removes exactly what release 0.1 left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What job queues read follows what is found, however many jobs there are: `explain`, and the commands sent."""
+"""Job queues read in proportion to their results, however many jobs exist: by `explain` and the commands sent."""
 
 from __future__ import annotations
 

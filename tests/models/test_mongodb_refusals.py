@@ -1,4 +1,4 @@
-"""What a MongoDB is told to answer instead of executing a command: an outage, or an error of this command."""
+"""MongoDB answers commands with errors: which of them are outages, and which belong to the command."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_refused_long_aggregation_is_not_repeated_until_its_time_limit(
     [{"writeConcernError": {"code": 11602, "errmsg": "interrupted"}}, {"errorCode": 11602}, {"closeConnection": True}],
     ids=["not confirmed", "interrupted", "closed connection"],
 )
-def test_migrate_goes_on_after_the_primary_has_stepped_down(how: Document, refusing: Mongo) -> None:
+def test_migrate_continues_after_a_step_down_of_the_primary(how: Document, refusing: Mongo) -> None:
     for system in SYSTEMS:
         for name in system.collections():
             collection(name).drop()

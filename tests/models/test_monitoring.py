@@ -1,4 +1,4 @@
-"""How soon the driver leaves a member of MongoDB that does not answer."""
+"""How soon the driver abandons a MongoDB member that does not answer."""
 
 from __future__ import annotations
 

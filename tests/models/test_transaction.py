@@ -1,4 +1,4 @@
-"""What transactions do about the locks of others."""
+"""Transactions that meet the locks of other transactions, running or abandoned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions while members of MongoDB do not answer, or none leads."""
+"""Transactions while members of MongoDB do not answer, or there is no primary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`queue-manager adopt`: what it says of the data, the queues and the workers of an older application."""
+"""`queue-manager adopt`: its report about the data, queues and workers of an older application."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_command_shows_what_the_documentation_shows(clean: Servers, tmp_path: Pa
 
 
 @pytest.mark.processes
-def test_command_adopts_what_has_no_obstacle(shop: str, tmp_path: Path) -> None:
+def test_command_adopts_systems_without_obstacles(shop: str, tmp_path: Path) -> None:
     result = queue_manager("adopt", "--yes", cwd=tmp_path, MONGO_DB_URL=shop, QM_PROJECTS="true")
     assert result.returncode == 2
     assert "review-requests could not be migrated, everything else is done" in result.stderr

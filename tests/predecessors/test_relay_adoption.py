@@ -1,4 +1,4 @@
-"""`queue-manager adopt` for the message queue: what it says of the streams, consumers and messages of Relay."""
+"""`queue-manager adopt` for the message queue: its report about streams, consumers and messages of Relay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is explored: the specifications within their bounds, and the broken variants with what each violates."""
+"""The explored specifications within their bounds, and the broken variants with the invariant each violates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packets between the processes and a server are dropped, without a reset: everything goes on.
+"""Packets between the processes and a server are dropped, without a reset: everything continues.
 
 All of them are dropped for a while, or those of the connections that are open are dropped for good. Neither side learns
 of it but by its time limits.

@@ -1,4 +1,4 @@
-"""Sentinel makes the replica the primary during work: what Redis kept goes on, and nothing happens twice."""
+"""Sentinel makes the replica the primary during work: replicated data is kept, and nothing happens twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of what people change: its bounds, its outcomes, and the commands that are recorded."""
+"""The audit log: its bounds, its outcomes, and which commands are recorded."""
 
 from __future__ import annotations
 

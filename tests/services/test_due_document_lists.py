@@ -1,4 +1,4 @@
-"""Lists of the documents of a system by state: what they read, and their order."""
+"""Lists of due documents by state: what they read, and their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Systems of `DueDocuments`: what is found, called, written, told and recorded, on the real MongoDB and Redis."""
+"""Systems of `DueDocuments`: finding, executing, writing, hooks and failures, on the real MongoDB and Redis."""
 
 from __future__ import annotations
 
@@ -608,9 +608,7 @@ class TestBatch:
         assert None not in ours.execute_batch(items)
 
     @pytest.mark.parametrize("order", [1, -1])
-    def test_of_two_messages_for_a_document_the_one_for_its_due_time_is_executed(
-        self, clock: AgingClock, order: int
-    ) -> None:
+    def test_only_the_message_for_the_due_time_of_a_document_is_executed(self, clock: AgingClock, order: int) -> None:
         ours = work_on(declare(), clock)
         id = make_account()
         items = [item_of(ours, id), item_of(ours, id, OVER - minutes(1))][::order]

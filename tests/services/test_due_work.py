@@ -1,4 +1,4 @@
-"""`DueWork` of a scan of your own: mistakes are named."""
+"""`DueWork` of a custom scan: invalid items are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an item is in its state: the answer in each state, and what is recorded of its past."""
+"""Why an item is in its state: the explanation of each state, and the timeline."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TestNotDue:
             ({"next_scan_at": None}, "the time of the next scan is unknown."),
         ],
     )
-    def test_what_keeps_scans_from_dispatching(self, work: DocumentWork, fields: dict[str, Any], said: str) -> None:
+    def test_reasons_why_scans_do_not_dispatch(self, work: DocumentWork, fields: dict[str, Any], said: str) -> None:
         assert why(make_room(T0 + hours(3)), work, T0, **fields).answer.endswith(said)
         assert why(make_room(T0 - hours(3)), work, T0, **fields).answer.endswith(said)
 

@@ -68,7 +68,7 @@ def test_counters_are_copied_by_ten_minutes_and_by_the_hour(clean: Servers, minu
     assert ats == sorted(set(ats))
 
 
-def test_copying_again_changes_nothing_and_adds_what_is_new(clean: Servers, minute: int) -> None:
+def test_copying_again_adds_only_new_counters(clean: Servers, minute: int) -> None:
     count(clean, minute, done=1)
     for _ in range(3):
         copy(clean)
@@ -138,7 +138,7 @@ def test_counters_that_are_not_copied_yet_are_shown(clean: Servers, minute: int,
     assert sum(shown()) == 5
 
 
-def test_the_history_is_shown_while_redis_is_away(clean: Servers, minute: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_history_is_shown_without_redis(clean: Servers, minute: int, monkeypatch: pytest.MonkeyPatch) -> None:
     count(clean, minute, done=3)
     copy(clean)
     monkeypatch.setattr(history, "_redis", lambda: redis.Redis(port=1, retry=NO_RETRY))

@@ -1,4 +1,4 @@
-"""Why a job is in its state: the answer in each state, and its timeline."""
+"""Why a job is in its state: the explanation of each state, and its timeline."""
 
 from __future__ import annotations
 

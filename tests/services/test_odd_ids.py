@@ -1,4 +1,4 @@
-"""Rooms and sites whose ids are not ObjectIds are done as all others are."""
+"""Rooms and sites whose ids are not ObjectIds are handled like all others."""
 
 from __future__ import annotations
 

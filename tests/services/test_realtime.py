@@ -1,4 +1,4 @@
-"""An event is sent in the form of each adapter, many in one round trip, and a failure is seen."""
+"""Events are sent in the form of each adapter, many in one round trip; failures are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is asked for a review, and that nobody is asked twice, on the real MongoDB."""
+"""Which agencies get a review request, and that none gets two, on the real MongoDB."""
 
 from __future__ import annotations
 

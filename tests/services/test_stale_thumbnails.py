@@ -1,4 +1,4 @@
-"""Which builds hang, what a reset changes, and what a run reports, on the real MongoDB."""
+"""Which builds are stale, what a reset changes, and what a run reports, on the real MongoDB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scan takes and what an item does with one room, on the real MongoDB."""
+"""What a scan of snoozed rooms dispatches, and what an item does with one room, on the real MongoDB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that runs one message when it is told to: real messages and tracing, no waiting for countdowns."""
+"""A worker that executes one message per call: real messages and tracing, no waiting for countdowns."""
 
 from __future__ import annotations
 

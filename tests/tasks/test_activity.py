@@ -1,4 +1,4 @@
-"""What the heartbeat of a worker says that it does."""
+"""The activity of a worker in its heartbeat."""
 
 from __future__ import annotations
 

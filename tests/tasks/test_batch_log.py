@@ -1,4 +1,4 @@
-"""What a batch of rooms logs: how many were unsnoozed, and at the level DEBUG which."""
+"""The log of a batch of rooms: its size, and at the level DEBUG its rooms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items that wait in a worker are done as one group, and each ends as if it had been alone: real processes."""
+"""Items that wait in a worker are executed as one batch, with the outcomes of single items: real processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.real_servers import Servers
 
 pytestmark = pytest.mark.crash
 
-QUEUE, TASK = "groups", "tests.tasks.group_app.touch"
+QUEUE, TASK = "batches", "tests.tasks.batch_app.touch"
 ROOT = Path(__file__).parents[2]
 
 
@@ -60,13 +60,13 @@ class Watched:
     def calls(self) -> list[Any]:
         return [json.loads(call) for call in self.client.lrange("calls", 0, -1)]
 
-    def groups(self) -> list[list[str]]:
-        return [names for what, names in self.calls() if what == "many"]
+    def batches(self) -> list[list[str]]:
+        return [names for kind, names in self.calls() if kind == "many"]
 
     def is_idle(self) -> bool:
         return self.client.llen(QUEUE) + self.client.hlen("qm:unacked") == 0
 
-    def is_done(self) -> None:
+    def wait_until_done(self) -> None:
         """Wait until nothing waits and everything is acknowledged."""
         eventually(self.is_idle, within=40)
 
@@ -104,7 +104,7 @@ def start(clean: Servers, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
         process = worker(
             tmp_path / f"worker{len(processes)}.log",
             *(*options, "--task-events", *arguments),
-            app="tests.tasks.group_app",
+            app="tests.tasks.batch_app",
             env={"PYTHONPATH": str(ROOT), **env},
         ).start()
         processes.append(process)
@@ -130,18 +130,18 @@ def test_failing_item_does_not_affect_its_batch_and_each_item_has_its_own_attemp
 
     watched.send_together(*names)
     eventually(lambda: watched.events["poison-1"][-1:] == ["failed"], within=30)
-    watched.is_done()
+    watched.wait_until_done()
 
-    first, *again = watched.groups()
+    first, *again = watched.batches()
     assert first == names
     assert [set(batch) for batch in again] in ([], [{"poison-1", "early-1"}])  # they may come again at the same moment
-    tried = [names for what, names in watched.calls() if what == "one"]
+    tried = [names for kind, names in watched.calls() if kind == "one"]
     assert Counter(map(tuple, tried)) == Counter(
         [("hold", "1"), ("poison-1", "1"), ("poison-1", "2"), ("permanent-1", "1"), ("early-1", "1"), ("early-1", "1")]
     )
     eventually(lambda: len(watched.events["early-1"]) == 5)
     succeeded = ["received", "started", "succeeded"]
-    # A worker may receive what was sent again before it hears how its group ended.
+    # A worker may receive what was sent again before it hears how its batch ended.
     assert {name: sorted(events) for name, events in watched.events.items() if name != "hold"} == {
         **dict.fromkeys(("ok-1", "ok-2", "ok-3"), succeeded),
         "poison-1": ["failed", "received", "received", "retried", "started", "started"],
@@ -149,13 +149,13 @@ def test_failing_item_does_not_affect_its_batch_and_each_item_has_its_own_attemp
         "early-1": ["received", "received", "started", "started", "succeeded"],
     }
     assert watched.results["ok-2"] == "'ok-2 with 6'"
-    given_up = [names for what, names in watched.calls() if what == "give up"]
+    given_up = [names for kind, names in watched.calls() if kind == "give up"]
     assert sorted(given_up) == [["permanent-1", "this is none"], ["poison-1", "Poison('it never works')"]]
 
 
 def test_a_batch_logs_one_line_and_one_for_each_failed_item(watched: Watched) -> None:
     watched.send_together("ok-1", "permanent-1", "ok-2")
-    watched.is_done()
+    watched.wait_until_done()
     eventually(lambda: "A batch of tasks ended" in watched.process.log)
     assert "tasks=3" in watched.process.log
     assert watched.process.log.count("succeeded in") == 1  # of the item that held the others up, alone
@@ -168,9 +168,9 @@ def test_callback_of_a_batched_item_is_sent(watched: Watched) -> None:
         after = app.signature(TASK, args=["ok-after"], immutable=True, queue=QUEUE)
         watched.send("ok-2", link=after)
         eventually(lambda: watched.client.hlen("qm:unacked") == 3)
-    watched.is_done()
+    watched.wait_until_done()
     eventually(lambda: ["one", ["ok-after", "1"]] in watched.calls())
-    assert watched.groups() == [["ok-1", "ok-2"]]
+    assert watched.batches() == [["ok-1", "ok-2"]]
 
 
 @pytest.mark.parametrize(
@@ -194,67 +194,67 @@ def test_malformed_message_fails_alone(watched: Watched, body: list[Any]) -> Non
         watched.client.lpush(QUEUE, json.dumps(message))
         watched.send("ok-2")
         eventually(lambda: watched.client.hlen("qm:unacked") == 4)
-    watched.is_done()
+    watched.wait_until_done()
     eventually(lambda: watched.events["malformed"][2:] in (["failed"], ["succeeded"]))  # as Celery has it
     for name in ("ok-1", "ok-2"):
         eventually(lambda name=name: watched.events[name] == ["received", "started", "succeeded"])
 
 
 def test_task_signals_are_sent_for_each_item_of_a_batch(start: Callable[..., Watched]) -> None:
-    watched = start(GROUP_APP_HEARS="1")
+    watched = start(BATCH_APP_SIGNALS="1")
     watched.send_together("ok-1", "ok-2")
-    watched.is_done()
-    assert watched.groups() == [["ok-1", "ok-2"]]
-    assert [names[0] for what, names in watched.calls() if what == "heard"] == ["hold", "ok-1", "ok-2"]
+    watched.wait_until_done()
+    assert watched.batches() == [["ok-1", "ok-2"]]
+    assert [names[0] for kind, names in watched.calls() if kind == "success signal"] == ["hold", "ok-1", "ok-2"]
 
 
 def test_single_item_is_executed_as_an_ordinary_task(watched: Watched) -> None:
     watched.send("ok-1")
-    watched.is_done()
+    watched.wait_until_done()
     assert watched.calls() == [["one", ["ok-1", "1"]]]
 
 
-@pytest.mark.parametrize("kind", ["whole", "short"])
-def test_items_of_a_batch_that_fails_as_a_whole_are_executed_one_by_one(watched: Watched, kind: str) -> None:
-    watched.send_together(f"{kind}-1", "ok-1", "ok-2")
-    watched.is_done()
-    assert len(watched.groups()) == 1
-    assert [names[0] for what, names in watched.calls() if what == "one"][1:] == [f"{kind}-1", "ok-1", "ok-2"]
+@pytest.mark.parametrize("failure", ["whole", "short"])
+def test_items_of_a_batch_that_fails_as_a_whole_are_executed_one_by_one(watched: Watched, failure: str) -> None:
+    watched.send_together(f"{failure}-1", "ok-1", "ok-2")
+    watched.wait_until_done()
+    assert len(watched.batches()) == 1
+    assert [names[0] for kind, names in watched.calls() if kind == "one"][1:] == [f"{failure}-1", "ok-1", "ok-2"]
 
 
 def test_items_of_a_batch_that_fails_outside_their_function_are_executed_alone(watched: Watched) -> None:
     watched.send_together("unrecorded-1", "ok-1")
-    watched.is_done()
-    assert watched.groups() == [["unrecorded-1", "ok-1"]]
-    assert [names[0] for what, names in watched.calls() if what == "one"][1:] == ["unrecorded-1", "ok-1"]
+    watched.wait_until_done()
+    assert watched.batches() == [["unrecorded-1", "ok-1"]]
+    assert [names[0] for kind, names in watched.calls() if kind == "one"][1:] == ["unrecorded-1", "ok-1"]
     for name in ("unrecorded-1", "ok-1"):
         eventually(lambda name=name: watched.events[name][-1:] == ["succeeded"])
 
 
 def test_batch_that_arrives_a_moment_early_is_repeated_as_one_batch(watched: Watched) -> None:
     watched.send_together("moment-1", "ok-1", "ok-2")
-    watched.is_done()
-    assert watched.groups() == [["moment-1", "ok-1", "ok-2"]] * 2
+    watched.wait_until_done()
+    assert watched.batches() == [["moment-1", "ok-1", "ok-2"]] * 2
 
 
 def test_items_that_a_batch_did_not_reach_are_executed_by_the_next_one(watched: Watched) -> None:
     names = ["unreached-1", "ok-1", "ok-2", "unreached-2"]
     watched.send_together(*names)
-    watched.is_done()
-    assert watched.groups() == [names, ["unreached-1", "unreached-2"]]
-    assert [names[0] for what, names in watched.calls() if what == "one"] == ["hold"]
+    watched.wait_until_done()
+    assert watched.batches() == [names, ["unreached-1", "unreached-2"]]
+    assert [names[0] for kind, names in watched.calls() if kind == "one"] == ["hold"]
     eventually(lambda: watched.results.get("unreached-2") == "'unreached-2 with 2'")
 
 
-def test_while_mongodb_is_away_each_attempt_is_repeated_and_only_the_first_waits_for_it(watched: Watched) -> None:
+def test_during_a_mongodb_outage_attempts_are_repeated_and_only_the_first_item_waits(watched: Watched) -> None:
     names = [f"flaky-{number}" for number in range(20)]
     watched.send_together(*names)
-    eventually(lambda: len(watched.groups()) >= 3, within=40)  # more often than there are attempts
-    assert watched.groups()[0] == names
-    asked = [(name, repeats) for what, (name, *repeats) in watched.calls() if what == "outage"]
+    eventually(lambda: len(watched.batches()) >= 3, within=40)  # more often than there are attempts
+    assert watched.batches()[0] == names
+    asked = [(name, repeats) for kind, (name, *repeats) in watched.calls() if kind == "outage"]
     assert not [name for name, repeats in asked if repeats == ["0"]]  # none of them after the batch had
     watched.client.set("healthy", 1)
-    watched.is_done()
+    watched.wait_until_done()
     for name in names:
         eventually(lambda name=name: watched.events[name][-1:] == ["succeeded"])
         assert "failed" not in watched.events[name]
@@ -273,7 +273,7 @@ def may_publish(clean: Servers) -> Iterator[Callable[[bool], None]]:
 
 
 @pytest.mark.parametrize("names", [["flaky-1"], ["late-1"], ["flaky-1", "flaky-2", "flaky-3"]])
-def test_item_whose_next_attempt_cannot_be_published_comes_back_as_the_same_attempt(
+def test_item_whose_retry_cannot_be_published_is_redelivered_as_the_same_attempt(
     names: list[str], watched: Watched, may_publish: Callable[[bool], None]
 ) -> None:
     with watched.held():
@@ -287,19 +287,19 @@ def test_item_whose_next_attempt_cannot_be_published_comes_back_as_the_same_atte
     may_publish(True)
 
     eventually(lambda: all("succeeded" in watched.events[name] for name in names), within=40)
-    watched.is_done()
+    watched.wait_until_done()
     assert watched.client.llen("qm:dead-letters") == 0
     assert not [event for name in names for event in watched.events[name] if event in ("retried", "failed")]
-    assert {names[1] for what, names in watched.calls() if what == "one"} == {"1"}
-    assert watched.groups()[:1] == ([names] if len(names) > 1 else [])
+    assert {names[1] for kind, names in watched.calls() if kind == "one"} == {"1"}
+    assert watched.batches()[:1] == ([names] if len(names) > 1 else [])
 
 
 def test_item_delivered_twice_is_executed_once_and_acknowledged_twice(watched: Watched) -> None:
     watched.send_together("ok-1", "ok-1", "ok-2")
-    watched.is_done()
-    assert watched.groups() == [["ok-1", "ok-1", "ok-2"]]
+    watched.wait_until_done()
+    assert watched.batches() == [["ok-1", "ok-1", "ok-2"]]
     eventually(lambda: watched.events["ok-1"].count("succeeded") == 2)
-    assert [names for what, names in watched.calls() if what == "one"] == [["hold", "1"]]
+    assert [names for kind, names in watched.calls() if kind == "one"] == [["hold", "1"]]
 
 
 @pytest.mark.smoke
@@ -308,15 +308,15 @@ def test_after_its_process_is_killed_each_item_of_a_batch_is_executed_alone_and_
 ) -> None:
     names = ["ok-1", "die-1", "ok-2"]
     watched.send_together(*names)
-    watched.is_done()
-    assert watched.groups() == [names]
-    assert [names[0] for what, names in watched.calls() if what == "one"] == ["hold", *names]
+    watched.wait_until_done()
+    assert watched.batches() == [names]
+    assert [names[0] for kind, names in watched.calls() if kind == "one"] == ["hold", *names]
     eventually(lambda: all(watched.events[name][-1:] == ["succeeded"] for name in names))
 
     watched.send_together("ok-3", "ok-4")
 
-    watched.is_done()
-    assert watched.groups()[-1] == ["ok-3", "ok-4"]
+    watched.wait_until_done()
+    assert watched.batches()[-1] == ["ok-3", "ok-4"]
 
 
 def test_item_that_runs_out_of_memory_fails_and_its_worker_survives(watched: Watched) -> None:
@@ -332,8 +332,8 @@ def test_revoked_item_is_removed_from_its_batch(watched: Watched) -> None:
         watched.send("ok-1", "ok-2", "ok-3")
         eventually(lambda: watched.client.hlen("qm:unacked") == 4)
         app.control.revoke("ok-2", reply=True, timeout=5)
-    watched.is_done()
-    assert watched.groups() == [["ok-1", "ok-3"]]
+    watched.wait_until_done()
+    assert watched.batches() == [["ok-1", "ok-3"]]
     eventually(lambda: watched.events["ok-2"] == ["received", "revoked"])
 
 
@@ -344,9 +344,9 @@ def test_terminating_an_item_does_not_revoke_the_others_of_its_batch(watched: Wa
 
     app.control.revoke("slow-1", terminate=True, signal="SIGKILL")
 
-    watched.is_done()
-    assert watched.groups() == [["ok-1", "slow-1", "ok-2"]]
-    assert [names[0] for what, names in watched.calls() if what == "one"] == ["hold", "ok-1", "ok-2"]
+    watched.wait_until_done()
+    assert watched.batches() == [["ok-1", "slow-1", "ok-2"]]
+    assert [names[0] for kind, names in watched.calls() if kind == "one"] == ["hold", "ok-1", "ok-2"]
     eventually(lambda: watched.events["ok-2"][-1] == "succeeded")
     assert watched.events["slow-1"] == ["received", "started", "revoked"]
 
@@ -359,7 +359,7 @@ def test_warm_shutdown_requeues_the_items_that_wait(watched: Watched) -> None:
         watched.process.signal(signal.SIGTERM)
         eventually(lambda: "Warm shutdown" in watched.process.log)
     eventually(lambda: not watched.process.is_alive(), within=30)
-    assert watched.groups() == []
+    assert watched.batches() == []
     assert (watched.client.llen(QUEUE), watched.client.hlen("qm:unacked")) == (300, 0)
 
 
@@ -370,35 +370,35 @@ def test_items_that_wait_survive_a_lost_broker_connection(watched: Watched, star
         eventually(lambda: watched.client.hlen("qm:unacked") == 301)
         watched.client.client_kill_filter(_type="normal", skipme=True)
         eventually(lambda: "Connection to broker lost" in watched.process.log)
-    watched.is_done()
-    assert {name for names in watched.groups() for name in names} == {*names, "hold"}
+    watched.wait_until_done()
+    assert {name for names in watched.batches() for name in names} == {*names, "hold"}
     watched.send_together("ok-a", "ok-b")
-    watched.is_done()
-    assert watched.groups() == [["ok-a", "ok-b"]]
+    watched.wait_until_done()
+    assert watched.batches() == [["ok-a", "ok-b"]]
 
 
 def test_items_beyond_the_batch_size_form_further_batches(watched: Watched) -> None:
     names = [f"ok-{number}" for number in range(1_400)]
     watched.send_together(*names)
-    watched.is_done()
-    assert list(map(len, watched.groups())) == [1_000, 400]
+    watched.wait_until_done()
+    assert list(map(len, watched.batches())) == [1_000, 400]
 
 
 def test_items_with_a_time_limit_are_executed_one_by_one(watched: Watched) -> None:
     watched.send_together("ok-1", "ok-2", soft_time_limit=60)
-    watched.is_done()
-    assert watched.groups() == []
+    watched.wait_until_done()
+    assert watched.batches() == []
 
 
-@pytest.mark.parametrize(("pool", "env"), [("solo", {}), ("threads", {}), ("prefork", {"GROUP_APP_LIMIT": "60"})])
+@pytest.mark.parametrize(("pool", "env"), [("solo", {}), ("threads", {}), ("prefork", {"BATCH_APP_TIME_LIMIT": "60"})])
 def test_pools_without_batch_support_execute_each_item_as_an_ordinary_task(
     start: Callable[..., Watched], pool: str, env: dict[str, str]
 ) -> None:
     watched = start(pool=pool, **env)
     watched.send("ok-1", "ok-2", "ok-3", "ok-4")
-    watched.is_done()
-    assert [names[0] for what, names in watched.calls() if what == "one"] == ["ok-1", "ok-2", "ok-3", "ok-4"]
-    assert watched.groups() == []
+    watched.wait_until_done()
+    assert [names[0] for kind, names in watched.calls() if kind == "one"] == ["ok-1", "ok-2", "ok-3", "ok-4"]
+    assert watched.batches() == []
 
 
 class Pool:
@@ -487,4 +487,4 @@ def test_rate_limited_items_are_not_batched(watched: Watched) -> None:
     watched.send("ok-4", "ok-5")
     eventually(lambda: watched.client.hlen("qm:unacked") == 5)
     watched.client.set("go", 1)
-    eventually(lambda: watched.groups() == [["ok-4", "ok-5"]], within=20)
+    eventually(lambda: watched.batches() == [["ok-4", "ok-5"]], within=20)

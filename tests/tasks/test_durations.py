@@ -1,4 +1,4 @@
-"""How long items and jobs took is counted when they are done: alone and in batches, by the server's clock."""
+"""Durations of items and jobs, executed alone or in batches, by the server's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentry gets one event for each failure that nothing retries, and nothing else."""
+"""Sentry gets one event for each final failure, and nothing else."""
 
 from __future__ import annotations
 

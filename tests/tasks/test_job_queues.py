@@ -1,4 +1,4 @@
-"""Job queues at the Celery edge: the dispatch sends one message a name, and the message runs the queue."""
+"""Job queues at the Celery edge: dispatch sends one message per name, and the message runs the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scan for overdue messages: what it reports, and how it sees to the next deadline."""
+"""The scan for overdue messages: its report, and the sweep that it schedules for the next deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool of a worker: thousands that leave their slot at once, in a row, and pipes that hold a batch."""
+"""The pool of a worker: a semaphore for thousands of waiting callbacks, and pipes that hold a batch."""
 
 from __future__ import annotations
 

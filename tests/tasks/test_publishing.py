@@ -1,4 +1,4 @@
-"""What a scan sends in one go says, message by message, what Celery would have sent."""
+"""Messages that are published in bulk equal those of Celery."""
 
 from __future__ import annotations
 

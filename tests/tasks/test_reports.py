@@ -1,4 +1,4 @@
-"""What Celery is told of a batch in one pass is what its requests tell it one by one."""
+"""Celery's state, events and acknowledgements of a batch equal those of single tasks."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def ended_at_once(worker: Worker, requests: list[Any]) -> None:
     reports.succeeded(list(zip(requests, RESULTS, strict=True)), worker.events)
 
 
-def told(accept: Report, end: Report) -> tuple[Any, ...]:
+def observed(accept: Report, end: Report) -> tuple[Any, ...]:
     state.reset_state()
     worker = Worker()
     requests = worker.receive()
@@ -140,7 +140,7 @@ def told(accept: Report, end: Report) -> tuple[Any, ...]:
 
 
 def test_reports_of_a_batch_equal_those_of_single_tasks() -> None:
-    apart, together = told(one_by_one, ended_one_by_one), told(at_once, ended_at_once)
+    apart, together = observed(one_by_one, ended_one_by_one), observed(at_once, ended_at_once)
     assert together == apart
     accepted, ended, acknowledged, events = together
     assert (accepted["total"], accepted["active"]) == ({NAME: 3}, ["id-0", "id-1", "id-2"])

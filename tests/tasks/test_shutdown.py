@@ -1,4 +1,4 @@
-"""What one SIGTERM does to a worker with tasks that end soon, and with one that does not."""
+"""A worker that gets one SIGTERM: tasks that end in time, and a task that does not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.real_servers import Servers
 
 pytestmark = pytest.mark.crash
 
-QUEUE, TASK = "groups", "tests.tasks.group_app.touch"
+QUEUE, TASK = "batches", "tests.tasks.batch_app.touch"
 ROOT = Path(__file__).parents[2]
 
 
@@ -36,7 +36,7 @@ def start(clean: Servers, tmp_path: Path) -> Iterator[Callable[..., CeleryProces
         process = worker(
             tmp_path / f"worker{len(processes)}.log",
             *("--queues", QUEUE, "--prefetch-multiplier", "8", "--hostname", f"w{len(processes)}@h"),
-            app="tests.tasks.group_app",
+            app="tests.tasks.batch_app",
             env={"PYTHONPATH": str(ROOT), **env},
         ).start()
         processes.append(process)

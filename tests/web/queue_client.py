@@ -1,4 +1,4 @@
-"""A client of the queue's HTTP API, which says exactly the bytes that it is told to; and a web process to talk to."""
+"""A client of the queue's HTTP API that sends exact bytes, and a web process for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit over HTTP: who changed what, the values before and after, and how it ended."""
+"""The audit log over HTTP: who changed what, the values before and after, and the outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every route of the application, asked by everybody: who is let in, and who is not."""
+"""Every route of the application, requested with each role: who is allowed, and who is not."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from queue_manager.web.routes.jobs import endpoints
 from services import audit
 from services.audit import Actor
 from services.job_queues import jobs
-from tests import many
+from tests import bulk_data
 from tests.any_jobs import INVOICE, MODULE
 from tests.e2e.commands import interrupted_after, invoke
 from tests.eventually import eventually
@@ -159,7 +159,7 @@ def test_selected_jobs_beyond_the_time_limit_are_kept() -> None:
 @pytest.mark.slow
 def test_a_clear_in_a_terminated_process_keeps_the_remaining_jobs(clean: Servers, tmp_path: Path) -> None:
     stored = 50_000
-    many.jobs(stored, JobState.PENDING)
+    bulk_data.jobs(stored, JobState.PENDING)
     with forked_web(tmp_path, QM_JOBS="true", JOBS_IMPORTS=f'["{MODULE}"]') as process:
         with ThreadPoolExecutor() as pool:
             pool.submit(process.post, "/api/jobs/clear", {"states": ["pending"]})

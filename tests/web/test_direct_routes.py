@@ -1,4 +1,4 @@
-"""Direct routes: what the framework does for other routes is done for them too."""
+"""Direct routes behave as routes of the framework do."""
 
 from __future__ import annotations
 

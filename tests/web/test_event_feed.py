@@ -1,4 +1,4 @@
-"""A listener: its buffer is bounded, and it never gets events after a gap. Events are prepared for clients only."""
+"""A listener of a feed: its buffer is bounded, and it gets no events after a gap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures over HTTP: grouped by what failed and why, and replayed by the group."""
+"""Failures over HTTP: grouped by name and reason, and replayed by group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures over HTTP with 100,000 of each kind: what is read, and how often, has a bound."""
+"""Failures over HTTP with 100,000 of each kind: reads are bounded and cached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from models.job import JobState
 from services.failures import MAX_FAILURES
-from tests import many
+from tests import bulk_data
 from tests.any_jobs import MODULE as JOBS_MODULE
 from tests.real_servers import Servers
 from tests.web.queue_client import empty_queue
@@ -26,9 +26,9 @@ def test_the_newest_of_100_000_failures_of_each_kind_are_grouped(
     clean: Servers, tmp_path_factory: pytest.TempPathFactory, figure: Callable[[str], None]
 ) -> None:
     queue = empty_queue(clean, tmp_path_factory, QM_JOBS="true", JOBS_IMPORTS=JOBS_MODULE)
-    many.failed_rooms(COUNT, clean.valkey.url)
-    many.jobs(COUNT, JobState.FAILURE)
-    many.messages(COUNT, queue, are_dead=True)
+    bulk_data.failed_rooms(COUNT, clean.valkey.url)
+    bulk_data.jobs(COUNT, JobState.FAILURE)
+    bulk_data.messages(COUNT, queue, are_dead=True)
 
     def read() -> tuple[float, str]:
         began = time.monotonic()

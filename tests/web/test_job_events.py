@@ -1,4 +1,4 @@
-"""The event stream of jobs: every change once, in order, over reconnects and outages; slow clients slow nobody."""
+"""The event stream of jobs: every change once, in order, across reconnects and outages, with slow clients."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def listening(process: Web, last: str | None = None, **options: str) -> Iterator
         yield stream
 
 
-def told(stream: Stream, *ids: str) -> Iterator[Any]:
-    """Give the updates about some jobs: what was there before a test may still be being deleted."""
+def job_updates(stream: Stream, *ids: str) -> Iterator[Any]:
+    """Yield the updates of these jobs; deletions from before the test may still arrive."""
     for name, data in stream.events():
         assert name == "job-update"
         if data["id"] in ids:
@@ -89,7 +89,7 @@ def until(stream: Stream, last: str) -> list[str]:
 def heard(process: Web) -> str:
     """Return the id of the last event of all."""
     with listening(process) as stream:
-        next(told(stream, run(process)))
+        next(job_updates(stream, run(process)))
         assert stream.last is not None
         return stream.last
 
@@ -99,7 +99,7 @@ def test_each_change_is_an_event_with_the_job_as_listed(process: Web) -> None:
         assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert stream.headers["cache-control"] == "no-store"
         id = run(process, "ä\u2028", {"n": 1})
-        updates = told(stream, id)
+        updates = job_updates(stream, id)
         for change in ("", "cancel", "retry"):
             began = database.server_now()
             if change:
@@ -126,7 +126,7 @@ def test_reservation_sends_no_event_and_the_outcome_one(process: Web) -> None:
     page = [job for id in ids if (job := model.jobs().find_one(ObjectId(id))) is not None]
     now = max(job["due"] for job in page)
     with listening(process) as stream:
-        updates = told(stream, *ids)
+        updates = job_updates(stream, *ids)
         job_attempt.finish_and_start([], page, token="t", now=now, until=now + seconds(30))
         for job in reversed(page):
             assert job_attempt.finish(job, JobOutcome(state=JobState.SUCCESS), token="t", now=now)
@@ -139,10 +139,10 @@ def test_many_changes_are_sent_once_and_in_order(process: Web) -> None:
         ids = list(threads.map(lambda number: run(process, number), range(150)))
         list(threads.map(lambda id: act(process, id, "cancel"), ids))
         tokens, updates = [], []
-        for update in islice(told(stream, *ids), 300):
+        for update in islice(job_updates(stream, *ids), 300):
             updates.append(update)
             tokens.append(stream.last)
-        next(told(stream, run(process), *ids))  # and no more about them
+        next(job_updates(stream, run(process), *ids))  # and no more about them
     assert sorted(update["id"] for update in updates) == sorted(ids * 2)
     assert {update["job"]["state"] for update in updates[150:]} == {"canceled"}
     assert tokens == sorted(tokens, key=str)
@@ -232,14 +232,14 @@ def test_a_client_whose_events_are_not_found_in_time_gets_a_gap_and_continues(tm
         last = heard(process)
         with listening(process) as other:  # keeps the reader on its change stream
             missed = run(process)
-            next(told(other, missed))
+            next(job_updates(other, missed))
             mongo.be_slow()
             with listening(process, last) as stream:
                 name, data = next(stream.events())
                 assert (name, list(data)) == ("reset", ["message"])
                 live = run(process)
                 assert until(stream, live) == [live]
-                assert next(told(other, live))["id"] == live
+                assert next(job_updates(other, live))["id"] == live
 
 
 def test_a_collection_that_was_dropped_is_a_gap(process: Web) -> None:
@@ -280,7 +280,7 @@ def test_one_reader_serves_all_listeners_and_ends_with_the_last(process: Web) ->
         streams = [stack.enter_context(listening(process)) for _ in range(20)]
         id = run(process)
         for stream in streams:
-            assert next(told(stream, id))["id"] == id
+            assert next(job_updates(stream, id))["id"] == id
         eventually(lambda: readers() == 1)  # those of earlier tests have ended
     with promptly(4):  # it was closed, and not forgotten, when it would count as read for five seconds
         eventually(lambda: readers() == 0)
@@ -292,7 +292,7 @@ def test_each_of_40_changes_reaches_50_pages_before_the_next(process: Web, figur
         streams = [stack.enter_context(listening(process)) for _ in range(50)]
         id = run(process)
         for stream in streams:
-            next(told(stream, id))
+            next(job_updates(stream, id))
         first_began = time.monotonic()
         for number in range(40):
             began = time.monotonic()
@@ -300,7 +300,7 @@ def test_each_of_40_changes_reaches_50_pages_before_the_next(process: Web, figur
                 {"_id": ObjectId(id)}, {"$set": {"progress": {"percent": float(number), "note": ""}}}
             )
             for stream in streams:
-                assert next(told(stream, id))["job"]["progress"]["percent"] == number
+                assert next(job_updates(stream, id))["job"]["progress"]["percent"] == number
                 took.append(time.monotonic() - began)
         in_all = time.monotonic() - first_began
     took.sort()
@@ -321,7 +321,7 @@ def test_a_client_that_does_not_read_is_disconnected_and_delays_no_other(process
             model.jobs().update_one(
                 {"_id": ObjectId(id)}, {"$set": {"progress": {"percent": float(number), "note": ""}}}
             )
-            next(told(quick, id))
+            next(job_updates(quick, id))
             if number % 10 == 9:
                 answer = process.get("/api/jobs/status")
                 assert answer.status == 200
@@ -336,7 +336,9 @@ def test_a_job_larger_than_the_buffer_of_a_listener_arrives(process: Web) -> Non
     model.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"arguments": ["\0" * 900_000]}})  # six characters each
     with listening(process, last) as stream:
         assert any(
-            len(update["job"]["arguments"][0]) == 900_000 for update in told(stream, id) if update["job"]["arguments"]
+            len(update["job"]["arguments"][0]) == 900_000
+            for update in job_updates(stream, id)
+            if update["job"]["arguments"]
         )
 
 
@@ -351,7 +353,7 @@ def test_a_viewer_whose_key_is_removed_is_disconnected(clean: Servers, tmp_path:
                 rewrite(file, HAND)
                 assert all(name == "job-update" for name, _ in eye.events())
             id = run(process, X_API_KEY=OPERATOR)
-            assert next(told(hand, id))["id"] == id
+            assert next(job_updates(hand, id))["id"] == id
 
 
 def test_event_stream_ends_immediately_on_termination(clean: Servers, tmp_path: Path) -> None:
@@ -377,7 +379,7 @@ def test_event_stream_starts_without_mongodb_and_sends_events_once_it_is_availab
             eventually(lambda: process.get("/readyz").status == 200)
             with listening(process) as stream:
                 id = run(process)
-                assert next(told(stream, id))["id"] == id
+                assert next(job_updates(stream, id))["id"] == id
         assert "Traceback" not in process.log
 
 
@@ -385,7 +387,7 @@ def test_no_change_is_missed_in_a_crash_of_mongodb(tmp_path: Path) -> None:
     mongo = Mongo(tmp_path / "mongo", free_port())
     with mongo, forked_web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process, listening(process) as stream:
         id = run(process)
-        assert next(told(stream, id))["id"] == id
+        assert next(job_updates(stream, id))["id"] == id
         mongo.kill()
         eventually(lambda: "No job events" in process.log)
         mongo.start()
@@ -393,7 +395,7 @@ def test_no_change_is_missed_in_a_crash_of_mongodb(tmp_path: Path) -> None:
             jobs = client.get_default_database()[model.JOBS_COLLECTION]
             for number in range(50):
                 jobs.update_one({"_id": ObjectId(id)}, {"$set": {"priority": number + 1}})
-        assert len([next(told(stream, id)) for _ in range(50)]) == 50
+        assert len([next(job_updates(stream, id)) for _ in range(50)]) == 50
         last = run(process)
         assert until(stream, last) == [last]
         eventually(lambda: "Job events flow again" in process.log)

@@ -1,4 +1,4 @@
-"""`/api/jobs`: every call does what it says, and every request of a client gets a clear answer, never a 500."""
+"""`/api/jobs`: every operation works as described, and no request causes an internal error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys that are for some systems only: what they reach, and what they see of the rest, which is nothing."""
+"""Keys for some systems only: what they reach, and that they see nothing of the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bson import ObjectId
 from queue_manager.core.settings import Settings
 from queue_manager.web.app import api_of
 from queue_manager.web.auth.authorization import required_roles
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.documented import DOCS, block
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -94,8 +94,8 @@ def test_the_overview_contains_only_the_systems_of_the_key(process: Web) -> None
         assert [one["name"] for one in state["systems"]] == ["overdue-messages"]
 
 
-def test_workers_are_shown_without_what_they_do_for_other_systems(clean: Servers, process: Web) -> None:
-    furnished.workers(clean.valkey.url)
+def test_workers_are_shown_without_their_items_of_other_systems(clean: Servers, process: Web) -> None:
+    sample_data.workers(clean.valkey.url)
 
     def seen(headers: dict[str, str]) -> tuple[Any, list[Any]]:
         answer = process.get("/api/workers", **headers)
@@ -105,7 +105,7 @@ def test_workers_are_shown_without_what_they_do_for_other_systems(clean: Servers
 
     queues, (item, batch, other) = seen(AS_CLERK)
     assert queues == ["scans", "support-snooze"]
-    assert (item["item"], batch["tasks"], other["task"]) == (furnished.A_ROOM, 1_000, None)
+    assert (item["item"], batch["tasks"], other["task"]) == (sample_data.A_ROOM, 1_000, None)
     queues, tasks = seen(AS_READER)
     assert queues == ["scans"]
     assert len(tasks) == 3

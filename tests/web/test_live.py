@@ -1,4 +1,4 @@
-"""Socket.IO: a client hears the accounts that it may hear, no others, and no longer than its token lasts."""
+"""Socket.IO: a client receives only events of accounts in its token, and only until the token expires."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_a_session_of_long_polling_without_credentials_ends(secured: Web) -> Non
     assert secured.get(POLLING + connected).text == '431[{"joined":["a"]}]'
 
 
-def test_what_clients_send_is_not_decompressed(secured: Web) -> None:
+def test_compressed_frames_of_clients_are_not_decompressed(secured: Web) -> None:
     offer = Request(host="127.0.0.1", target=WEBSOCKET, extensions=[PerMessageDeflate()])
     connection = WSConnection(ConnectionType.CLIENT)
     with socket.create_connection(("127.0.0.1", secured.port), timeout=10) as client:

@@ -1,4 +1,4 @@
-"""The log of the web process: each entry is one line, nobody can make one up, and no key or token is in it."""
+"""The log of the web process: each entry is one line, cannot be forged, and contains no key or token."""
 
 from __future__ import annotations
 

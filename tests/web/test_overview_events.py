@@ -1,4 +1,4 @@
-"""The overview live: told when it changes, looked at once for all, and only while somebody listens."""
+"""The event stream of the overview: sent on changes, computed once for all listeners, and only for listeners."""
 
 from __future__ import annotations
 

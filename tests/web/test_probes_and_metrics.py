@@ -1,4 +1,4 @@
-"""Probes and metrics tell what is unavailable, recover by themselves, and never fail."""
+"""Probes and metrics name unavailable servers, recover by themselves, and never fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may use the queue over HTTP, and that nothing which anybody sends is an internal error."""
+"""Access to the queue over HTTP, and that no input causes an internal error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking messages over HTTP, and saying what became of them."""
+"""Receiving messages over HTTP, and ack, nack and touch."""
 
 from __future__ import annotations
 

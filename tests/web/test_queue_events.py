@@ -1,4 +1,4 @@
-"""The event stream: every event once, in order, over reconnects; slow clients slow nobody."""
+"""The event stream of messages: every event once, in order, across reconnects, with slow clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists and figures of the queue over HTTP."""
+"""Lists and statistics of the queue over HTTP."""
 
 from __future__ import annotations
 

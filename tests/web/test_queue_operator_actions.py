@@ -1,4 +1,4 @@
-"""What people do with messages over HTTP: change, delete, move, replay, clear."""
+"""Operator actions on messages over HTTP: change, delete, move, replay, clear."""
 
 from __future__ import annotations
 

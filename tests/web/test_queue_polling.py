@@ -1,4 +1,4 @@
-"""Long polls: a message ends the wait at once, and a client that has disconnected takes nothing."""
+"""Long polls: a message ends the wait immediately, and a client that has disconnected takes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The web process takes overdue messages back by itself, at their deadline."""
+"""The web process requeues overdue messages at their deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for requests of every route: unknown query parameters, HEAD, and what browsers may keep."""
+"""Rules for requests of every route: unknown query parameters, HEAD, compression and caching."""
 
 from __future__ import annotations
 

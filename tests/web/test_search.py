@@ -1,4 +1,4 @@
-"""The search for any id over HTTP: what is found, with its answer and its timeline; and documents of items."""
+"""The search for any id over HTTP: results with explanation and timeline, and documents of items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logging in and out, and keys that end: at the next request, and for those who stay connected."""
+"""Logging in and out, and keys that expire: at the next request, and on open connections."""
 
 from __future__ import annotations
 
@@ -145,7 +145,9 @@ def test_open_streams_are_closed_by_the_log_out(queue: Queue, tmp_path: Path) ->
             assert next(by_key.events())[0] == "queue-update"
 
 
-def test_while_redis_is_away_sessions_stay_and_a_log_out_counts_here_at_once(tmp_path: Path, clean: Servers) -> None:
+def test_without_redis_sessions_stay_valid_and_a_log_out_applies_to_this_process(
+    tmp_path: Path, clean: Servers
+) -> None:
     valkey = Valkey(tmp_path / "valkey")
     (tmp_path / "other").mkdir()
     env = {"REDIS_URL": valkey.url, "QM_API_KEYS": KEYS}

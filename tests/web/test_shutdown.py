@@ -1,4 +1,4 @@
-"""Requests that are not answered when the process has to end."""
+"""Requests that have no response yet when the process has to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The systems over HTTP: how each stands, the schedule, their scans; also while a server is unavailable."""
+"""The systems over HTTP: their state, the schedule, their scans; also while a server is unavailable."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_runs_of_a_paused_system_are_marked(clean: Servers, process: Web) -> Non
 
 
 @pytest.mark.processes
-def test_a_real_beat_says_when_it_scans_next(clean: Servers, process: Web, tmp_path: Path) -> None:
+def test_next_scans_are_those_of_a_real_beat(clean: Servers, process: Web, tmp_path: Path) -> None:
     with CeleryProcess(tmp_path / "beat.log", "beat", env={"QM_SNOOZE_SCAN_SECONDS": "30"}):
         leader = eventually(lambda: get(process, "/schedule")["leader"], within=15)
         assert leader["lease_left_seconds"] <= 6

@@ -1,4 +1,4 @@
-"""Items over HTTP: listed by state, searched, counted, and tried again by hand, once."""
+"""Items over HTTP: listed by state, searched, counted, and retried manually, once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from models.document_id import id_text
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.items import DueItem
 from queue_manager.leases.state import LeaseStatus
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.e2e.celery_processes import worker
 from tests.e2e.watching import is_open, times_woken
 from tests.eventually import eventually
@@ -48,7 +48,7 @@ def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
 @pytest.fixture
 def rooms(clean: Servers) -> dict[str, ObjectId]:
     """Rooms in every state, each by its name."""
-    found = {state: ObjectId(id) for state, id in furnished.rooms("Boom: the socket (broke)").items()}
+    found = {state: ObjectId(id) for state, id in sample_data.rooms("Boom: the socket (broke)").items()}
     return {**found, "later": make_room(server_now() + hours(1))}
 
 

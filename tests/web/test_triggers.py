@@ -1,4 +1,4 @@
-"""Manual triggers: one scan now, never two at once, and clear answers when it cannot be."""
+"""Manual triggers: one scan now, never two concurrently, and clear errors."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_page_of_another_site_may_not_trigger(clean: Servers, hooked: Web) -> 
     assert hooked.post(SNOOZE, Sec_Fetch_Site="same-origin").status == 202
 
 
-def test_a_trigger_wakes_what_is_due_although_the_system_is_off(clean: Servers, hooked: Web, tmp_path: Path) -> None:
+def test_a_trigger_wakes_due_rooms_although_the_system_is_off(clean: Servers, hooked: Web, tmp_path: Path) -> None:
     room = make_room(server_now() - seconds(1))
     assert hooked.post(SNOOZE).status == 202
     with worker(tmp_path / "worker.log", env={"QM_CONVERSATIONS": "false"}):

@@ -1,4 +1,4 @@
-"""Undo over HTTP: what people deleted is restored, within ten minutes, from the archive."""
+"""Undo over HTTP: deletions by people are restored from the archive, within ten minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workers over HTTP: what each does, by what it recorded; also while a server is unavailable."""
+"""The workers over HTTP: their recorded activity; also while a server is unavailable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many wrong keys from one address are answered later and later; nobody else is held up."""
+"""Many wrong keys from one address get delayed responses; nobody else is affected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real `queue-manager web` for tests, and what it answers."""
+"""A real `queue-manager web` for tests, and its responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Job queues as they should behave, in a few dictionaries: what the real ones are compared with."""
+"""A model of job queues in a few dictionaries, with which the real ones are compared."""
 
 from __future__ import annotations
 

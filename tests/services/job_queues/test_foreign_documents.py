@@ -1,4 +1,4 @@
-"""What another program stored in `jobs_data` stops nothing, is never changed, and is counted."""
+"""Documents of another program in `jobs_data` stop nothing, are never changed, and are counted."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_jobs_are_counted_before_the_first_dispatch(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("is_added", [False, True], ids=["marked", "added"])
-def test_every_operation_is_counted_at_once(kept: Lab, is_added: bool) -> None:
+def test_every_operation_is_counted_immediately(kept: Lab, is_added: bool) -> None:
     ids = [kept.run("mail", number) for number in range(8)]
     canceled = [kept.run("report", number) for number in range(3)]
     for act in (

@@ -1,4 +1,4 @@
-"""Handing out: which names, what is brought back from dead workers, and who may do it."""
+"""Dispatch of job queues: which names, lost jobs, leaders and takeovers."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_job_stored_while_its_run_ends_is_found_by_the_next_dispatch(lab: Lab) -
 # What was lost
 
 
-def test_lost_job_is_due_at_once_and_the_loss_counts_as_an_attempt(lab: Lab) -> None:
+def test_lost_job_is_due_immediately_and_the_loss_counts_as_an_attempt(lab: Lab) -> None:
     id = lab.run("mail")
     [item] = lab.dispatch()[0]
     lab.executing(id, token=item.task_id)
@@ -258,7 +258,7 @@ def test_lower_epoch_after_data_loss_in_redis_is_accepted_after_a_minute_without
     assert lab.names_dispatched(epoch=2) == ["mail"]  # sent by epoch 1, and refused from now on
 
 
-def test_manual_dispatch_needs_no_epoch_and_is_no_takeover(lab: Lab) -> None:
+def test_manual_dispatch_needs_no_epoch_and_causes_no_takeover(lab: Lab) -> None:
     lab.dispatch(epoch=5)
     lab.run("mail")
     assert lab.names_dispatched() == ["mail"]
@@ -303,7 +303,7 @@ def failing(lab: Lab, name: str = "mail") -> str:
     return id
 
 
-def test_take_over_makes_every_failed_job_due_at_once(lab: Lab) -> None:
+def test_take_over_makes_every_failed_job_due_immediately(lab: Lab) -> None:
     lab.dispatch(epoch=1)
     ids = [failing(lab), failing(lab, "report")]
     assert [lab.state(id) for id in ids] == ["failure", "failure"]

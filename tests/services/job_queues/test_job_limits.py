@@ -259,7 +259,7 @@ def test_process_of_a_canceled_job_must_be_killed_after_the_grace_time(lab: Lab)
     assert lab.state(id) == "canceled"
 
 
-def test_process_that_died_before_the_time_limit_is_a_loss_and_the_job_is_due_at_once(lab: Lab) -> None:
+def test_job_of_a_process_that_died_before_the_time_limit_is_due_immediately(lab: Lab) -> None:
     id = started(lab, limit=LIMIT)
     lose_process(lab)
     found = lab.jobs.get(id)

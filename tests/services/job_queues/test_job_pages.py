@@ -1,4 +1,4 @@
-"""Pages of jobs: every order, filter and search finds the same as looking at all of them; a search stops in time."""
+"""Pages of jobs: every order, filter and search equals a plain read; a search stops at its time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What threads do to the same jobs at the same moment, over many rounds: exactly one of them wins."""
+"""Threads that change the same jobs concurrently, over many rounds: exactly one of them wins."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_job_whose_next_due_time_cannot_be_computed_fails(lab: Lab) -> None:
     assert only(lab)["last_error"].startswith("Croniter")
 
 
-def test_failure_is_retried_and_the_repetition_goes_on(lab: Lab) -> None:
+def test_failure_is_retried_and_the_repetition_continues(lab: Lab) -> None:
     attempts: list[int] = []
 
     def fail_twice(*, run: JobRun) -> None:

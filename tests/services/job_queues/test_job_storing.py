@@ -1,4 +1,4 @@
-"""What `jobs.run` stores, what it refuses before anything is stored, and which jobs are the only ones of their kind."""
+"""`jobs.run`: what it stores, what it refuses, unique and singular jobs, and registration of functions."""
 
 from __future__ import annotations
 

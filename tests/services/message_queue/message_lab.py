@@ -1,4 +1,4 @@
-"""A message queue for tests: all that uses it, and looking at its keys from outside."""
+"""A message queue for tests, with everything that uses it and with direct access to its keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the message queue is, said in dicts and lists: the reference that the real one is compared with."""
+"""A model of the message queue in dicts and lists, with which the real one is compared."""
 
 from __future__ import annotations
 

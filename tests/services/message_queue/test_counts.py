@@ -1,4 +1,4 @@
-"""What happens to messages is counted by the scripts that do it, in the form that counters of other systems have."""
+"""Messages are counted by the scripts that change them, in the form of the counters of other systems."""
 
 from __future__ import annotations
 

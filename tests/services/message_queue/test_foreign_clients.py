@@ -1,4 +1,4 @@
-"""Producers and consumers of other kinds use the same streams: nothing of theirs is lost, nor blocks the queue."""
+"""Foreign producers and consumers of the same streams: none of their messages is lost or blocks the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server without memory takes no new message, and lets go of all that it has."""
+"""A server without memory refuses new messages, and allows everything that frees memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history of a message: what happened since its first delivery, within a bound."""
+"""The history of a message: its events since the first delivery, bounded."""
 
 from __future__ import annotations
 

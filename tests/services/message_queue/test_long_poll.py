@@ -1,4 +1,4 @@
-"""Consumers that wait: they are woken at once, share one connection, and wait for no message that is there."""
+"""Waiting consumers: woken immediately, on one shared connection, and not made to wait for available messages."""
 
 from __future__ import annotations
 

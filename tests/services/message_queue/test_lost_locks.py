@@ -1,4 +1,4 @@
-"""Who does not hold a message any more changes nothing: not a byte of any key."""
+"""A consumer that no longer holds a message changes no byte of any key."""
 
 from __future__ import annotations
 

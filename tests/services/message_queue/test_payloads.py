@@ -132,7 +132,7 @@ def test_concurrent_changes_are_returned_in_sequence(lab: Lab) -> None:
     assert left == reached
 
 
-def test_any_value_comes_back_equal(server: Valkey) -> None:
+def test_any_payload_is_returned_equal(server: Valkey) -> None:
     with Lab(server.url) as lab:
 
         @settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))

@@ -1,4 +1,4 @@
-"""Pages of messages: the newest first, each message once, however they are filtered."""
+"""Pages of messages: newest first, each message once, with any filter."""
 
 from __future__ import annotations
 

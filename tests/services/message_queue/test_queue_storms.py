@@ -1,4 +1,4 @@
-"""Many processes at once, and processes that are killed: each message is done once, none is lost."""
+"""Many concurrent processes, some of them killed: each message is handled once, none is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to many messages is done in slices: no script keeps every other client of the server waiting."""
+"""Operations on many messages run in slices: no script blocks the other clients of the server."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_two_concurrent_sweepers_requeue_a_message_once(server: Valkey) -> None:
         assert [one.take().attempt for _ in ids] == [2] * len(ids)
 
 
-def test_sweep_goes_on_until_nothing_is_overdue(server: Valkey) -> None:
+def test_sweep_continues_until_no_message_is_overdue(server: Valkey) -> None:
     with Lab(server.url, batch=3, max_attempts=1) as lab:
         ids = enqueue_many(lab, 10)
         for _ in ids:

@@ -1,4 +1,4 @@
-"""An import adds the valid messages, in their order, and says which others are not."""
+"""An import adds the valid messages in order, and names the invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running through a queue: its order, what a failure leads to, what a late or cut-off worker may still write."""
+"""Runs of a queue: order, failures and retries, leases, and late or disconnected workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking through a place with much in it: in slices, in order, over everything, as a plain reading would find it."""
+"""Orders, filters, counts and replays over large states: in slices, and equal to a plain read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items executed as a batch end as they would have ended one by one, in every state."""
+"""Items executed as a batch have the same outcomes as single items, in every state."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_item_that_is_twice_in_a_batch_has_one_event(snooze: DocumentWork, event
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_of_two_messages_for_a_room_the_one_for_its_snooze_wakes_it(
+def test_only_the_message_for_the_snooze_of_a_room_wakes_it(
     snooze: DocumentWork, events: RecordedEvents, order: int
 ) -> None:
     room = make_room(OVER)

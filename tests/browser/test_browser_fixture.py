@@ -1,4 +1,4 @@
-"""The tests' own browser: never left out unnoticed, nothing goes wrong in it unnoticed, and no other test meets it."""
+"""The fixtures for browser tests: skipped only where allowed, errors in a page fail the test, one thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages that do not exist, and servers that are unavailable: said in words, with a way on."""
+"""Unknown pages and unavailable servers: the pages explain them and recover by themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 
 from models.database import server_now
 from queue_manager.core.clock import seconds
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.visit import DATABASE, Visit, Visiting
 from tests.e2e.tcp_proxy import TcpProxy
 from tests.real_servers import Servers
@@ -192,7 +192,7 @@ def test_without_mongodb_messages_work_and_the_rest_recovers(
 
 
 def test_without_redis_jobs_work_and_the_rest_recovers(fragile: Fragile, queue: Queue, visiting: Visiting) -> None:
-    job = furnished.make_job(queue)
+    job = sample_data.make_job(queue)
     visit = visiting(fragile.web)
     visit.expect_status(503)
     fragile.redis.close()

@@ -1,4 +1,4 @@
-"""How items and jobs end is counted, in the totals and by the minute: where it happens, in one round trip."""
+"""Outcomes of items and jobs are counted in total and by the minute, in one round trip."""
 
 from __future__ import annotations
 

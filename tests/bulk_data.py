@@ -1,4 +1,4 @@
-"""100,000 of something, stored as the product stores it, but many at once."""
+"""100,000 documents or messages, stored as the product stores them, but in bulk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How dispatch is held back: a limited rate, a pause, a dry run."""
+"""Limits of dispatch: a rate, a pause, a dry run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people do to jobs: cancel, reschedule, retry, clear, pause, look."""
+"""Operations on jobs: cancel, reschedule, retry, remove, clear, pause, list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A web server of somebody else: one page, at a port of its own."""
+"""A web server of another site, with one page, on its own port."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 from dev.ports import LOOPBACK
 
 
-class Elsewhere:
+class OtherSite:
     """Serves `html` at every path while it is entered."""
 
     def __init__(self, html: str) -> None:

@@ -1,4 +1,4 @@
-"""Looking costs what is shown: the overview and every list, by `explain` of the statements that were really sent."""
+"""The overview and every list read only what they show: by `explain` of the statements that were sent."""
 
 from __future__ import annotations
 

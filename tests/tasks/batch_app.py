@@ -1,10 +1,11 @@
-"""The application with one more item, which says what is done with it; `celery -A tests.tasks.group_app worker`.
+"""The application with one more item task, which records its calls; `celery -A tests.tasks.batch_app worker`.
 
-GROUP_APP_LIMIT  soft time limit of the worker, in seconds
-GROUP_APP_HEARS  any value: it hears of each task that succeeded
+BATCH_APP_TIME_LIMIT  soft time limit of the worker, in seconds
+BATCH_APP_SIGNALS     any value: a signal receiver records each task that succeeded
 
-In Redis: `calls` lists each call as JSON, [what, names]; `go` lets what holds a process go on; items named `flaky` fail
-and those named `late` come too early until there is `healthy`.
+The beginning of an item's name says how it behaves. Keys in Redis: `calls` lists each call as JSON, [kind, names]; an
+item named `hold` waits for `go`; items named `flaky` fail, and those named `late` are not yet due, until
+`healthy` exists.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from tests.eventually import eventually
 
 __all__ = ["app"]
 
-QUEUE = "groups"
+QUEUE = "batches"
 
 # What a lost process and a lost connection leave behind is seen within seconds.
 app.conf.worker_lost_wait = 1
 app.conf.broker_transport_options["visibility_timeout"] = 8
-if "GROUP_APP_LIMIT" in os.environ:
-    app.conf.task_soft_time_limit = int(os.environ["GROUP_APP_LIMIT"])
+if "BATCH_APP_TIME_LIMIT" in os.environ:
+    app.conf.task_soft_time_limit = int(os.environ["BATCH_APP_TIME_LIMIT"])
 
 
 class Poison(Exception):
@@ -50,9 +51,9 @@ class Poison(Exception):
         super().__init__(first + second)
 
 
-def say(what: str, *names: str) -> None:
+def record_call(kind: str, *names: str) -> None:
     with connect(settings().redis_url) as client:
-        client.rpush("calls", json.dumps([what, names]))
+        client.rpush("calls", json.dumps([kind, names]))
 
 
 def is_first(what: str) -> bool:
@@ -70,12 +71,12 @@ def hold(sign: str = "go") -> None:
         eventually(lambda: client.exists(sign), within=60)
 
 
-def hear(sender: Any, **_: Any) -> None:
-    say("heard", sender.request.id)
+def record_success(sender: Any, **_: Any) -> None:
+    record_call("success signal", sender.request.id)
 
 
-if "GROUP_APP_HEARS" in os.environ:
-    signals.task_success.connect(hear)
+if "BATCH_APP_SIGNALS" in os.environ:
+    signals.task_success.connect(record_success)
 
 
 def outcome_in_batch(name: str, count: int) -> Any:
@@ -97,7 +98,7 @@ class Works(DueWork):
 
     def touch_many(self, items: Sequence[DueItem]) -> list[Any]:
         names = [item.args[0] for item in items]
-        say("many", *names)
+        record_call("many", *names)
         for name in names:
             kind = name.partition("-")[0]
             if kind == "die" and is_first("die"):
@@ -115,12 +116,12 @@ class Works(DueWork):
         return [outcome_in_batch(name, len(names)) for name in names]
 
     def touch(self, name: str, attempt: int) -> str:
-        say("one", name, str(attempt))
+        record_call("one", name, str(attempt))
         kind = name.partition("-")[0]
         if kind == "poison":
             raise Poison("it never", " works")
         if kind == "flaky" and not is_healthy():
-            say("outage", name, str(touch.request.get(REPEATS_HEADER, 0)))
+            record_call("outage", name, str(touch.request.get(REPEATS_HEADER, 0)))
             raise AutoReconnect("connection closed")
         if kind == "memory":
             raise MemoryError
@@ -141,10 +142,10 @@ class Works(DueWork):
             raise RuntimeError("the batch cannot be recorded")
 
     def postpone(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
-        say("postpone", *[item.args[0] for item in items])
+        record_call("postpone", *[item.args[0] for item in items])
 
     def give_up(self, item: DueItem, *, error: str) -> None:
-        say("give up", item.args[0], error)
+        record_call("give up", item.args[0], error)
 
 
 def works() -> Works:

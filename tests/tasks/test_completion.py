@@ -1,4 +1,4 @@
-"""When a task of a group may end without Celery's tracer, and that its result is shown alike."""
+"""When a task of a batch may complete without Celery's tracer, and that its result is formatted alike."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _do() -> None:
     """Does nothing."""
 
 
-def hear(*_: Any, **__: Any) -> None:
-    """Does nothing; that it is there counts."""
+def receive(*_: Any, **__: Any) -> None:
+    """Do nothing: only its presence matters."""
 
 
 def test_plain_task_has_no_listeners() -> None:
@@ -38,16 +38,16 @@ def test_plain_task_has_no_listeners() -> None:
 
 @pytest.mark.parametrize("hook", ["__call__", "on_success", "before_start", "after_return"])
 def test_task_with_its_own_hook_has_listeners(hook: str) -> None:
-    assert completion.has_listeners(task(**{hook: hear}))
+    assert completion.has_listeners(task(**{hook: receive}))
 
 
 @pytest.mark.parametrize("signal", completion.TASK_SIGNALS, ids=lambda signal: signal.name)
 def test_task_has_listeners_if_a_signal_receiver_is_connected(signal: signals.Signal) -> None:
-    signal.connect(hear)
+    signal.connect(receive)
     try:
         assert completion.has_listeners(task())
     finally:
-        signal.disconnect(hear)
+        signal.disconnect(receive)
 
 
 @pytest.mark.parametrize("follower", completion.FOLLOW_UPS)

@@ -1,11 +1,11 @@
-"""Logging in and out in a browser, and what somebody sees who may only read."""
+"""Logging in and out in a browser, and what a viewer sees."""
 
 from __future__ import annotations
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser import furnished
+from tests.browser import sample_data
 from tests.browser.visit import Visit, Visiting
 from tests.real_servers import Servers
 from tests.web.credentials import OPERATOR, UNKNOWN, VIEWER
@@ -98,12 +98,12 @@ def test_an_operator_can_act(visiting: Visiting, keys: Queue) -> None:
 def test_a_viewer_sees_everything_and_no_button_that_acts(
     clean: Servers, visiting: Visiting, queue: Queue, keys: Queue
 ) -> None:
-    furnished.rooms()
-    furnished.sites()
-    furnished.agencies()
-    furnished.scans()
-    furnished.jobs(queue)
-    furnished.workers(clean.valkey.url)
+    sample_data.rooms()
+    sample_data.sites()
+    sample_data.agencies()
+    sample_data.scans()
+    sample_data.jobs(queue)
+    sample_data.workers(clean.valkey.url)
     visit = visiting(keys.web)
     visit.log_in(VIEWER)
     expect(visit.page.locator(".who")).to_contain_text("eye viewer")

@@ -1,4 +1,4 @@
-"""A request that is put back while a rate limit delays it: the worker forgets it, and does not execute it."""
+"""A request that is requeued while a rate limit delays it is not executed by this worker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bucket() -> Iterator[TokenBucket]:
         state.task_ready(request)
 
 
-def test_rate_limited_request_that_was_put_back_is_not_executed(bucket: TokenBucket) -> None:
+def test_rate_limited_request_that_was_requeued_is_not_executed(bucket: TokenBucket) -> None:
     consumer = LimitedConsumer()
     kept, put_back = ReceivedRequest("kept"), ReceivedRequest("put back")
     for request in (kept, put_back):
