@@ -148,7 +148,16 @@ class MessageOperations(Resource, Generic[ReceivedT]):
             ack_timeout: seconds to the deadline, for this delivery and for later ones without a timeout.
             consumer_id: shown while the message is held.
         """
-        return (yield from self._dequeue(timeout, type, ack_timeout, consumer_id))
+        if type == "":  # an empty parameter means any type
+            raise ValueError("type: must be None or the type of messages, not an empty text")
+        params = {"timeout": timeout, "type": type, "ackTimeout": ack_timeout, "consumerId": consumer_id}
+        try:
+            message = yield from self._exchange("GET", "/api/queue/message", StoredMessage, params=params, wait=timeout)
+        except ClientError as error:
+            if error.message != NO_MESSAGE:
+                raise
+            return None
+        return self.received(self._http, self._retry_for, message, ack_timeout)
 
     @pages
     def receive(
@@ -163,7 +172,9 @@ class MessageOperations(Resource, Generic[ReceivedT]):
 
         The next message is requested when the loop asks for it.
         """
-        message = yield from self._dequeue(POLL_TIMEOUT, type, ack_timeout, consumer_id)
+        message = yield from MessageOperations.dequeue(
+            self, POLL_TIMEOUT, type=type, ack_timeout=ack_timeout, consumer_id=consumer_id
+        )
         return Page([] if message is None else [message], cursor="")
 
     @operation
@@ -229,20 +240,6 @@ class MessageOperations(Resource, Generic[ReceivedT]):
     def events(self, last_event_id: str | None = None) -> EventPosition:
         """Iterate over `queue-update` events."""
         return EventPosition("/api/queue/events", last_event_id, self._retry_for)
-
-    def _dequeue(
-        self, timeout: float, type: str | None, ack_timeout: float | None, consumer_id: str | None
-    ) -> Exchange[ReceivedT | None]:
-        if type == "":  # an empty parameter means any type
-            raise ValueError("type: must be None or the type of messages, not an empty text")
-        params = {"timeout": timeout, "type": type, "ackTimeout": ack_timeout, "consumerId": consumer_id}
-        try:
-            message = yield from self._exchange("GET", "/api/queue/message", StoredMessage, params=params, wait=timeout)
-        except ClientError as error:
-            if error.message != NO_MESSAGE:
-                raise
-            return None
-        return self.received(self._http, self._retry_for, message, ack_timeout)
 
 
 def _checked(message: object) -> OutgoingMessage:

@@ -105,7 +105,9 @@ class Received(Resource):
 
         Raises `ClientError` with the error `LOCK_LOST` if its deadline has passed and it was requeued.
         """
-        yield from self._ack()
+        body = {"id": self.id, "lock_token": self.fields.lock_token}
+        self._is_settled = True
+        yield from self._exchange("POST", "/api/queue/ack", object, body=body, is_repeatable=True)
 
     @operation
     def nack(self, reason: str | None = None) -> Exchange[bool]:
@@ -116,11 +118,6 @@ class Received(Resource):
     def touch(self, extend_seconds: float | None = None) -> Exchange[datetime]:
         """Set the deadline to `extend_seconds` from now; default: its ack timeout. Return it. Raises like `ack`."""
         return (yield from self._touch(self._ack_timeout if extend_seconds is None else extend_seconds))
-
-    def _ack(self) -> Exchange[None]:
-        body = {"id": self.id, "lock_token": self.fields.lock_token}
-        self._is_settled = True
-        yield from self._exchange("POST", "/api/queue/ack", object, body=body, is_repeatable=True)
 
     def _nack(self, reason: str | None, only_within: float | None = None) -> Exchange[bool]:
         body = {"lock_token": self.fields.lock_token, "errorReason": reason}
@@ -166,7 +163,7 @@ class Received(Resource):
         if self._is_settled:
             return
         if error is None:
-            yield from self._ack()
+            yield from Received.ack(self)
             return
         only_within = None if isinstance(error, Exception) else INTERRUPTED_TIMEOUT
         try:
