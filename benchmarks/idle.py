@@ -150,7 +150,8 @@ def _scans() -> dict[str, int]:
     every = {system.scan_task: system.period(settings()) for system in systems() if system.is_on(settings())}
     names = [name for name, period in every.items() if period.total_seconds() <= FREQUENT]
     with connect(settings().redis_url) as client:
-        return {name: totals.get("runs", 0) for name, totals in counters.read(client, names).items()}
+        found = counters.totals(client, map(counters.source, names))
+    return {name: totals.get("runs", 0) for name, totals in zip(names, found, strict=True)}
 
 
 def require_all(started: Mapping[str, Child]) -> None:

@@ -113,17 +113,11 @@ def scan(name: str, run: Mapping[str, int]) -> None:
     add(name, {"runs": 1, **run, _bucket(run["duration_ms"]): 1})
 
 
-def read(client: redis.Redis, names: Iterable[str]) -> dict[str, Totals]:
-    """Return the totals of each of `names`, empty if nothing was counted; `client` must decode its replies.
+def totals(client: redis.Redis, sources: Iterable[Source]) -> list[Totals]:
+    """Return the totals of each source, empty if nothing was counted; `client` must decode its replies.
 
     Raises the errors of redis-py.
     """
-    wanted = list(names)
-    return dict(zip(wanted, totals(client, map(source, wanted)), strict=True))
-
-
-def totals(client: redis.Redis, sources: Iterable[Source]) -> list[Totals]:
-    """Return the totals of each source. Raises like `read`."""
     with client.pipeline(transaction=False) as pipe:
         for one in sources:
             pipe.hgetall(one.totals)

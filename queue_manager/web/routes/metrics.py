@@ -31,12 +31,12 @@ from queue_manager.beat.status import leadership
 from queue_manager.broker import backlog
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.clock import milliseconds
-from queue_manager.core.errors import reason
+from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.health.readings import read_stats, sources
 from queue_manager.health_rules import Problem
-from queue_manager.server_calls import Unavailable, broker, mongodb, ping_mongodb, redis_server
+from queue_manager.server_calls import broker, mongodb, ping_mongodb, redis_server
 from queue_manager.system import SCANS_QUEUE, SystemStats, item_queues
 from queue_manager.telemetry import counters, latency, worker_heartbeats
 from queue_manager.telemetry.counters import Totals
@@ -165,9 +165,10 @@ def _problem_gauge(problems: Sequence[Problem]) -> Metric:
 
 def _counts() -> Iterator[Metric]:
     with redis_server() as client:
-        of_scans = counters.read(client, [system.scan_task for system in systems()])
+        scans = {system.name: counters.source(system.scan_task) for system in systems()}
+        of_scans = counters.from_each_server(client, scans, counters.totals)
         of_items = counters.from_each_server(client, sources(), counters.totals)
-        yield from _scans({system.name: of_scans[system.scan_task] for system in systems()})
+        yield from _scans(of_scans)
         yield _items(of_items)
         yield from _durations(of_items)
 
