@@ -12,8 +12,7 @@ from kombu.exceptions import BatchPublishError, OperationalError
 from models import database
 from queue_manager.broker.options import timeouts
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import Contended, reason
-from queue_manager.core.errors import Unavailable as Unavailable
+from queue_manager.core.errors import Contended, Unavailable, reason
 from queue_manager.core.redis_client import PerProcess, describe_outage, make_client
 from queue_manager.core.settings import redact_url, settings
 

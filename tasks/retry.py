@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from queue_manager.batching.publish import UNCERTAIN, publish
-from queue_manager.core.errors import reason
+from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem, Listed
-from queue_manager.server_calls import Unavailable, broker, mongodb
+from queue_manager.server_calls import broker, mongodb
 from queue_manager.system import System
 from tasks.app import app
 from tasks.item import ItemTask

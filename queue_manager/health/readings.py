@@ -25,7 +25,7 @@ from queue_manager.beat.status import Leadership, leadership, next_runs, older_l
 from queue_manager.broker import dead_letters, start_check
 from queue_manager.core.background import call_within
 from queue_manager.core.clock import hours, seconds
-from queue_manager.core.errors import AppError, ConfigurationError, reason, typed_reason
+from queue_manager.core.errors import AppError, ConfigurationError, Unavailable, reason, typed_reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import connect, time_of
 from queue_manager.core.server_check import refused_writes, require_broker
@@ -34,7 +34,7 @@ from queue_manager.explanation import Idle
 from queue_manager.health_rules import WORKER_START_TIME, Problem, Rule
 from queue_manager.leases import Leases
 from queue_manager.pauses import PauseState
-from queue_manager.server_calls import Unavailable, mongodb, redis_server
+from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.system import System, SystemStats
 from queue_manager.telemetry import counters, worker_heartbeats
 from queue_manager.telemetry.counters import Recent, Source

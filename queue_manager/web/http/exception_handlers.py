@@ -12,11 +12,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
-from queue_manager.core.errors import InvalidField, MalformedBody, NotFound, reason, unavailable_server
+from queue_manager.core.errors import InvalidField, MalformedBody, NotFound, Unavailable, reason, unavailable_server
 from queue_manager.core.log import get_logger
 from queue_manager.operations.items import DocumentTooLarge
 from queue_manager.operations.schemas import invalid_because
-from queue_manager.server_calls import Unavailable
 from queue_manager.telemetry import error_reports
 from queue_manager.web.html_pages import render_page
 from queue_manager.web.http.errors import ApiError

@@ -16,10 +16,10 @@ from beat_schedule import systems
 from models import scan_run
 from models.database import server_now
 from queue_manager.beat import scan_ticks
-from queue_manager.core.errors import reason
+from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.server_calls import Unavailable, broker, mongodb, redis_server
+from queue_manager.server_calls import broker, mongodb, redis_server
 from queue_manager.system import SCANS_QUEUE, System
 from queue_manager.web.auth.authorization import CurrentActor, CurrentPrincipal, require_system
 from queue_manager.web.http.errors import ApiError, errors
