@@ -15,9 +15,8 @@ from queue_manager.beat.status import Leadership
 from queue_manager.core.clock import local_now
 from queue_manager.core.settings import settings
 from queue_manager.health import Readings, problems_of_components, problems_of_system, read
-from queue_manager.health.readings import InRedis
 from queue_manager.health_rules import Problem
-from queue_manager.operations.schemas import Latency, latency_of
+from queue_manager.operations.schemas import latency_of
 from queue_manager.operations.system_schemas import Leader, Overview, ScanRun, Servers, SystemState
 from queue_manager.system import System, SystemStats
 
@@ -59,6 +58,7 @@ def _system(system: System, found: Readings) -> SystemState:
     redis, mongo, is_on = found.in_redis, found.in_mongodb, system.is_on(settings())
     stats = found.stats.get(system.name)
     numbers = stats.numbers if mongo is not None and isinstance(stats, SystemStats) else {}
+    recent = None if redis is None else redis.recent.get(system.name)
     return SystemState(
         name=system.name,
         title=system.title,
@@ -67,9 +67,9 @@ def _system(system: System, found: Readings) -> SystemState:
         flag=system.flag,
         is_on=is_on,
         **{field: _first(numbers, names) for field, names in STATS_FIELDS.items()},
-        done_per_minute=_per_minute(system, redis, "done"),
-        failed_per_minute=_per_minute(system, redis, "failed"),
-        latency=None if redis is None or not is_on else _latency(system, redis),
+        done_per_minute=None if recent is None else recent.minute.get("done", 0),
+        failed_per_minute=None if recent is None else recent.minute.get("failed", 0),
+        latency=None if recent is None or not is_on else latency_of(system, recent.hour),
         duration_names={**system.duration_names},
         errors=None if mongo is None else mongo.errors.get(system.scan_task, 0),
         last_scan=None if mongo is None else scan_of(mongo.last_runs[system.name]),
@@ -91,16 +91,6 @@ def _pages(system: System, numbers: Mapping[str, float]) -> dict[str, str]:
     """Return by field the page that lists what it counts."""
     known = {field: [name for name in names if name in numbers] for field, names in STATS_FIELDS.items()}
     return {field: system.page_of(PAGE_STATES.get(names[0], names[0])) for field, names in known.items() if names}
-
-
-def _per_minute(system: System, redis: InRedis | None, outcome: str) -> int | None:
-    if redis is None or system.name not in redis.recent:
-        return None
-    return redis.recent[system.name].minute.get(outcome, 0)
-
-
-def _latency(system: System, redis: InRedis) -> Latency | None:
-    return latency_of(system, redis.recent[system.name].hour) if system.name in redis.recent else None
 
 
 def leader_of(leader: Leadership | None) -> Leader | None:
