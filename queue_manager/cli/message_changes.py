@@ -19,7 +19,7 @@ from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.message_filters import filtered
 from queue_manager.cli.messages_render import STATE_HELP
 from queue_manager.cli.terminal import print_json, printable
-from queue_manager.operations.messages import clear_messages, edit_message
+from queue_manager.operations.messages import AUDITED_QUEUE, clear_messages, edit_message
 from services import message_queue
 from services.audit import AuditedAction
 from services.message_queue import Filter, InvalidMessage, MessageState, NewMessage
@@ -103,11 +103,11 @@ def replay(
 
     Examples: `queue-manager queue replay 3f2a…`, `queue-manager queue replay --all --type send_mail --yes`
     """
-    chosen = _chosen(ids, is_all, "dead", where)
-    selected = _selection("dead", where) if is_all else None
-    _change(
-        ("replay", "replayed"), chosen, lambda some, _: message_queue.queue_admin().replay(some), selected, "dead", yes
-    )
+
+    def change(some: Sequence[str], _: AuditedAction) -> Mapping[str, MessageOutcome]:
+        return message_queue.queue_admin().replay(some)
+
+    _change(("replay", "replayed"), change, ids, is_all, "dead", where, yes=yes)
 
 
 @filtered
@@ -130,13 +130,11 @@ def move(
     """
     if to == state:
         fail(f"--to: must be another state than --state, which is {state}", code=2)
-    chosen = _chosen(ids, is_all, state, where)
-    selected = _selection(state, where) if is_all else None
 
     def change(some: Sequence[str], _: AuditedAction) -> Mapping[str, MessageOutcome]:
         return message_queue.queue_admin().move(some, to=to, source=state, reason=reason)
 
-    _change(("move", "moved"), chosen, change, selected, state, yes, detail=f"to {to} ({reason})")
+    _change(("move", "moved"), change, ids, is_all, state, where, yes=yes, detail=f"to {to} ({reason})")
 
 
 @filtered
@@ -153,14 +151,12 @@ def delete(
 
     Examples: `queue-manager queue delete 3f2a…`, `queue-manager queue delete --all --state archived --until 2026-01-31`
     """
-    chosen = _chosen(ids, is_all, state, where)
-    selected = _selection(state, where) if is_all else None
 
     def change(some: Sequence[str], action: AuditedAction) -> Mapping[str, MessageOutcome]:
-        keep = action.keeper("message", expected=len(chosen))
+        keep = action.keeper("message", expected=action.total or 0)
         return message_queue.queue_admin().delete(some, source=state, keep=keep)
 
-    _change(("delete", "deleted"), chosen, change, selected, state, yes)
+    _change(("delete", "deleted"), change, ids, is_all, state, where, yes=yes)
 
 
 def clear(
@@ -235,39 +231,37 @@ def _chosen(ids: list[str] | None, is_all: bool, state: MessageState | None, whe
     return list(dict.fromkeys(id for some in message_queue.queue_admin().matching_ids(kept, where) for id in some))
 
 
-def _selection(state: MessageState | None, where: Filter) -> dict[str, Any]:
-    return {"state": state, **asdict(where)}
-
-
 # Changes
 
 
 def _change(
     words: tuple[ActionName, str],
-    ids: Sequence[str],
     change: Change,
-    selected: Mapping[str, Any] | None,
+    ids: list[str] | None,
+    is_all: bool,
     state: MessageState | None,
+    where: Filter,
+    *,
     yes: bool,
     detail: str = "",
 ) -> None:
     """Change messages in batches, and print the outcomes of each at once, because the next one may fail."""
     action, past = words
+    chosen = _chosen(ids, is_all, state, where)
     noun = "dead letter" if state == "dead" else "message"
-    confirm(action, len(ids), noun, yes=yes)
+    confirm(action, len(chosen), noun, yes=yes)
+    selected = {"state": state, **asdict(where)} if is_all else None
     changed: list[str] = []
-    with audited(
-        action, system=message_queue.system.name, is_in_redis=True, filter=selected, ids=ids, detail=detail
-    ) as done:
-        for begin in range(0, len(ids), BULK_BATCH_SIZE):
-            outcomes = change(ids[begin : begin + BULK_BATCH_SIZE], done)
+    with audited(action, **AUDITED_QUEUE, filter=selected, ids=chosen, detail=detail) as done:
+        for begin in range(0, len(chosen), BULK_BATCH_SIZE):
+            outcomes = change(chosen[begin : begin + BULK_BATCH_SIZE], done)
             changed += [id for id, outcome in outcomes.items() if outcome in ("MOVED", "DELETED")]
             done.succeeded(changed)  # before the output, which may be a closed pipe
             for id, outcome in outcomes.items():
                 typer.echo(f"{printable(id)}  {_outcome_text(outcome, past, state)}")
     echo_undo(done.undo)
-    typer.echo(f"{len(changed)} of {len(ids)} {past}")
-    if len(changed) < len(ids):
+    typer.echo(f"{len(changed)} of {len(chosen)} {past}")
+    if len(changed) < len(chosen):
         raise typer.Exit(1)
 
 

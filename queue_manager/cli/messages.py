@@ -41,7 +41,7 @@ from queue_manager.core.errors import AppError
 from queue_manager.operations import switches
 from queue_manager.operations.message_activity import activity_page, checked_actions, entries_of
 from queue_manager.operations.message_fields import parse_time
-from queue_manager.operations.messages import queue_config, queue_status
+from queue_manager.operations.messages import AUDITED_QUEUE, queue_config, queue_status
 from services import message_queue
 from services.message_queue import Filter, MessageState, SweepResult
 from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, MESSAGE_STATES
@@ -241,7 +241,7 @@ def import_lines(
     """
     with report_errors():
         target = message_queue.message_queue()
-        with audited("import", system=message_queue.system.name, is_in_redis=True, detail=file.name) as action:
+        with audited("import", **AUDITED_QUEUE, detail=file.name) as action:
             result = import_messages(target, parse_lines(file, target.options))
             action.count = result.added
     typer.echo(f"{result.added} imported, {result.known} already present, {result.undecodable} undecodable")
@@ -257,7 +257,7 @@ def requeue() -> None:
     automatically.
     """
     with report_errors():
-        with audited("requeue", system=message_queue.system.name, is_in_redis=True) as action:
+        with audited("requeue", **AUDITED_QUEUE) as action:
             swept = message_queue.sweeper().sweep(triggered_by=TRIGGERED_BY, budget=SWEEP_BUDGET, progress=_Progress())
             action.count = len(swept.requeued) + len(swept.dead_lettered)
     if swept.is_locked:
