@@ -242,8 +242,8 @@ class QueueTotals(BaseModel):
     totalAcknowledged: int
 
 
-class LengthsByOlderNames(BaseModel):
-    """The numbers of messages, as the older service names them."""
+class MessageQueueStatus(BaseModel):
+    """The number of messages in each state; also by the names of the older service."""
 
     mainQueue: QueueLength
     processingQueue: QueueLength
@@ -252,11 +252,6 @@ class LengthsByOlderNames(BaseModel):
     archivedQueue: QueueLength
     metadata: QueueTotals
     availableTypes: list[str] = Field(default=[], description="The types of these messages.")
-
-
-class MessageQueueStatus(LengthsByOlderNames):
-    """The number of messages in each state; also by the names of the older service."""
-
     main: int
     processing: int
     dead: int

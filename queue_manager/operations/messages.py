@@ -13,7 +13,6 @@ from queue_manager.operations.message_fields import whole
 from queue_manager.operations.message_schemas import (
     AcknowledgedLength,
     Cleared,
-    LengthsByOlderNames,
     MessageQueueStatus,
     QueueConfig,
     QueueLength,
@@ -21,7 +20,7 @@ from queue_manager.operations.message_schemas import (
 )
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL
 from services.audit import Actor, recorded
-from services.message_queue import Message, MessageState, QueueCounts, queue_admin, system
+from services.message_queue import Message, MessageState, queue_admin, system
 from services.message_queue.browser import MESSAGE_STATES
 from services.message_queue.fields import checked_id
 
@@ -35,7 +34,8 @@ log = get_logger("QM/queue")
 
 def queue_status() -> MessageQueueStatus:
     """Return the number of messages in each state. Raises `QueueUnavailable`."""
-    counts = queue_admin().counts()
+    counts, name = queue_admin().counts(), settings().queue_name
+    total = counts.total_acknowledged
     return MessageQueueStatus(
         pauses=queue_admin().pauses(),
         main=counts.main,
@@ -44,17 +44,10 @@ def queue_status() -> MessageQueueStatus:
         acknowledged=counts.acknowledged,
         archived=counts.archived,
         priorities={str(priority): waiting for priority, waiting in enumerate(counts.waiting)},
-        total_acknowledged=counts.total_acknowledged,
+        total_acknowledged=total,
         overdue=counts.overdue,
         first_deadline_at=counts.first_deadline_at,
         server_time=counts.now,
-        **dict(_by_older_names(counts)),
-    )
-
-
-def _by_older_names(counts: QueueCounts) -> LengthsByOlderNames:
-    name, total = settings().queue_name, counts.total_acknowledged
-    return LengthsByOlderNames(
         mainQueue=QueueLength(name=name, length=counts.main),
         processingQueue=QueueLength(name="processing_pending", length=counts.processing),
         deadLetterQueue=QueueLength(name=f"{name}_dlq", length=counts.dead),
