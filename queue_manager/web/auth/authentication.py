@@ -69,18 +69,6 @@ class Principal:
     systems: tuple[str, ...] | None = None
     """The names of the only systems that the key is for; `None`: all."""
 
-    @classmethod
-    def of(cls, key: ApiKey, *, digest: bytes) -> Principal:
-        """Return the holder of a key."""
-        return cls(
-            name=key.name,
-            role=key.role,
-            by="key",
-            key_digest=digest,
-            expires_at=key.expires_at,
-            systems=key.systems,
-        )
-
     def is_expired(self, now: datetime) -> bool:
         return self.expires_at is not None and now >= self.expires_at
 
@@ -154,7 +142,17 @@ def _stamp(file: Path) -> tuple[int, ...] | None:
 
 
 def _holders(keys: list[ApiKey]) -> list[Principal]:
-    return [Principal.of(key, digest=digest_of(key.key.get_secret_value())) for key in keys]
+    return [
+        Principal(
+            name=key.name,
+            role=key.role,
+            by="key",
+            key_digest=digest_of(key.key.get_secret_value()),
+            expires_at=key.expires_at,
+            systems=key.systems,
+        )
+        for key in keys
+    ]
 
 
 class Authenticator:
