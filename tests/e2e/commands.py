@@ -37,7 +37,6 @@ def queue_manager(
         input=answer,
         capture_output=True,
         encoding="utf-8",
-        timeout=60,
     )
 
 

@@ -16,22 +16,15 @@ from models.database import collection, server_now
 from queue_manager.broker.dead_letters import DEAD_LETTERS
 from queue_manager.core.clock import hours, to_iso
 from tests.any_jobs import INVOICE
-from tests.any_jobs import MODULE as JOBS_MODULE
 from tests.e2e.celery_processes import ROOT
-from tests.e2e.commands import COMMAND, environment, queue_manager
+from tests.e2e.commands import COMMAND, environment, invoke, queue_manager
 from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.web.web_process import web
 
-pytestmark = pytest.mark.processes
 
-
-def said(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return queue_manager(*arguments, **{"QM_JOBS": "true", "JOBS_IMPORTS": JOBS_MODULE, **env})
-
-
-def done(*arguments: str, **env: str) -> str:
-    run = said(*arguments, **env)
+def done(*arguments: str) -> str:
+    run = invoke(*arguments)
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
     return run.stdout
@@ -50,10 +43,10 @@ def test_a_deletion_is_undone(clean: Servers) -> None:
     assert removed == f"{id}  removed\nTo undo it within 10 minutes: queue-manager audit undo {entry['id']}\n"
     assert done("audit", "undo", entry["id"]) == "1 restored\n"
     assert done("jobs", "show", id, "--json") == job
-    again = said("audit", "undo", entry["id"])
+    again = invoke("audit", "undo", entry["id"])
     assert (again.returncode, again.stdout) == (1, "")
     assert again.stderr == "queue-manager: Nothing to restore: no deletion was archived, or it was already undone\n"
-    assert said("audit", "undo", "nothing").stderr == "queue-manager: There is no entry nothing in the audit log\n"
+    assert invoke("audit", "undo", "nothing").stderr == "queue-manager: There is no entry nothing in the audit log\n"
 
 
 def test_dead_letters_of_the_broker_are_restored(clean: Servers) -> None:
@@ -90,22 +83,24 @@ def test_audit_entries_are_filtered_by_time(clean: Servers, since: str, until: s
     done("jobs", "run", INVOICE, "7")
     assert [one["action"] for one in entries(since, before)] == ["run"]
     assert entries(until, before) == []
-    refused = said("audit", since, "yesterday")
+    refused = invoke("audit", since, "yesterday")
     assert (refused.returncode, refused.stderr.startswith("queue-manager: --since: ")) == (2, True)
 
 
+@pytest.mark.processes
 def test_actions_of_the_web_process_are_listed_and_in_the_timeline_of_the_room(clean: Servers, tmp_path: Path) -> None:
     room = str(make_room(server_now() - hours(1)))
     with web(tmp_path, QM_CONVERSATIONS="true") as process:
         assert process.post(f"/api/systems/support-snooze/items/{room}/retry").status == 202
     (entry,) = entries("--id", room)
     assert (entry["who"], entry["via"], entry["action"]) == ("loopback", "api", "retry")
-    assert "Retried by someone on this machine" in done("why", room, QM_CONVERSATIONS="true")
+    assert "Retried by someone on this machine" in queue_manager("why", room, QM_CONVERSATIONS="true").stdout
 
 
+@pytest.mark.processes
 def test_a_command_on_redis_works_without_mongodb_and_its_entry_is_logged(clean: Servers) -> None:
     away = "mongodb://127.0.0.1:1/product?replicaSet=rs0"
-    run = said("systems", "pause", "support-snooze", MONGO_DB_URL=away)
+    run = queue_manager("systems", "pause", "support-snooze", MONGO_DB_URL=away)
     assert (run.returncode, run.stdout) == (0, "support-snooze  paused\n")
     lines = [line for line in run.stderr.splitlines() if "An audit entry could not be stored" in line]
     assert len(lines) == 2
@@ -115,6 +110,7 @@ def test_a_command_on_redis_works_without_mongodb_and_its_entry_is_logged(clean:
     assert collection("qm_audit").count_documents({}) == 0
 
 
+@pytest.mark.processes
 def test_a_killed_process_leaves_an_audit_entry_without_outcome(clean: Servers) -> None:
     program = (
         "import os\n"
@@ -123,6 +119,6 @@ def test_a_killed_process_leaves_an_audit_entry_without_outcome(clean: Servers) 
         "    os._exit(9)\n"
     )
     command = [COMMAND[0], "-c", program]
-    assert subprocess.run(command, env=environment(), cwd=ROOT, timeout=60).returncode == 9
+    assert subprocess.run(command, env=environment(), cwd=ROOT).returncode == 9
     (entry,) = entries()
     assert (entry["who"], entry["action"], entry["outcome"]) == ("ada", "clear", "unknown")

@@ -19,12 +19,11 @@ from tests.real_servers import Servers
 from tests.rooms import make_room, make_work, scan
 from tests.tasks.hand_worker import waiting_messages
 
-pytestmark = pytest.mark.processes
 HOSTILE = "\x1b[31mred [bold]x[/]"
 
 
-def run(*arguments: str, answer: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    return queue_manager("failures", *arguments, answer=answer, **env)
+def run(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+    return invoke("failures", *arguments, answer=answer)
 
 
 def groups() -> list[Any]:
@@ -88,14 +87,15 @@ def test_unknown_system_is_refused_with_a_suggestion() -> None:
     assert invoke("failures", "--system", "support-snooze").stdout == "no failures in Rooms\n"
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("clean")
 def test_unavailable_sources_of_failures_are_named() -> None:
     url = f"redis://{LOOPBACK}:{free_port()}/0"
-    shown = run(REDIS_URL=url)
+    shown = queue_manager("failures", REDIS_URL=url)
     assert shown.returncode == 1
     none, broker = shown.stdout.splitlines()
     assert none == "no failures in Rooms, Reviews, Thumbnails"
     assert broker.startswith(f"Broker: Redis at {url} does not answer")
-    replayed = run("replay", "0123456789ab", "--yes", REDIS_URL=url)
+    replayed = queue_manager("failures", "replay", "0123456789ab", "--yes", REDIS_URL=url)
     assert (replayed.returncode, replayed.stdout) == (1, "")
     assert "was not found in the lists that could be read; Broker: Redis at" in replayed.stderr

@@ -23,8 +23,6 @@ from tests.e2e.commands import COMMAND, environment, invoke, queue_manager, said
 from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
 from tests.real_servers import Servers
 
-pytestmark = pytest.mark.processes
-
 NASTY = "[red]\x1b[31m \x9b31m \x7f \u202e"
 GONE = "0" * 24
 
@@ -35,8 +33,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBS_IMPORTS", json.dumps([MODULE]))
 
 
-def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return queue_manager("jobs", *arguments, **env)
+def run(*arguments: str, columns: int = 200) -> subprocess.CompletedProcess[str]:
+    return invoke("jobs", *arguments, columns=columns)
 
 
 def printed(*arguments: str) -> Any:
@@ -121,7 +119,7 @@ class TestList:
 
     def test_an_id_can_be_copied_from_a_narrow_terminal(self, clean: Servers) -> None:
         id = str(made(INVOICE, 1)["_id"])
-        assert id in run("list", COLUMNS="80").stdout
+        assert id in run("list", columns=80).stdout
 
     def test_a_page_prints_the_cursor_of_the_next(self, clean: Servers) -> None:
         ids = [str(made(INVOICE, number)["_id"]) for number in range(3)]
@@ -269,28 +267,30 @@ class TestStatus:
         assert (queue["oldest_due"], queue["next_due"], queue["running"]) == (None, to_iso(job["due"]), None)
         assert (status["leader"], set(status)) == (None, {"queues", "leader", "server_time", "other_documents"})
 
-    @pytest.mark.parametrize(("columns", "hidden"), [("200", ""), ("80", "canceled, running, next due")])
+    @pytest.mark.parametrize(("columns", "hidden"), [(200, ""), (80, "canceled, running, next due")])
     def test_names_are_whole_and_columns_that_do_not_fit_are_named(
-        self, clean: Servers, columns: str, hidden: str
+        self, clean: Servers, columns: int, hidden: str
     ) -> None:
         runs = made(INVOICE, 1)
         begin(runs)
         made(REPORT, delay=seconds(500))
         jobs.pause([PARCEL, REPORT])
-        _, title, *lines = run("status", COLUMNS=columns).stdout.splitlines()
+        _, title, *lines = run("status", columns=columns).stdout.splitlines()
         names = [line.split("  ")[0] for line in lines if line.startswith("test.")]
         assert sorted(names) == [IMPORT, f"{REPORT} (paused)", f"{PARCEL} (paused)", INVOICE]
         assert (str(runs["_id"]) in "\n".join(lines)) is (not hidden)
         assert ("next due" in title) is (not hidden)
         assert (f"not shown, because the terminal is too narrow: {hidden}" in lines) is bool(hidden)
 
+    @pytest.mark.processes
     def test_status_without_a_leader(self, clean: Servers) -> None:
-        said = run("status", JOBS_IMPORTS="[]").stdout
+        said = queue_manager("jobs", "status", JOBS_IMPORTS="[]").stdout
         assert said.startswith("no leader has dispatched jobs yet")
         assert said.endswith("no queue\n")
 
 
 class TestTerminal:
+    @pytest.mark.processes
     def test_text_of_an_application_cannot_send_escape_sequences(self, clean: Servers) -> None:
         job = made(INVOICE, NASTY)
         model.jobs().update_one({"_id": job["_id"]}, {"$set": {"state": "failure", "last_error": NASTY, "x": NASTY}})
@@ -342,35 +342,38 @@ def test_an_invalid_id_among_others_changes_nothing(command: str, clean: Servers
     assert [jobs.get(id) for id in ids] == before
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "arguments", [["list"], ["show", GONE], ["run", INVOICE], ["cancel", GONE], ["pause", INVOICE], ["status"]]
 )
 def test_an_unavailable_server_is_reported_in_one_clear_line(arguments: list[str]) -> None:
     gone = f"mongodb://app:s3cret@127.0.0.1:{free_port()}/product?serverSelectionTimeoutMS=300"
-    result = run(*arguments, MONGO_DB_URL=gone)
+    result = queue_manager("jobs", *arguments, MONGO_DB_URL=gone)
     assert result.returncode == 1
     assert result.stderr.startswith("queue-manager: MongoDB at mongodb://***@127.0.0.1")
     assert result.stderr.count("\n") == 1
     assert "s3cret" not in result.stderr
 
 
+@pytest.mark.processes
 def test_a_module_that_cannot_be_imported_is_reported_in_one_clear_line(clean: Servers) -> None:
-    result = run("status", JOBS_IMPORTS='["no_such_module"]')
+    result = queue_manager("jobs", "status", JOBS_IMPORTS='["no_such_module"]')
     assert result.returncode == 2
     assert result.stderr.startswith("queue-manager: JOBS_IMPORTS: 'no_such_module' cannot be imported")
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.processes
 def test_modules_are_imported_from_the_working_directory(clean: Servers, tmp_path: Path) -> None:
     (tmp_path / "billing.py").write_text(
         'from services.job_queues import job, jobs\n\n@job("bill")\ndef bill(n): ...\n\n'
         'if __name__ == "__main__":\n    print(jobs.run("bill", 1)["_id"])\n'
     )
     env = environment(JOBS_IMPORTS='["billing"]')
-    started = subprocess.run([sys.executable, "billing.py"], env=env, capture_output=True, text=True, timeout=60)
+    started = subprocess.run([sys.executable, "billing.py"], env=env, capture_output=True, text=True)
     assert started.stderr == ""
     assert jobs.get(started.stdout.strip())["name"] == "bill"
-    assert run("run", "bill", "2", JOBS_IMPORTS='["billing"]').returncode == 0
+    assert queue_manager("jobs", "run", "bill", "2", JOBS_IMPORTS='["billing"]').returncode == 0
 
 
 def test_documents_of_another_program_are_left_out_and_can_be_shown(clean: Servers) -> None:
@@ -389,7 +392,7 @@ def test_documents_of_another_program_are_left_out_and_can_be_shown(clean: Serve
 
 
 def adopt(*options: str) -> subprocess.CompletedProcess[str]:
-    return queue_manager("adopt", "jobs", *options)
+    return invoke("adopt", "jobs", *options)
 
 
 def test_jobs_of_another_program_are_shown_first_and_adopted_with_yes(clean: Servers) -> None:

@@ -15,23 +15,20 @@ from queue_manager.cli.terminal import printable
 from queue_manager.core.clock import seconds
 from services.message_queue import Json, MessageQueue, NewMessage, queue_admin
 from services.message_queue.browser import MESSAGE_STATES
-from tests.e2e.commands import COMMAND, queue_manager, said_on_a_terminal
+from tests.e2e.commands import COMMAND, invoke, queue_manager, said_on_a_terminal
 from tests.eventually import eventually
 from tests.real_servers import Servers
 
 NASTY = Json('{ "n":1.50, "big":12345678901234567890.10, "x":"[red]\\u001b[31m \x9b31m \x7f \u202e", "e":[] }')
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # no .env of the checkout
 
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("home")]
-
-
-def run(*arguments: str, answer: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    return queue_manager("queue", *arguments, answer=answer, **env)
+def run(*arguments: str, answer: str = "", columns: int = 200) -> subprocess.CompletedProcess[str]:
+    return invoke("queue", *arguments, answer=answer, columns=columns)
 
 
 def on_a_terminal(*arguments: str) -> str:
@@ -111,11 +108,11 @@ class TestList:
 
     def test_an_id_can_be_copied_from_a_narrow_terminal(self, queue: MessageQueue) -> None:
         id = queue.enqueue("send_mail")
-        assert id in run("list", COLUMNS="80").stdout
+        assert id in run("list", columns=80).stdout
 
     def test_a_narrow_terminal_gets_whole_words_and_the_reason_of_a_failure(self, queue: MessageQueue) -> None:
         id = bury(queue, NewMessage(type="mail.reminder"))[0]
-        lines = run("list", "dead", COLUMNS="80").stdout.splitlines()
+        lines = run("list", "dead", columns=80).stdout.splitlines()
         (row,) = [line for line in lines if line.startswith(id)]
         assert row.split()[1] == "mail.reminder"
         assert "the mail server" in row
@@ -180,6 +177,7 @@ class TestTransfer:
         assert result.stderr.startswith("queue-manager: body: must be a JSON list")
 
 
+@pytest.mark.processes
 class TestTerminal:
     def test_text_of_a_producer_cannot_send_escape_sequences(self, queue: MessageQueue, clean: Servers) -> None:
         id = queue.enqueue("[red]type[/]", NASTY)
@@ -256,7 +254,11 @@ class TestRequeue:
         assert json.loads(result.stdout) == {"requeued": 1, "dead_lettered": 1, "ids": [back], "dlq_ids": [dead]}
         reason = "Max attempts exceeded (Stream): not acknowledged in time"
         assert reason in run("list", "dead").stdout
-        assert reason in queue_manager("failures", QM_MESSAGE_QUEUE="true").stdout
+
+    @pytest.mark.processes
+    def test_a_message_that_used_all_its_attempts_is_among_the_failures(self, queue: MessageQueue) -> None:
+        bury(queue, NewMessage(type="send_mail"))
+        assert "the mail server is unavailable" in queue_manager("failures", QM_MESSAGE_QUEUE="true").stdout
 
     def test_lock_of_another_sweeper_is_reported(self, clean: Servers) -> None:
         with Redis.from_url(clean.valkey.url) as client:
@@ -266,11 +268,12 @@ class TestRequeue:
         assert result.stderr.startswith("queue-manager: another sweeper holds the lock")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("arguments", [["list"], ["show", "x"], ["replay", "x", "--yes"], ["requeue"]])
 @pytest.mark.usefixtures("clean")
 def test_an_unavailable_server_is_reported_in_one_clear_line(arguments: list[str]) -> None:
     port = free_port()
-    result = run(*arguments, REDIS_URL=f"redis://:s3cret@127.0.0.1:{port}/0")
+    result = queue_manager("queue", *arguments, REDIS_URL=f"redis://:s3cret@127.0.0.1:{port}/0")
     assert result.returncode == 1
     server = f"The queue's server at redis://***@127.0.0.1:{port}/0"
     assert result.stderr.startswith(f"queue-manager: {server} does not answer (Error")
