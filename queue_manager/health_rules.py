@@ -19,6 +19,7 @@ MANY_RESETS = 5
 WORKER_START_TIME = seconds(30)  # after a beat became the leader, workers may still be starting
 
 DOCUMENTS, ANY_SYSTEM = "systems of `DueDocuments`", "every system that is on"
+UNLESS_IDLE = "unless it is paused or in a dry run"
 LATE = f"{MISSED_RUNS} periods of the scan (at least {MIN_LATE_AFTER.total_seconds():.0f} s)"
 
 
@@ -39,7 +40,7 @@ class Rule(Enum):
 
     LAG = (
         "lag",
-        f"{ANY_SYSTEM} except `review-requests`, unless it is paused or in a dry run",
+        f"{ANY_SYSTEM} except `review-requests`, {UNLESS_IDLE}",
         f"The oldest due item that is not cooling down has waited longer than {LATE}.",
         "Check that the workers are running, keep up with the load and log no errors.",
         "late",
@@ -60,7 +61,7 @@ class Rule(Enum):
     )
     FAILING_CALLS = (
         "failing-calls",
-        f"{DOCUMENTS} with `after`",
+        f"{DOCUMENTS} with `after`, {UNLESS_IDLE}",
         f"A call of `after` has not succeeded for more than {LATE}, although its documents are written.",
         "See the error in the workers' logs and correct the cause; the call is repeated.",
     )
@@ -80,8 +81,8 @@ class Rule(Enum):
     FAILING_JOBS = (
         "failing-jobs",
         "`job-queues`",
-        "The last attempt at a job failed.",
-        "See `queue-manager jobs list --state failure`, correct the cause, then retry or cancel the jobs.",
+        "The most recent attempt at a job failed.",
+        "See `queue-manager jobs list --state failure` and correct the cause (the jobs are retried), or cancel them.",
         "failure",
     )
     LOST_JOBS = (

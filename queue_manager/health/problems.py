@@ -139,20 +139,21 @@ def _of_queue(system: System, redis: InRedis | None) -> Iterator[tuple[Rule, str
 
 
 def _of_items(system: System, readings: Readings) -> Iterator[tuple[Rule, str]]:
-    """Yield the problems of the items. An idle system may lag."""
+    """Yield the problems of the items. The items and calls of an idle system wait as intended."""
     stats, mongo = readings.stats[system.name], readings.in_mongodb
     if isinstance(stats, Problem):
         if mongo is not None and not mongo.missing_indexes[system.name]:  # problems of their own, which are the cause
             yield stats.rule, stats.text
         return
     lag, limit = seconds(stats.numbers.get("lag_seconds", 0)), system.late_after(settings())
-    if lag > limit and system.has_lag and readings.idle(system) is None:
+    is_idle = readings.idle(system) is not None
+    if lag > limit and system.has_lag and not is_idle:
         which = f" ({', '.join(stats.late[:MAX_IDS])})" if stats.late else ""
         yield (
             Rule.LAG,
             f"The oldest due item has waited {rounded(lag)}, more than {rounded(limit)}{which}",
         )
-    yield from stats.problems.items()
+    yield from ((rule, text) for rule, text in stats.problems.items() if not (is_idle and rule is Rule.FAILING_CALLS))
 
 
 def _missing(indexes: Sequence[str]) -> str:

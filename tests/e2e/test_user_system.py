@@ -243,15 +243,19 @@ def test_a_paused_system_waits_and_is_not_a_problem(user: User) -> None:
     assert user.queue_manager("systems", "pause", "trial-end").stdout == "trial-end  paused\n"
     scan = json.loads(user.queue_manager("scan", "trial-end").stdout)
     assert (scan["paused"], scan["found"], scan["enqueued"]) == (1, 0, 0)
-    collection("accounts").update_many({}, {"$set": {"trial_ends_at": server_now() - hours(1)}})
+    long_ago = server_now() - hours(1)
+    collection("accounts").update_many({}, {"$set": {"trial_ends_at": long_ago}})
+    collection("qm_owed").insert_one({"_id": "a batch", "system": "trial-end", "at": long_ago, "items": []})
     health = json.loads(user.queue_manager("health", "--json").stdout)
     assert any(detail.startswith("trial-end: paused") for detail in health["details"])
-    assert not any(problem["rule"] == "lag" for problem in health["problems"])
+    assert not {"lag", "failing-calls"} & {problem["rule"] for problem in health["problems"]}
     with web(user.directory, **user.env) as process:
         (shown,) = [one for one in process.get("/api/overview").body["systems"] if one["name"] == "trial-end"]
         assert shown["idle"] == "paused"
     assert user.queue_manager("systems", "resume", "trial-end").returncode == 0
-    assert json.loads(user.queue_manager("scan", "trial-end").stdout)["enqueued"] == 1
+    resumed = json.loads(user.queue_manager("health", "--json").stdout)
+    assert {"lag", "failing-calls"} <= {problem["rule"] for problem in resumed["problems"]}
+    assert json.loads(user.queue_manager("scan", "trial-end").stdout)["enqueued"] == 2
 
 
 def test_a_dry_run_counts_and_dispatches_nothing(user: User) -> None:

@@ -3889,7 +3889,7 @@ export interface components {
             "failed"
         ] | [
             "failing-calls",
-            "systems of `DueDocuments` with `after`",
+            "systems of `DueDocuments` with `after`, unless it is paused or in a dry run",
             "A call of `after` has not succeeded for more than 3 periods of the scan (at least 15 s), although its documents are written.",
             "See the error in the workers' logs and correct the cause; the call is repeated."
         ] | [
@@ -3906,8 +3906,8 @@ export interface components {
         ] | [
             "failing-jobs",
             "`job-queues`",
-            "The last attempt at a job failed.",
-            "See `queue-manager jobs list --state failure`, correct the cause, then retry or cancel the jobs.",
+            "The most recent attempt at a job failed.",
+            "See `queue-manager jobs list --state failure` and correct the cause (the jobs are retried), or cancel them.",
             "failure"
         ] | [
             "lost-jobs",
