@@ -186,7 +186,7 @@ class Rule(Enum):
     )
     REFUSED_WRITES = (
         "refused-writes",
-        "`redis`, `broker`",
+        "`redis`, `broker`; `overdue-messages`, if `QM_QUEUE_REDIS_URL` is another server",
         "The server answers, but refuses writes: its memory is full, its disk fails, or it is a replica.",
         "Free memory or raise `maxmemory`, or correct the other cause that the problem names.",
     )

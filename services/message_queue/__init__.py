@@ -22,6 +22,7 @@ from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.redis_client import PerProcess, make_client
+from queue_manager.core.server_check import refused_writes
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import MAX_IDS, first_ids, many
 from queue_manager.health_rules import Rule
@@ -164,6 +165,10 @@ def stats() -> SystemStats:
             f"{many(counts.dead, 'dead letter')} in the message queue: used all attempts or cannot be decoded "
             f"({first_ids((one.id for one in newest), counts.dead)})"
         )
+    chosen = settings()
+    is_own_server = server_url() not in (chosen.redis_url, chosen.broker_redis_url)
+    if is_own_server and (why := refused_writes(_scripts().client)) is not None:
+        stats.problems[Rule.REFUSED_WRITES] = f"{server_name()} refuses writes ({why})"
     return stats
 
 

@@ -274,6 +274,12 @@ def the_server_of_the_message_queue_is_away(_servers: Servers, _process: Web, qu
         queue.start()
 
 
+@causes("overdue-messages", Rule.REFUSED_WRITES)
+def memory_of_the_message_queue_is_full(_servers: Servers, _process: Web, queue: Valkey) -> Iterator[None]:
+    with full_memory(queue.url):
+        yield
+
+
 @causes("broker", Rule.DEAD_LETTERS)
 def a_broker_message_cannot_be_read(servers: Servers, *_: object) -> Iterator[None]:
     with connect(servers.valkey.url) as client:
