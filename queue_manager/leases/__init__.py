@@ -127,8 +127,7 @@ class Leases:
 
         The flag of a document that was taken counts as ours for `flagged_for`, even if its due time changes.
         """
-        positions: list[int] = []
-        ends = 0
+        positions, ends = list[int](), 0
         for first in range(0, len(names), MAX_ARGUMENTS):
             some = names[first : first + MAX_ARGUMENTS]
             ends, *found = self._run(TAKE, self._lease_ms, int(is_forced), milliseconds(flagged_for), *some)
@@ -143,8 +142,7 @@ class Leases:
         dies. A call renews it after a third of this time.
         """
         held_for = min(self.lease, MAX_SCAN_LOCK)
-        key, token = f"qm:lease:{self.system}:scan", uuid4().hex
-        renew_at = 0.0
+        key, token, renew_at = f"qm:lease:{self.system}:scan", uuid4().hex, 0.0
 
         def holds_lock() -> bool:
             nonlocal renew_at
@@ -179,9 +177,9 @@ class Leases:
 
     def reserve(self, due_at: Sequence[datetime], *, interval: timedelta, now: datetime) -> list[datetime]:
         """Reserve a time for each item, not before it is due and `interval` after the previous one."""
-        wanted = [unix_ms(at) for at in (now, *due_at)]
+        now_ms, *wanted_ms = [unix_ms(at) for at in (now, *due_at)]
         with lease_server() as client:
-            times = RESERVE(client, [self._slot_key], [wanted[0], interval / timedelta(milliseconds=1), *wanted[1:]])
+            times = RESERVE(client, [self._slot_key], [now_ms, interval / timedelta(milliseconds=1), *wanted_ms])
         return [from_unix_ms(at) for at in times]
 
     def hold_unknown(self, names: Sequence[str]) -> None:
