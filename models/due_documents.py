@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import bson
 from bson import MinKey
@@ -34,7 +33,6 @@ from queue_manager.core.wording import many
 A_DATE: Document = {"$type": "date", "$gte": EPOCH}
 MAX_COUNT = 100_000  # counting stops here: this count means that many or more
 
-T = TypeVar("T")
 Update = Document | list[Document]
 
 
@@ -283,8 +281,3 @@ class DueCollection:
 
 def ids_of(documents: Sequence[Document]) -> list[Any]:
     return [one["_id"] for one in documents]
-
-
-def pages(found: Iterator[T], size: int) -> Iterator[list[T]]:
-    while page := list(islice(found, size)):
-        yield page

@@ -196,7 +196,9 @@ class DueDocuments(System):
         self._default("item_task", f"tasks.due_documents.{word}")
         self._default("queue", self.name)
         self._default("initiator", f"QM/{self.name}")
-        for name, function in _implementation(self).items():
+        from services.due_documents import implementation  # here, because it imports the declaration
+
+        for name, function in implementation(self).items():
             object.__setattr__(self, name, function)
         super().__post_init__()
         is_path = _is_path(self.due) and self.due != "_id"
@@ -377,9 +379,3 @@ def _is_plain(path: Any, value: Any) -> bool:
     except Exception:  # bson raises many types of errors
         return False
     return not (operators and value.get("$exists", True) is not True)
-
-
-def _implementation(system: DueDocuments) -> dict[str, Callable[..., Any]]:
-    from services.due_documents import implementation  # here, because it imports the declaration
-
-    return implementation(system)

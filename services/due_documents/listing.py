@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 from models import database, failed_item, listing
 from models.document_id import id_candidates, id_key, id_text, read_id
-from models.due_documents import pages
 from models.listing import NoPosition, Position, position
 from queue_manager import leases
 from queue_manager.core.clock import unix_ms
@@ -23,6 +22,8 @@ from queue_manager.core.errors import PermanentError
 from queue_manager.items import DueItem, Item, Listed, State
 from queue_manager.leases.state import LeaseState, LeaseStatus
 from services.due_documents.work import DocumentWork
+
+T = TypeVar("T")
 
 LIST_PAGE_SIZE = 250
 LEASES_PER_READ = 1_000
@@ -40,7 +41,7 @@ class DocumentList(Listed):
         if state == "failed":
             yield from self._failed(after, newest_first)
             return
-        for page in pages(self._documents(state, after, newest_first), LIST_PAGE_SIZE):
+        for page in _pages(self._documents(state, after, newest_first), LIST_PAGE_SIZE):
             statuses = self.work.leases.statuses([self.work.due_of(one).lease for one in page])
             for document, status in zip(page, statuses, strict=True):
                 item = self._item(document, status)
@@ -123,7 +124,7 @@ class DocumentList(Listed):
         """Yield failures that are cooling, of documents that are still due at the same time."""
         documents = self.work.documents
         found = failed_item.page(self.work.system.name, after=after, is_descending=newest_first)
-        for page in pages(found, LIST_PAGE_SIZE):
+        for page in _pages(found, LIST_PAGE_SIZE):
             due = documents.due_with_ids([one.id for one in page], self.work.clock(), self.work.system.shown)
             by_id = {id_key(one["_id"]): one for one in due}
             statuses = self.work.leases.statuses([leases.name(id_text(one.id), one.due_at) for one in page])
@@ -177,3 +178,8 @@ def _batches(by_time: Mapping[int, Sequence[str]], newest_first: bool) -> Iterat
         batch = [*batch, *by_time[at]]
     if batch:
         yield batch
+
+
+def _pages(found: Iterator[T], size: int) -> Iterator[list[T]]:
+    while page := list(islice(found, size)):
+        yield page
