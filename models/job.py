@@ -199,7 +199,7 @@ def _unique_keys(job: Document, unique: bool, singular: bool) -> Document:
     return keys | ({"singular_key": job["key"], "singular": True} if singular else {})
 
 
-# Finding due jobs
+# Due jobs
 
 
 def due_names(until: datetime) -> dict[str, datetime]:
@@ -266,6 +266,21 @@ def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId]
     return found
 
 
+def count_due(name: str, now: datetime, *, limit: int) -> int:
+    """Count the due jobs of a name, up to `limit`."""
+    return jobs().count_documents(_startable(name, _until(now)), hint="due_names", limit=limit)
+
+
+def make_failed_due(now: datetime) -> int:
+    """Make every failed job due now, ahead of the other jobs of its name; return their number."""
+    failed = {"state": JobState.FAILURE, **IS_JOB}
+    # Release 0.1 also made failed documents of other programs due, which cannot be run.
+    foreign = {"state": JobState.FAILURE, "first": 1, "attempts": {"$exists": False}}
+    jobs().update_many(foreign, _NOT_DUE, hint="failed_jobs")
+    due_now = {"$set": {"waiting": now, "due": now, "first": 1}}
+    return jobs().update_many(failed, due_now, hint="failed_jobs").modified_count
+
+
 def _until(now: datetime) -> Document:
     """Return the condition of a start time that has come."""
     return {"$gte": EPOCH, "$lte": now}
@@ -279,6 +294,24 @@ def _startable(name: str, waiting: Document) -> Document:
 def _only(name: str) -> Document:
     """Return the condition that the name is this text, and not a list that contains it."""
     return {"$eq": name, "$not": {"$type": "array"}}
+
+
+# Malformed jobs, and the history
+
+
+def fail_malformed(name: str, now: datetime) -> int:
+    """Fail the due jobs of `name` that are malformed and cannot be started; return their number.
+
+    Documents that are not jobs are only not due any more.
+    """
+    waiting = _until(now)
+    malformed: Document = {"name": _only(name), "waiting": waiting, "$nor": [_startable(name, waiting)]}
+    failed = {"state": JobState.FAILURE, "last_error": MALFORMED_ERROR, "updated": now}
+    writes = [
+        UpdateMany({**malformed, **COUNTED_ATTEMPTS}, {"$set": failed, **_NOT_DUE}, hint="due_names"),
+        UpdateMany(malformed, _NOT_DUE, hint="due_names"),
+    ]
+    return jobs().bulk_write(writes).modified_count
 
 
 def remove_malformed_history(ids: Sequence[JobId]) -> bool:
@@ -300,39 +333,6 @@ def adding_to_history(id: JobId, write: Callable[[], T]) -> T:
         elif error.code != _BAD_VALUE or not remove_malformed_history([id]):
             raise
         return write()
-
-
-def count_due(name: str, now: datetime, *, limit: int) -> int:
-    """Count the due jobs of a name, up to `limit`."""
-    return jobs().count_documents(_startable(name, _until(now)), hint="due_names", limit=limit)
-
-
-def fail_malformed(name: str, now: datetime) -> int:
-    """Fail the due jobs of `name` that are malformed and cannot be started; return their number.
-
-    Documents that are not jobs are only not due any more.
-    """
-    waiting = _until(now)
-    malformed: Document = {"name": _only(name), "waiting": waiting, "$nor": [_startable(name, waiting)]}
-    failed = {"state": JobState.FAILURE, "last_error": MALFORMED_ERROR, "updated": now}
-    writes = [
-        UpdateMany({**malformed, **COUNTED_ATTEMPTS}, {"$set": failed, **_NOT_DUE}, hint="due_names"),
-        UpdateMany(malformed, _NOT_DUE, hint="due_names"),
-    ]
-    return jobs().bulk_write(writes).modified_count
-
-
-# Failed jobs at a takeover, and the history
-
-
-def make_failed_due(now: datetime) -> int:
-    """Make every failed job due now, ahead of the other jobs of its name; return their number."""
-    failed = {"state": JobState.FAILURE, **IS_JOB}
-    # Release 0.1 also made failed documents of other programs due, which cannot be run.
-    foreign = {"state": JobState.FAILURE, "first": 1, "attempts": {"$exists": False}}
-    jobs().update_many(foreign, _NOT_DUE, hint="failed_jobs")
-    due_now = {"$set": {"waiting": now, "due": now, "first": 1}}
-    return jobs().update_many(failed, due_now, hint="failed_jobs").modified_count
 
 
 def push_to_history(entry: Document) -> Document:
