@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import redis
@@ -87,16 +87,15 @@ def of_message_queue() -> Iterator[Findings]:
 
 def permissions() -> Iterator[Findings]:
     """Yield the commands, keys and channels that the user of each Redis may not use."""
-    for url in urls():
-        try:
-            with connect(url) as client:
-                if missing := refused(client, _probes(url)):
-                    yield Finding(
-                        f"The user of Redis at {redact_url(url)} may not use {', '.join(missing)}",
-                        "Grant it these with ACL SETUSER, and in the file of the ACL users.",
-                    )
-        except redis.RedisError as error:
-            yield _unread(url, error)
+    return _on_each(urls(), _permissions)
+
+
+def _permissions(client: redis.Redis, url: str) -> Iterator[Finding]:
+    if missing := refused(client, _probes(url)):
+        yield Finding(
+            f"The user of Redis at {redact_url(url)} may not use {', '.join(missing)}",
+            "Grant it these with ACL SETUSER, and in the file of the ACL users.",
+        )
 
 
 def _probes(url: str) -> dict[str, tuple[str, ...]]:
@@ -118,33 +117,26 @@ def _probes(url: str) -> dict[str, tuple[str, ...]]:
 
 def key_types() -> Iterator[Findings]:
     """Yield the keys that another program wrote with another type."""
-    for url, types in redis_keys.types().items():
-        try:
-            with connect(url) as client:
-                wrong = list(redis_keys.of_other_types(client, types))
-        except redis.RedisError as error:
-            yield _unread(url, error)
-            continue
-        for text in wrong:
-            yield Finding(
-                f"In Redis at {redact_url(url)}, the key {text}",
-                "Another program wrote it: rename or delete the key, and give that program a database of its own.",
-            )
+    types = redis_keys.types()
+    return _on_each(types, lambda client, url: _key_types(client, url, types[url]))
+
+
+def _key_types(client: redis.Redis, url: str, types: Mapping[str, str]) -> Iterator[Finding]:
+    for text in redis_keys.of_other_types(client, types):
+        yield Finding(
+            f"In Redis at {redact_url(url)}, the key {text}",
+            "Another program wrote it: rename or delete the key, and give that program a database of its own.",
+        )
 
 
 def persistence() -> Iterator[Findings]:
     """Yield what each Redis would lose in a crash, and a memory that is nearly full."""
-    for url in urls():
-        try:
-            with connect(url) as client:
-                info: Mapping[str, Any] = client.info()
-        except redis.RedisError as error:
-            yield _unread(url, error)
-        else:
-            yield from _persistence(info, redact_url(url))
+    return _on_each(urls(), _persistence)
 
 
-def _persistence(info: Mapping[str, Any], url: str) -> Iterator[Finding]:
+def _persistence(client: redis.Redis, url: str) -> Iterator[Finding]:
+    info: Mapping[str, Any] = client.info()
+    url = redact_url(url)
     if not info["aof_enabled"] and not info["connected_slaves"]:
         yield Finding(
             f"Redis at {url} writes no append-only file and has no replica: a crash loses the messages in its queues",
@@ -162,8 +154,14 @@ def _persistence(info: Mapping[str, Any], url: str) -> Iterator[Finding]:
         )
 
 
-def _unread(url: str, error: redis.RedisError) -> NotChecked:
-    return NotChecked(f"Redis at {redact_url(url)}: {reason(error)}")
+def _on_each(urls: Iterable[str], check: Callable[[redis.Redis, str], Iterator[Finding]]) -> Iterator[Findings]:
+    """Check each Redis; yield what is wrong, and why one could not be read."""
+    for url in urls:
+        try:
+            with connect(url) as client:
+                yield from check(client, url)
+        except redis.RedisError as error:
+            yield NotChecked(f"Redis at {redact_url(url)}: {reason(error)}")
 
 
 def refused(client: redis.Redis, probes: Mapping[str, Sequence[str]]) -> list[str]:
