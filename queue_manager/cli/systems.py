@@ -8,9 +8,9 @@ Guarantee: `check` writes nothing, neither documents nor indexes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from bson import json_util
@@ -34,6 +34,8 @@ from queue_manager.operations import switches
 from queue_manager.pauses import PauseState
 from queue_manager.system import System, declared, require_distinct
 from services.due_documents import DueDocuments, Preview, previews, work_of
+
+T = TypeVar("T")
 
 SAMPLE = 10  # documents
 DOCUMENTS_TIMEOUT = seconds(10)  # without the index, MongoDB scans the whole collection
@@ -147,7 +149,7 @@ def _check_documents(screen: Console, system: DueDocuments) -> int:
     work = work_of(system)
     has_index = work.documents.has_index()
     _print_index(screen, f"{work.documents.name}.{work.documents.index}", is_present=has_index)
-    if not _has_dates(work.documents):
+    if _in_time(work.documents.has_dates) is False:
         _print_line(screen, "warning", Text(f"no document of {system.collection} has a date at {system.due}", "yellow"))
     for unused in work.documents.unused_indexes(_used_indexes(system)):
         _print_line(
@@ -161,25 +163,21 @@ def _check_documents(screen: Console, system: DueDocuments) -> int:
 
 
 def _count(documents: DueCollection, now: datetime, *, has_index: bool) -> str:
-    try:
-        with database.within(DOCUMENTS_TIMEOUT):
-            count = documents.count(now) if has_index else documents.count_unindexed(now)
-    except database.Error as error:
-        if not error.timeout:
-            raise
+    count = _in_time(lambda: documents.count(now) if has_index else documents.count_unindexed(now))
+    if count is None:
         return f"not counted within {DOCUMENTS_TIMEOUT.total_seconds():g} s"
     return many(count, "document") + (" or more" if count == MAX_COUNT else "")
 
 
-def _has_dates(documents: DueCollection) -> bool:
-    """Return False if no document has a date in the declared field; True if the check times out."""
+def _in_time(read: Callable[[], T]) -> T | None:
+    """Return what `read` returns, `None` if it takes too long."""
     try:
         with database.within(DOCUMENTS_TIMEOUT):
-            return documents.has_dates()
+            return read()
     except database.Error as error:
         if not error.timeout:
             raise
-        return True
+        return None
 
 
 def _used_indexes(system: DueDocuments) -> set[str]:
