@@ -33,10 +33,10 @@ def item_page(
     system: System,
     state: State,
     *,
-    search: str | None = None,
-    cursor: str | None = None,
+    search: str | None,
+    cursor: str | None,
     limit: int,
-    order: Literal["newest", "oldest"] = "newest",
+    order: Literal["newest", "oldest"],
 ) -> Items:
     """Return a page of the items in a state. A search reads 5,000 items; the page may be short or empty.
 

@@ -103,12 +103,12 @@ def entries_of(actions: str | None, start: float | None, end: float | None) -> l
 def activity_page(
     entries: Sequence[ActivityEntry],
     *,
-    message_id: str | None = None,
-    consumer_id: str | None = None,
-    has_anomaly: bool | None = None,
+    message_id: str | None,
+    consumer_id: str | None,
+    has_anomaly: bool | None,
     anomaly_type: AnomalyType | None = None,
-    limit: int | None = None,
-    offset: int = 0,
+    limit: int | None,
+    offset: int,
 ) -> ActivityPage:
     """Return a page of those entries that match."""
     found = [

@@ -71,7 +71,7 @@ def queue_config() -> QueueConfig:
     )
 
 
-def edit_message(id: str, changes: Mapping[str, Any], actor: Actor, *, source: MessageState | None = None) -> Message:
+def edit_message(id: str, changes: Mapping[str, Any], actor: Actor, *, source: MessageState | None) -> Message:
     """Change a message, and return it as it is now.
 
     Raises:

@@ -20,7 +20,7 @@ from services.audit import Actor, recorded
 log = get_logger("QM/operations")
 
 
-def pause_system(actor: Actor, name: str, reason: str | None = None) -> PauseState:
+def pause_system(actor: Actor, name: str, reason: str | None) -> PauseState:
     """Dispatch no more items of a system until it is resumed. Items in flight finish. Raises `Unavailable`."""
     with _recorded(actor, "pause", name, reason=reason):
         return pauses.pause(name, by=_pauser(actor), reason=reason)
@@ -32,7 +32,7 @@ def resume_system(actor: Actor, name: str) -> bool:
         return pauses.resume(name)
 
 
-def pause_jobs(actor: Actor, names: Sequence[str], reason: str | None = None) -> None:
+def pause_jobs(actor: Actor, names: Sequence[str], reason: str | None) -> None:
     """Start no more jobs of these names until they are resumed. Raises `InvalidJob` and `Unavailable`."""
     with _recorded(actor, "pause", job_queues.system.name, names=names, reason=reason), mongodb():
         job_queues.jobs.pause(names, by=_pauser(actor), reason=reason)
@@ -46,7 +46,7 @@ def resume_jobs(actor: Actor, names: Sequence[str]) -> Collection[str]:
     return paused
 
 
-def pause_types(actor: Actor, types: Sequence[str], reason: str | None = None) -> None:
+def pause_types(actor: Actor, types: Sequence[str], reason: str | None) -> None:
     """Deliver no messages of these types until they are resumed. Raises `InvalidMessage` and `Unavailable`."""
     with _recorded(actor, "pause", message_queue.system.name, types=types, reason=reason):
         message_queue.queue_admin().pause(types, by=_pauser(actor), reason=reason)

@@ -116,7 +116,7 @@ class SystemsCollector(Collector):
             ("redis", _counts),
             ("redis", _processes),
             ("mongodb", partial(_from_mongodb, self._stats)),
-            ("redis" if _is_broker_at_redis_url() else "broker", _from_broker),
+            ("redis" if settings().broker == settings().redis_url else "broker", _from_broker),
         ]
         found: list[Metric] = []
         answers: dict[str, bool] = {}
@@ -146,10 +146,6 @@ def distinct(metrics: Iterable[Metric]) -> Iterator[Metric]:
         else:
             names.add(metric.name)
             yield metric
-
-
-def _is_broker_at_redis_url() -> bool:
-    return settings().broker == settings().redis_url
 
 
 def _problem_gauge(problems: Sequence[Problem]) -> Metric:
