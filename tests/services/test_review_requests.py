@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -323,8 +324,9 @@ class TestCreate:
     @pytest.mark.processes
     def test_twenty_processes_make_one_pulse(self) -> None:
         account, parent = str(ObjectId()), str(ObjectId())
+        url = settings().mongo_db_url
         with ProcessPoolExecutor(20, mp_context=_context) as pool:
-            results = list(pool.map(create_one, [(account, parent)] * 20))
+            results = list(pool.map(create_one, [(url, account, parent)] * 20))
         assert sum(result.get("success", False) for result in results) == 1
         assert {result.get("reason") for result in results} == {None, "Pending request exists"}
         assert pulse.pulses().count_documents({}) == 1
@@ -423,7 +425,8 @@ class Statements(CommandListener):
         """Nothing to keep."""
 
 
-def create_one(arguments: tuple[str, str]) -> dict[str, Any]:
-    """Run in another process: create the pulse of one agency."""
-    account, parent = arguments
+def create_one(arguments: tuple[str, str, str]) -> dict[str, Any]:
+    """Run in another process, whose environment may be that of an earlier test: create the pulse of one agency."""
+    os.environ["MONGO_DB_URL"], account, parent = arguments
+    settings.cache_clear()
     return make_service(AgingClock()).create(account, [], parent, to_iso(MONTH_AGO))
