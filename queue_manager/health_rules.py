@@ -19,7 +19,7 @@ MANY_RESETS = 5
 WORKER_START_TIME = seconds(30)  # after a beat became the leader, workers may still be starting
 
 DOCUMENTS, ANY_SYSTEM = "systems of `DueDocuments`", "every system that is on"
-UNLESS_IDLE = "unless it is paused or in a dry run"
+UNLESS_IDLE = "unless paused or in a dry run"
 LATE = f"{MISSED_RUNS} periods of the scan (at least {MIN_LATE_AFTER.total_seconds():.0f} s)"
 
 

@@ -3871,7 +3871,7 @@ export interface components {
          */
         Rule: [
             "lag",
-            "every system that is on except `review-requests`, unless it is paused or in a dry run",
+            "every system that is on except `review-requests`, unless paused or in a dry run",
             "The oldest due item that is not cooling down has waited longer than 3 periods of the scan (at least 15 s).",
             "Check that the workers are running, keep up with the load and log no errors.",
             "late"
@@ -3889,7 +3889,7 @@ export interface components {
             "failed"
         ] | [
             "failing-calls",
-            "systems of `DueDocuments` with `after`, unless it is paused or in a dry run",
+            "systems of `DueDocuments` with `after`, unless paused or in a dry run",
             "A call of `after` has not succeeded for more than 3 periods of the scan (at least 15 s), although its documents are written.",
             "See the error in the workers' logs and correct the cause; the call is repeated."
         ] | [
