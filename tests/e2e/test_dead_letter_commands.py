@@ -14,10 +14,8 @@ from queue_manager.broker import dead_letters
 from queue_manager.core.redis_client import connect
 from queue_manager.web.routes.metrics import SystemsCollector
 from tests.documented import DOCS, block
-from tests.e2e.commands import COMMAND, queue_manager, said_on_a_terminal
+from tests.e2e.commands import COMMAND, invoke, queue_manager, said_on_a_terminal
 from tests.real_servers import Servers
-
-pytestmark = pytest.mark.processes
 
 HOSTILE = "\x1b[31mred\x1b[0m [bold]x[/] ü"
 
@@ -44,8 +42,8 @@ def gauge() -> str:
 
 
 @pytest.mark.usefixtures("letters")
-def test_dead_letters_are_listed_newest_first(tmp_path: Path) -> None:
-    shown = queue_manager("dead-letters", "--limit", "2", cwd=tmp_path)
+def test_dead_letters_are_listed_newest_first() -> None:
+    shown = invoke("dead-letters", "--limit", "2")
     assert shown.returncode == 0, shown.stderr
     cells = [line.split() for line in shown.stdout.splitlines()[1:3]]
     assert all(re.fullmatch("[0-9a-f]{12}", of_row.pop(1)) for of_row in cells)
@@ -55,6 +53,7 @@ def test_dead_letters_are_listed_newest_first(tmp_path: Path) -> None:
     assert "there are 3" in shown.stdout
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("letters")
 def test_a_message_cannot_send_escape_sequences_to_a_terminal() -> None:
     for options in ([], ["--json"]):
@@ -62,8 +61,8 @@ def test_a_message_cannot_send_escape_sequences_to_a_terminal() -> None:
 
 
 @pytest.mark.usefixtures("letters")
-def test_json_shows_dead_letters_in_full(tmp_path: Path) -> None:
-    page = json.loads(queue_manager("dead-letters", "--json", "--limit", "1", cwd=tmp_path).stdout)
+def test_json_shows_dead_letters_in_full() -> None:
+    page = json.loads(invoke("dead-letters", "--json", "--limit", "1").stdout)
     assert page == {
         "count": 3,
         "dead_letters": [
@@ -79,21 +78,21 @@ def test_json_shows_dead_letters_in_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("letters")
-def test_health_and_metrics_show_dead_letters_until_they_are_cleared(tmp_path: Path) -> None:
-    problems = json.loads(queue_manager("health", "--json", cwd=tmp_path).stdout)["problems"]
+def test_health_and_metrics_show_dead_letters_until_they_are_cleared() -> None:
+    problems = json.loads(invoke("health", "--json").stdout)["problems"]
     (problem,) = [one for one in problems if (one["system"], one["rule"]) == ("broker", "dead-letters")]
     assert problem["text"] == "3 broker messages could not be read or used"
     assert "`queue-manager dead-letters`" in problem["action"]
     assert gauge() == "queue_manager_dead_letters 3.0"
 
-    assert queue_manager("dead-letters", "clear", cwd=tmp_path).returncode != 0  # nobody said yes
+    assert invoke("dead-letters", "clear").returncode != 0  # nobody said yes
     assert gauge() == "queue_manager_dead_letters 3.0"
-    cleared = queue_manager("dead-letters", "clear", "--yes", cwd=tmp_path).stdout
+    cleared = invoke("dead-letters", "clear", "--yes").stdout
     assert cleared.startswith("3 deleted\nTo undo it within 10 minutes: queue-manager audit undo ")
 
     assert gauge() == "queue_manager_dead_letters 0.0"
-    assert "dead-letters" not in queue_manager("health", "--json", cwd=tmp_path).stdout
-    assert queue_manager("dead-letters", cwd=tmp_path).stdout == "no dead letters\n"
+    assert "dead-letters" not in invoke("health", "--json").stdout
+    assert invoke("dead-letters").stdout == "no dead letters\n"
 
 
 def bury(servers: Servers, queue: str, message: str, **members: object) -> None:
@@ -115,7 +114,7 @@ def contents(servers: Servers, *lists: str) -> list[list[str]]:
         return [client.lrange(name, 0, -1) for name in lists]
 
 
-def test_replay_requeues_all_messages_byte_for_byte_and_in_order(clean: Servers, tmp_path: Path) -> None:
+def test_replay_requeues_all_messages_byte_for_byte_and_in_order(clean: Servers) -> None:
     first, second = sent(clean, "shop.charge"), sent(clean, "shop.charge", priority=0)
     urgent = json.dumps(
         {**json.loads(sent(clean, "t")), "properties": {**json.loads(first)["properties"], "priority": 5}}
@@ -125,12 +124,12 @@ def test_replay_requeues_all_messages_byte_for_byte_and_in_order(clean: Servers,
     for queue, message in (("celery", first), ("celery", second), ("celery", urgent), ("scans", json.dumps(tried))):
         bury(clean, queue, message)
 
-    refused = queue_manager("dead-letters", "replay", "--all", cwd=tmp_path)
+    refused = invoke("dead-letters", "replay", "--all")
     assert refused.returncode == 1
     assert "Replay 4 dead letters?" in refused.stdout
     assert contents(clean, "celery", "scans") == [[], []]
 
-    result = queue_manager("dead-letters", "replay", "--all", "--yes", cwd=tmp_path)
+    result = invoke("dead-letters", "replay", "--all", "--yes")
 
     assert (result.returncode, result.stdout, result.stderr) == (0, "4 replayed\n", "")
     *others, [again] = contents(clean, "celery", "celery\x06\x163", dead_letters.DEAD_LETTERS, "scans")
@@ -139,14 +138,14 @@ def test_replay_requeues_all_messages_byte_for_byte_and_in_order(clean: Servers,
     assert json.loads(again) == tried
 
 
-def test_replay_by_id_requeues_messages_and_names_refused_ones(clean: Servers, tmp_path: Path) -> None:
+def test_replay_by_id_requeues_messages_and_names_refused_ones(clean: Servers) -> None:
     good, other = sent(clean, "good"), sent(clean, "other")
     for queue, message in (("scans", good), ("scans", other), ("scans", HOSTILE), ("scans", "\\xff"), ("", good)):
         bury(clean, queue, message)
-    shown = json.loads(queue_manager("dead-letters", "--json", cwd=tmp_path).stdout)["dead_letters"]
+    shown = json.loads(invoke("dead-letters", "--json").stdout)["dead_letters"]
     ids = [letter["id"] for letter in reversed(shown)]
 
-    result = queue_manager("dead-letters", "replay", ids[0], *ids[2:], "000000000000", cwd=tmp_path)
+    result = invoke("dead-letters", "replay", ids[0], *ids[2:], "000000000000")
 
     assert (result.returncode, result.stdout) == (1, "1 replayed\n")
     errors = result.stderr.splitlines()
@@ -158,7 +157,7 @@ def test_replay_by_id_requeues_messages_and_names_refused_ones(clean: Servers, t
     assert len(left) == 4
 
 
-def test_the_documented_commands_work(clean: Servers, tmp_path: Path) -> None:
+def test_the_documented_commands_work(clean: Servers) -> None:
     good, other = sent(clean, "good"), sent(clean, "other")
     for message in (good, other):
         bury(clean, "scans", message)
@@ -166,23 +165,24 @@ def test_the_documented_commands_work(clean: Servers, tmp_path: Path) -> None:
     show, replay, clear = (
         line.partition("#")[0].split()[1:] for line in block(0, heading="Celery's broker", page=page).splitlines()
     )
-    listed = queue_manager(*show, "--json", cwd=tmp_path)
+    listed = invoke(*show, "--json")
     (id, *_) = [letter["id"] for letter in reversed(json.loads(listed.stdout)["dead_letters"])]
-    replayed = queue_manager(*(id if word == "ID…" else word for word in replay), cwd=tmp_path)
-    cleared = queue_manager(*clear, cwd=tmp_path)
+    replayed = invoke(*(id if word == "ID…" else word for word in replay))
+    cleared = invoke(*clear)
     assert [one.returncode for one in (listed, replayed, cleared)] == [0, 0, 0], cleared.stderr
     assert contents(clean, "scans", dead_letters.DEAD_LETTERS) == [[good], []]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--all", "0123456789ab"]])
-def test_replay_requires_ids_or_all(arguments: list[str], clean: Servers, tmp_path: Path) -> None:
+def test_replay_requires_ids_or_all(arguments: list[str], clean: Servers) -> None:
     bury(clean, "scans", sent(clean, "t"))
-    result = queue_manager("dead-letters", "replay", *arguments, cwd=tmp_path)
+    result = invoke("dead-letters", "replay", *arguments)
     assert result.returncode == 2
     assert "--all" in result.stderr
     assert contents(clean, "scans") == [[]]
 
 
+@pytest.mark.processes
 def test_unavailable_server_is_reported_in_one_line(tmp_path: Path) -> None:
     away = "redis://:secret@127.0.0.1:1/0"
     result = queue_manager("dead-letters", cwd=tmp_path, REDIS_URL=away)
