@@ -44,7 +44,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(command: list[str], directory: Path, **env: str) -> subprocess.CompletedProcess[str]:
     paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{directory}"}
     env = {**os.environ, **paths, "COLUMNS": "200", **env}
-    return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True)
 
 
 def run_tests(file: str, directory: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_web_process_does_not_start_on_an_older_server(servers: Servers, tmp_p
             "--port",
             str(free_port()),
         ]
-        ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 2
     assert "is version 6.2.14" in ended.stderr
 

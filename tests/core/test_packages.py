@@ -29,9 +29,7 @@ def test_package_that_shadows_ours_is_named(package: str, command: list[str], tm
     (tmp_path / package / "__init__.py").touch()
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
 
-    run = subprocess.run(
-        [sys.executable, *command], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
+    run = subprocess.run([sys.executable, *command], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert run.returncode != 0
     hidden = tmp_path / package / "__init__.py"

@@ -82,4 +82,4 @@ def mounted(buildah: list[str], container: str) -> Image:
 
 def printed(*command: str) -> str:
     """Return the standard output of a command alone: buildah also logs warnings."""
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout

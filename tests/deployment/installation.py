@@ -31,7 +31,7 @@ class Installation:
 
     def run(self, *command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, env=self.environment(**env), cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+            command, env=self.environment(**env), cwd=cwd, capture_output=True, text=True, check=False
         )
 
     def environment(self, **env: str) -> dict[str, str]:

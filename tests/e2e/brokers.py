@@ -110,7 +110,7 @@ class RabbitMQ(EmbeddedServer):
     def control(self, *arguments: str) -> None:
         """Run `rabbitmqctl`."""
         env = {**os.environ, **self.of_its_node}
-        subprocess.run([str(RABBITMQ.find().with_name("rabbitmqctl")), *arguments], env=env, check=True, timeout=60)
+        subprocess.run([str(RABBITMQ.find().with_name("rabbitmqctl")), *arguments], env=env, check=True)
 
     @property
     def of_its_node(self) -> dict[str, str]:

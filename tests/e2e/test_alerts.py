@@ -210,7 +210,6 @@ def test_the_documented_commands_use_the_documented_channels(clean: Servers, tmp
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
         )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "This is a test of the alerts" in posts[0]["text"]

@@ -475,7 +475,6 @@ def test_full_disk_for_output_is_reported_in_one_line(tmp_path: Path) -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
         )
     assert (result.returncode, result.stderr) == (1, "queue-manager: cannot write: No space left on device\n")
 
@@ -519,7 +518,6 @@ def test_closed_streams_and_narrow_encodings_cause_no_errors(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert (result.returncode, "Traceback" in result.stderr) == (status, False), result.stderr
     assert text in result.stdout + result.stderr

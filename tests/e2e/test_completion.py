@@ -27,9 +27,7 @@ def completed(line: str, **env: str) -> list[str]:
     """Return what the shell would offer for the last word of a line."""
     words = line.split(" ")
     asked = {"_QUEUE_MANAGER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    result = subprocess.run(
-        COMMAND, env=environment(**asked, **env), capture_output=True, text=True, timeout=60, check=False
-    )
+    result = subprocess.run(COMMAND, env=environment(**asked, **env), capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout.split()
 
@@ -59,7 +57,7 @@ def test_help_loads_neither_fastapi_nor_tasks() -> None:
 def test_completion_script_of_the_shell_is_installed(tmp_path: Path) -> None:
     env = environment(HOME=str(tmp_path), SHELL="/bin/bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     installed = subprocess.run(
-        [*COMMAND, "--install-completion", "bash"], env=env, capture_output=True, text=True, timeout=60, check=False
+        [*COMMAND, "--install-completion", "bash"], env=env, capture_output=True, text=True, check=False
     )
     assert installed.returncode == 0, installed.stderr
     (script,) = tmp_path.rglob("queue-manager.sh")

@@ -153,7 +153,7 @@ def test_tasks_of_an_external_system_have_our_settings_if_the_registry_is_read_f
         "assert 'trial-end' in app.conf.beat_schedule\n"
     )
     command = [sys.executable, "-c", program]
-    result = subprocess.run(command, env=environment(**env), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, env=environment(**env), cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 
@@ -170,7 +170,7 @@ def refused(command: list[str], source: str, directory: Path) -> str:
     """Return what a command says that does not start."""
     (directory / "wrong.py").write_text(source)
     env = environment(QM_SYSTEMS="wrong", PYTHONPATH=f"{ROOT}:{directory}")
-    result = subprocess.run(command, env=env, cwd=directory, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, env=env, cwd=directory, capture_output=True, text=True)
     assert result.returncode in (1, 2), result.stderr
     assert "Traceback" not in result.stderr
     return result.stderr

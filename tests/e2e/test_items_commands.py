@@ -195,7 +195,7 @@ def test_system_of_the_users_own(clean: Servers, tmp_path: Path) -> None:
 
     def printed_by(*arguments: str) -> str:
         return subprocess.run(
-            [*COMMAND, *arguments], env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=60, check=True
+            [*COMMAND, *arguments], env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True
         ).stdout
 
     printed_by("migrate")

@@ -231,7 +231,6 @@ def test_an_ordinary_task_of_another_program_expires_an_account(user: User) -> N
         cwd=user.directory,
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert sent.returncode == 0, sent.stderr
     with user.worker("worker"):

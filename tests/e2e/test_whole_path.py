@@ -113,7 +113,7 @@ def test_another_application_wakes_a_room(
     *_, call = code.splitlines()
     code = f"room_id = {str(room)!r}\n{code.replace(call, f'sent = {call}')}print(sent.id)\n"
 
-    program = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    program = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
 
     assert program.returncode == 0, program.stderr
     eventually(lambda: is_open(room), within=10)

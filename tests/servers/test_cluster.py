@@ -203,7 +203,6 @@ def test_a_url_that_works_with_one_node_only_is_refused(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert run.returncode == 2
     assert says in run.stderr

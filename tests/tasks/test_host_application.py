@@ -30,7 +30,6 @@ def test_importing_our_tasks_does_not_replace_the_current_celery_application(
         env={**os.environ, "PYTHONPATH": str(ROOT), "HOST_BROKER_URL": its_broker},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
 

@@ -100,7 +100,7 @@ def test_a_message_may_be_named_like_a_path(queue: Queue, id: str) -> None:
 def test_without_keys_the_queue_is_not_served_beyond_loopback(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "QM_MESSAGE_QUEUE": "true", "SOCKETIO_TOKEN_SECRET": SECRET}
     command = [*COMMAND, "--host", "0.0.0.0"]
-    result = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr.startswith("queue-manager: --host 0.0.0.0: without QM_API_KEYS")
     assert "it must be a loopback address" in result.stderr

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.processes
 
 def start(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
-    return subprocess.run([*COMMAND, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=60)
+    return subprocess.run([*COMMAND, *arguments], env=environment, cwd=cwd, capture_output=True, text=True)
 
 
 def test_without_keys_only_loopback_addresses_are_allowed(tmp_path: Path) -> None:
