@@ -32,14 +32,20 @@ def completed(line: str, **env: str) -> list[str]:
     return result.stdout.split()
 
 
-def test_commands_options_and_values_are_completed(clean: Servers) -> None:
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("ite", "items"),
+        ("items list support-", "support-snooze"),
+        ("items list support-snooze fa", "failed"),
+        ("queue list d", "dead"),
+        ("queue list dead --ty", "--type"),
+        (f"jobs pause {INVOICE[:6]}", INVOICE),
+    ],
+)
+def test_commands_options_and_values_are_completed(line: str, offered: str, clean: Servers) -> None:
     jobs.run(INVOICE, 1)
-    assert completed("queue-manager ite") == ["items"]
-    assert completed("queue-manager items list support-") == ["support-snooze"]
-    assert completed("queue-manager items list support-snooze fa") == ["failed"]
-    assert completed("queue-manager queue list d") == ["dead"]
-    assert completed("queue-manager queue list dead --ty") == ["--type"]
-    assert completed(f"queue-manager jobs pause {INVOICE[:6]}") == [INVOICE]
+    assert completed(f"queue-manager {line}") == [offered]
 
 
 def test_completion_offers_nothing_while_mongodb_is_unavailable() -> None:
