@@ -442,7 +442,7 @@ def test_jobs_for_production_only_run_only_in_production(
     assert settings().warnings() == warnings
 
 
-def test_env_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_env_file_is_read(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("QM_LEASE_SECONDS=7\n")
     assert settings().qm_lease_seconds == 7
 

@@ -94,7 +94,7 @@ def test_a_terminated_process_does_not_wait_for_a_webhook(clean: Servers, tmp_pa
             assert process.child.poll() != -signal.SIGKILL
 
 
-def test_alerts_test_sends_to_each_channel_and_names_those_that_fail(tmp_path: Path) -> None:
+def test_alerts_test_sends_to_each_channel_and_names_those_that_fail() -> None:
     posts: list[dict[str, Any]] = []
 
     def take(path: str, body: bytes) -> int:

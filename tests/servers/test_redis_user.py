@@ -71,7 +71,7 @@ def test_everything_works_with_the_documented_user(server: RedisServer, clean: S
         assert secret not in text
 
 
-def test_documented_user_is_allowed_nothing_else(server: RedisServer, tmp_path: Path) -> None:
+def test_documented_user_is_allowed_nothing_else(server: RedisServer) -> None:
     with make_client(url(server)) as client:
         for words in REFUSED:
             with pytest.raises(redis.ResponseError, match=r"permission|ACL|can't access"):

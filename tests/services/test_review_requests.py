@@ -56,8 +56,6 @@ def make_service(clock: AgingClock, **limits: int) -> ReviewRequests:
         review_requests(),
         clock=clock,
         product_types=["seo", "ads"],
-        after=days(30),
-        window=days(31),
         limits=Limits(**{"batch": 100, "max_queue": 1000, "ahead": 0, **limits}),
     )
 

@@ -363,7 +363,7 @@ def test_warm_shutdown_requeues_the_items_that_wait(watched: Watched) -> None:
     assert (watched.client.llen(QUEUE), watched.client.hlen("qm:unacked")) == (300, 0)
 
 
-def test_items_that_wait_survive_a_lost_broker_connection(watched: Watched, start: Callable[..., Watched]) -> None:
+def test_items_that_wait_survive_a_lost_broker_connection(watched: Watched) -> None:
     names = [f"ok-{number}" for number in range(300)]
     with watched.held():
         watched.send(*names)

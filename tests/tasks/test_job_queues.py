@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -166,7 +166,7 @@ def test_stats_count_pending_executing_and_paused_jobs(lab: Lab) -> None:
     assert detail.startswith("paused: report since ")
 
 
-def test_queue_whose_worker_is_gone_is_stuck_and_lags(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_whose_worker_is_gone_is_stuck_and_lags(lab: Lab) -> None:
     lab.run("mail")
     job.jobs().update_many({}, {"$set": {"waiting": server_now() - minutes(2)}})
     work = lab.dispatching()
@@ -214,6 +214,6 @@ def test_dispatch_is_scheduled_only_where_jobs_may_run_and_carries_the_epoch(
         assert entries["job-queues"]["schedule"] == seconds(5)
 
 
-def test_each_dispatch_records_the_epoch_of_the_leader(lab: Lab, figure: Callable[[str], None]) -> None:
+def test_each_dispatch_records_the_epoch_of_the_leader(lab: Lab) -> None:
     dispatch_due_jobs(epoch=9)
     assert job_queue.leader_epoch() == 9

@@ -28,7 +28,7 @@ def counted(servers: Servers, name: str) -> dict[str, int]:
     return {outcome: sum(of_name[outcome][-2:]) for outcome in counters.OUTCOMES}
 
 
-def test_items_are_counted_by_outcome(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_are_counted_by_outcome(clean: Servers) -> None:
     for _ in range(2):
         make_room(server_now() - seconds(1))
     scan_expired_snoozes()

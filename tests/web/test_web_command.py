@@ -32,8 +32,9 @@ def start(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess
     return subprocess.run([*COMMAND, *arguments], env=environment, cwd=cwd, capture_output=True, text=True)
 
 
-def test_without_keys_only_loopback_addresses_are_allowed(tmp_path: Path) -> None:
-    result = start("--host", "0.0.0.0", cwd=tmp_path)
+def test_without_keys_no_system_is_served_beyond_loopback(tmp_path: Path) -> None:
+    on = {"QM_MESSAGE_QUEUE": "true", "QM_JOBS": "true", "SOCKETIO_TOKEN_SECRET": SECRET}
+    result = start("--host", "0.0.0.0", cwd=tmp_path, **on)
     assert result.returncode == 2
     assert result.stderr.startswith("queue-manager: --host 0.0.0.0: without QM_API_KEYS")
     assert "it must be a loopback address" in result.stderr
