@@ -293,7 +293,7 @@ def _obstacles() -> list[str]:
 system: System = System(
     name="review-requests",
     title="Reviews",
-    description="Agencies that are asked for a review after a month.",
+    description="Asks agencies for a review after a month.",
     every=minutes(5),
     flag="QM_PROJECTS",
     scan_task="tasks.review_requests.scan_eligible_agencies",

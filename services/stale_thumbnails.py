@@ -344,7 +344,7 @@ def _by_collection(ids: Sequence[str]) -> dict[str, list[Any]]:
 system: System = System(
     name="stale-thumbnails",
     title="Thumbnails",
-    description="Thumbnail builds that hang, reset hourly.",
+    description="Resets thumbnail builds that hang, every hour.",
     every=hours(1),
     at="0 * * * *",
     flag="QM_SITES_FIX_STALE_THUMBNAILS",

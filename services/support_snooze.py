@@ -105,7 +105,7 @@ def adoption_notes() -> list[str]:
 system = SupportSnooze(
     name="support-snooze",
     title="Rooms",
-    description="Snoozed support rooms, opened again when their time comes.",
+    description="Opens support rooms when their snooze ends.",
     items_name="rooms",
     flag="QM_CONVERSATIONS",
     every=lambda chosen: seconds(chosen.qm_snooze_scan_seconds),

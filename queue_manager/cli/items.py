@@ -154,12 +154,10 @@ def retry(
     search: Annotated[str | None, typer.Option(help="With --state: only those with this text.")] = None,
     yes: YesOption = False,
 ) -> None:
-    """Send items to the workers now.
+    """Dispatch items that are due, and retry those that are stuck or failed.
 
-    Dispatches those that are due, and retries those that are stuck or failed.
-
-    At most 1,000 are sent at once. Items that are in progress, not due or gone are left alone. `--state` asks for
-    confirmation with the number of items. Exit code 1 if not all were sent; ids that no item has are named.
+    At most 1,000 are dispatched at once. Items that are in progress, not due or gone are left alone. `--state` asks for
+    confirmation with the number of items. Exit code 1 if not all were dispatched; ids that no item has are named.
 
     Examples: `queue-manager items retry support-snooze 65a1b2c3d4e5f60718293a4b`, `queue-manager items retry
     support-snooze --state failed --search timeout --yes`
@@ -168,7 +166,7 @@ def retry(
 
     if bool(ids) == bool(state) or (search is not None and state is None):
         fail("give ids of items, or --state, optionally with --search", code=2)
-    require_tasks()  # they send the items
+    require_tasks()  # they dispatch the items
     with report_errors():
         found = find_system(system)
         given: dict[str, Any] = {"ids": ids} if ids else {"state": state, "search": search}
@@ -176,9 +174,9 @@ def retry(
         if state is not None:
             counted = operations.count_items(found, state, search)
             more = "" if counted.is_complete else " or more"
-            confirm("send", counted.count, "item", f"{more} of {system}", yes=yes)
+            confirm("dispatch", counted.count, "item", f"{more} of {system}", yes=yes)
         answer = operations.retry_items(found, body, current_actor())
-    typer.echo(f"{answer.sent} of {answer.of} sent")
+    typer.echo(f"{answer.sent} of {answer.of} dispatched")
     if answer.sent == answer.of:
         return
     with report_errors(), mongodb():

@@ -278,7 +278,7 @@ def stats() -> SystemStats:
 system: System = System(
     name="job-queues",
     title="Jobs",
-    description="Named queues of jobs, dispatched when a job is due.",
+    description="Dispatches the queue of each name that has a due job.",
     every=lambda chosen: timedelta(milliseconds=chosen.jobs_timer_ms),
     flag="QM_JOBS",
     may_run=lambda chosen: chosen.allows_jobs,

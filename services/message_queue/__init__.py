@@ -206,7 +206,7 @@ def _options() -> QueueOptions:
 system: System = System(
     name="overdue-messages",
     title="Messages",
-    description="Messages whose consumer did not acknowledge them in time, requeued.",
+    description="Requeues messages whose consumer did not acknowledge them in time.",
     every=lambda chosen: timedelta(milliseconds=chosen.overdue_check_interval_ms),
     flag="QM_MESSAGE_QUEUE",
     scan_task="tasks.overdue_messages.requeue_overdue_messages",

@@ -33,8 +33,8 @@ def test_selected_rooms_are_retried_and_audited_once(visit: Visit, queue: Queue,
     visit.wait_for(ids)
     visit.select(*ids[:2])
     expect(page.locator("#picked-count")).to_have_text("2 selected")
-    visit.press("Send now", page.locator("#picked"))
-    expect(page.locator("#toasts")).to_contain_text("Queued 2 of 2")
+    visit.press("Dispatch now", page.locator("#picked"))
+    expect(page.locator("#toasts")).to_contain_text("Dispatched 2 of 2")
     expect(page.locator("#picked")).to_be_hidden()
     visit.wait_for(ids[2:])
     assert {message.args[0] for message in waiting_messages(clean.valkey.url, "support-snooze")} == set(ids[:2])
@@ -49,8 +49,8 @@ def test_the_other_systems_are_retried_alike(visit: Visit, clean: Servers, page:
     opened = visit.open(f"/{page}")
     visit.wait_for(ids)
     opened.get_by_label("Select all on this page").check()
-    visit.press("Send now", opened.locator("#picked"))
-    expect(opened.locator("#toasts")).to_contain_text("Queued 2 of 2")
+    visit.press("Dispatch now", opened.locator("#picked"))
+    expect(opened.locator("#toasts")).to_contain_text("Dispatched 2 of 2")
     assert len(waiting_messages(clean.valkey.url, task_queue)) == 2
 
 

@@ -106,7 +106,7 @@ def test_the_overview_is_updated_without_a_reload(visit: Visit, clean: Servers) 
     with repeated(lambda: worker_heartbeats.record("worker@here")):
         expect(page.get_by_text("worker@here")).to_be_visible()
     expect(page.get_by_text("a-host:1")).to_be_visible()
-    expect(figure(card(page, "Rooms"), "Last scan")).to_contain_text("found 3, sent 2")
+    expect(figure(card(page, "Rooms"), "Last scan")).to_contain_text("found 3, dispatched 2")
     assert page.evaluate("isSamePage")
 
 
@@ -175,10 +175,10 @@ def test_all_matching_items_are_retried_after_a_count(visit: Visit, clean: Serve
     quiet = str(make_room(server_now() - seconds(9), account_id="quiet"))
     page = visit.open("/rooms?search=loud")
     eventually(lambda: set(visit.ids) == loud, within=20)
-    visit.press("Send all that match")
+    visit.press("Dispatch all that match")
     expect(visit.dialog.get_by_role("heading")).to_contain_text("3 rooms")
-    visit.press("Send now", visit.dialog)
-    expect(page.locator("#toasts")).to_contain_text("Queued 3 of 3")
+    visit.press("Dispatch now", visit.dialog)
+    expect(page.locator("#toasts")).to_contain_text("Dispatched 3 of 3")
     assert {message.args[0] for message in sent(clean, "support-snooze")} == loud
     visit.press("Clear the filter")
     visit.wait_for([quiet])
@@ -190,8 +190,8 @@ def test_the_other_systems_are_retried_alike(visit: Visit, clean: Servers, page:
     name = "review-request-pulse" if page == "reviews" else "stale-thumbnails"
     visit.open(f"/{page}")
     eventually(lambda: sorted(visit.ids) == sorted([first, second]), within=20)
-    visit.press("Send now", visit.row(first))
-    expect(visit.page.locator("#toasts")).to_contain_text(re.compile(rf"Queued \w+ {first}"))
+    visit.press("Dispatch now", visit.row(first))
+    expect(visit.page.locator("#toasts")).to_contain_text(re.compile(rf"Dispatched \w+ {first}"))
     (message,) = sent(clean, name)
     assert first.split(":")[-1] in message.args
 

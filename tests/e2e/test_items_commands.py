@@ -143,30 +143,30 @@ class TestRetry:
         failed, due = failed_room("Boom"), str(due_room())
         later = str(make_room(server_now() + hours(1)))
         first = items("retry", ROOMS, failed, due, later)
-        assert (first.returncode, first.stdout) == (1, "2 of 3 sent\n"), first.stderr
+        assert (first.returncode, first.stdout) == (1, "2 of 3 dispatched\n"), first.stderr
         assert first.stderr == "the others are in progress or not due\n"
         assert sent() == {failed, due}
-        assert items("retry", ROOMS, failed).stdout == "0 of 1 sent\n"
+        assert items("retry", ROOMS, failed).stdout == "0 of 1 dispatched\n"
         (_, entry), _ = audit.page(AuditQuery(action="retry"), after=None, limit=10)
         assert (entry.via, entry.system, entry.count, set(entry.ids)) == ("cli", ROOMS, 2, {failed, due, later})
 
     def test_items_of_a_state_are_sent_after_confirmation(self, clean: Servers) -> None:
         nothing = items("retry", ROOMS, "--state", "failed")
-        assert (nothing.returncode, nothing.stdout) == (0, f"no items of {ROOMS} to send\n")
+        assert (nothing.returncode, nothing.stdout) == (0, f"no items of {ROOMS} to dispatch\n")
         broken, slow = failed_room("Boom: the socket broke"), failed_room("timeout")
         refused = items("retry", ROOMS, "--state", "failed", "--search", "socket", answer="n\n")
         assert refused.returncode == 1
-        assert f"Send 1 item of {ROOMS}?" in refused.stdout
+        assert f"Dispatch 1 item of {ROOMS}?" in refused.stdout
         assert sent() == set()
         assert items("retry", ROOMS, "--state", "failed", "--search", "socket", answer="y\n").returncode == 0
         assert sent() == {broken}
-        assert items("retry", ROOMS, "--state", "failed", "--yes").stdout == "1 of 1 sent\n"
+        assert items("retry", ROOMS, "--state", "failed", "--yes").stdout == "1 of 1 dispatched\n"
         assert sent() == {broken, slow}
 
     def test_unknown_ids_are_named(self, clean: Servers) -> None:
         due = str(due_room())
         result = items("retry", ROOMS, due, GONE)
-        assert (result.returncode, result.stdout) == (1, "1 of 2 sent\n")
+        assert (result.returncode, result.stdout) == (1, "1 of 2 dispatched\n")
         assert result.stderr == f"{GONE}: there is no such item\n"
 
     @pytest.mark.parametrize("arguments", [[], [GONE, "--state", "failed"], [GONE, "--search", "x"]])
@@ -203,7 +203,7 @@ def test_system_of_the_users_own(clean: Servers, tmp_path: Path) -> None:
     try:
         (due,) = json.loads(printed_by("items", "list", "trial-end", "--json"))["items"]
         assert printed_by("items", "show", "trial-end", due["id"]).startswith('item "ada"  due\n')
-        assert printed_by("items", "retry", "trial-end", due["id"]) == "1 of 1 sent\n"
+        assert printed_by("items", "retry", "trial-end", due["id"]) == "1 of 1 dispatched\n"
         assert due["id"] in printed_by("items", "list", "trial-end", "in-progress")
     finally:
         collection("accounts").drop()

@@ -14,7 +14,7 @@ const document_ = element("details", { hidden: true, ontoggle: readDocument }, e
 const REFRESH_INTERVAL = 3000; // ms between two readings because something happened
 const MESSAGES = "overdue-messages";
 /** @type {Record<string, string>} */
-const VERBS = { due: "Send now", pending: "Run now" };
+const VERBS = { due: "Dispatch now", pending: "Run now" };
 /** @type {Found | undefined} */
 let known;
 
@@ -65,7 +65,7 @@ function entry({ at, event, detail, worker, duration_ms: took, error, task_id: t
 /** @param {string} path @param {object} body @param {string} label */
 const again = (path, body, label) => attempt(async () => {
   const { message } = await post(path.replace("/api", ""), body);
-  toast(message ?? `${label in VERBS ? "Queued" : "Retry queued for"} ${item} ${id}`);
+  toast(message ?? `${label in VERBS ? "Dispatched" : "Retry queued for"} ${item} ${id}`);
   await read();
 });
 

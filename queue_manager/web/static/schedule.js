@@ -82,7 +82,7 @@ function inWords(cron) {
 const summary = (run) => (run.is_paused && !isBad(run) ? "paused" : numbers(run));
 
 /** @param {ScanResult} run */
-const numbers = ({ found, enqueued: sent, errors, duration_ms: took }) => [`${number(found)} found`, sent && `${number(sent)} sent`, errors && many(errors, "error"), span(took)].filter((part) => typeof part === "string").map((part) => part.replace(" ", "\u00a0")).join(", ");
+const numbers = ({ found, enqueued: sent, errors, duration_ms: took }) => [`${number(found)} found`, sent && `${number(sent)} dispatched`, errors && many(errors, "error"), span(took)].filter((part) => typeof part === "string").map((part) => part.replace(" ", "\u00a0")).join(", ");
 
 /** @param {ScanResult} run */
 const isBad = (run) => run.errors > 0 || Boolean(run.error);
@@ -97,7 +97,7 @@ function marks({ title, last_runs: runs }) {
 }
 
 /** @param {ScanResult[]} runs */
-const table = (runs) => grid(["When", "Found", "Claimed", "Sent", "Errors", "Duration", "Error"], runs.map((run) => [
+const table = (runs) => grid(["When", "Found", "Claimed", "Dispatched", "Errors", "Duration", "Error"], runs.map((run) => [
   moment(run.at), number(run.found), number(run.claimed), number(run.enqueued), number(run.errors), span(run.duration_ms), run.error && errorText(run.error),
 ]));
 

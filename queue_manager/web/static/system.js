@@ -16,8 +16,8 @@ const { system: name, items, item: itemName, attempts: attemptsName = "" } = byI
 const path = `/systems/${name}`;
 /** @type {Record<ItemState, StateTexts>} */
 const STATES = {
-  due: { count: "due", verb: "Send now", all: "Send all that match", title: "Nothing is due", text: `The next scan dispatches the ${items} that fall due.` },
-  "in-progress": { count: "in_progress", title: "Nothing is in progress", text: `The ${items} that were sent to a worker are listed here until it is done with them.`, next: "lease ends" },
+  due: { count: "due", verb: "Dispatch now", all: "Dispatch all that match", title: "Nothing is due", text: `The next scan dispatches the ${items} that fall due.` },
+  "in-progress": { count: "in_progress", title: "Nothing is in progress", text: `The ${items} that were dispatched are listed here until a worker is done with them.`, next: "lease ends" },
   stuck: { count: "stuck", verb: "Retry", all: "Retry all that match", title: "Nothing is stuck", text: `The ${items} whose lease ended without a result are listed here. Check the workers first.` },
   failed: { count: "failed", verb: "Retry", all: "Retry all that match", title: "Nothing has failed", text: `The ${items} whose final attempt failed are listed here, with the reason.`, next: "again" },
 };
@@ -84,12 +84,12 @@ async function send(to, done) {
 }
 
 /** @param {Item} item */
-const retry = ({ id, state }) => send(`${path}/items/${encodeURIComponent(id)}/retry`, `${state === "due" ? "Queued" : "Retry queued for"} ${itemName} ${id}`);
+const retry = ({ id, state }) => send(`${path}/items/${encodeURIComponent(id)}/retry`, `${state === "due" ? "Dispatched" : "Retry queued for"} ${itemName} ${id}`);
 
 /** @param {string[]} ids */
 const retrySelected = (ids) => attempt(async () => {
   const { sent, of } = await post(`${path}/items/retry`, { ids });
-  toast(`Queued ${number(sent)} of ${number(of)}`);
+  toast(`Dispatched ${number(sent)} of ${number(of)}`);
   list.selection.clear();
   list.refresh();
 });
@@ -101,11 +101,11 @@ async function retryAll() {
   const { count, is_complete: isAll } = await get(`${path}/items/count${query(filter)}`);
   if (!count) return toast("Nothing matches");
   return askFor({
-    title: `${verb}: ${count === 1 ? "the one that matches" : `${number(count)}${isAll ? "" : " or more"} ${items}`}?`, verb, text: "Each is sent to a worker at once, as a scan would send it.",
+    title: `${verb}: ${count === 1 ? "the one that matches" : `${number(count)}${isAll ? "" : " or more"} ${items}`}?`, verb, text: "Each is dispatched at once, as by a scan.",
     async act() {
       const { sent, of } = await post(`${path}/items/retry`, filter);
       list.refresh();
-      return `Queued ${number(sent)} of ${number(of)}`;
+      return `Dispatched ${number(sent)} of ${number(of)}`;
     },
   });
 }
@@ -141,7 +141,7 @@ function scanRow({ at, found, claimed, enqueued, errors, duration_ms: took, erro
   const notes = Object.entries(noted ?? {}).map(([what, count]) => `${what} ${number(/** @type {number} */ (count))}`).join(", ");
   return element("tr", {},
     element("th", { scope: "row" }, moment(at)),
-    cell("Found", number(found), "number"), cell("Claimed", number(claimed), "number"), cell("Sent", number(enqueued), "number"),
+    cell("Found", number(found), "number"), cell("Claimed", number(claimed), "number"), cell("Dispatched", number(enqueued), "number"),
     cell("Errors", element("span", { class: errors ? "bad strong" : "" }, number(errors)), "number"),
     cell("Duration", span(took), "number nowrap"),
     element("td", { class: "text" }, error && element("span", { class: "clip bad", title: error }, error), notes));

@@ -79,7 +79,7 @@ export function statistics(system) {
 
 /** @param {System} system */
 export function scans({ last_scan: last, next_scan_at: next, is_running: isRunning, is_starting: isStarting, errors }) {
-  const did = last && [moment(last.at), ` found ${number(last.found)}, sent ${number(last.enqueued)}`, last.errors > 0 && element("span", { class: "bad" }, `, ${many(last.errors, "error")}`)];
+  const did = last && [moment(last.at), ` found ${number(last.found)}, dispatched ${number(last.enqueued)}`, last.errors > 0 && element("span", { class: "bad" }, `, ${many(last.errors, "error")}`)];
   return facts("facts scans", [
     ["Last scan", did ? element("span", {}, did) : isStarting ? "none yet" : errors === null ? "—" : "none in 24 h"],
     ["Next scan", isRunning ? "running now" : countdown(next === null ? null : at(next), until)],
