@@ -11,14 +11,14 @@ from queue_manager.core.clock import from_unix_ms, milliseconds, seconds
 from queue_manager.core.wording import distance, error_summary, many, ordinal, sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
 from queue_manager.system import System
-from services.message_queue.admin import QueueAdmin
+from services.message_queue.admin import DEFAULT_MOVE_REASON, QueueAdmin
 from services.message_queue.browser import MessageState
 from services.message_queue.fields import is_id
 from services.message_queue.messages import HistoryEvent, Message, QueueOptions
 
 STATE_LABELS: dict[MessageState, tuple[str, Tone]] = {
     "main": ("waiting", "neutral"),
-    "processing": ("in processing", "good"),
+    "processing": ("processing", "good"),
     "dead": ("failed", "bad"),
     "acknowledged": ("acknowledged", "good"),
     "archived": ("archived", "neutral"),
@@ -122,22 +122,22 @@ class _MessageExplanation:
         fields = self._message.fields
         by = f" by consumer {fields['consumer_id']}" if fields.get("consumer_id") else ""
         limit = fields.get("custom_max_attempts") or self._options.max_attempts
-        delivery = f"delivery {self._message.attempt} of {limit}"
+        attempt = f"attempt {self._message.attempt} of {limit}"
         deadline = self._message.deadline_at
         if deadline is None:
-            yield f"in processing{by}"
+            yield f"being processed{by}"
         elif _moment(deadline) > self._now:
-            yield f"in processing{by} until {self._when(deadline)}"
+            yield f"being processed{by} until {self._when(deadline)}"
         else:
-            yield f"in processing{by}; its deadline passed {distance(_moment(deadline), self._now)}"
+            yield f"being processed{by}; its deadline passed {distance(_moment(deadline), self._now)}"
             yield self._dispatch.scan()
-        yield delivery
+        yield attempt
 
     def _last_failure(self) -> Iterator[str]:
         last = next((one for one in reversed(self._events) if one.reason and one.event in FAILURES), None)
         if last is not None and self._message.attempt:  # a replay resets the attempts
             reason = error_summary(reason_text(last.reason or ""))
-            yield f"its {ordinal(self._message.attempt)} delivery failed. Reason: {reason}"
+            yield f"its {ordinal(self._message.attempt)} attempt failed. Reason: {reason}"
 
     @property
     def _last_error(self) -> str:
@@ -176,7 +176,7 @@ def _entries(events: Sequence[HistoryEvent], last_error: str) -> Iterator[Timeli
             "" if event.consumer_id is None else f"to {event.consumer_id}",
             "" if event.attempt is None else f"attempt {event.attempt}",
             "" if event.touches is None else many(event.touches, "time"),
-            "" if event.event in FAILURES else event.reason,
+            "" if event.event in FAILURES or event.reason == DEFAULT_MOVE_REASON else event.reason,
         )
         yield TimelineEvent(
             at=_moment(event.at),
