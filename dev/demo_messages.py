@@ -27,7 +27,7 @@ PRIORITIES = {
     "demo.export_report": 2,
     "demo.make_thumbnail": 0,
 }
-FAULT = "the card has expired"
+FAULT = "the account is closed"
 """What a message says that no consumer can do, so that it becomes a dead letter."""
 
 

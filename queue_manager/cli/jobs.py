@@ -150,9 +150,7 @@ def status(is_json: ApiJsonOption = False) -> None:
 
 @jobs.command()
 def latency(is_json: AnswerJsonOption = False) -> None:
-    """Show how long the jobs of each name waited and ran.
-
-    In the last 24 hours, in milliseconds.
+    """Show how long the jobs of each name waited and ran in the last 24 hours.
 
     Example: `queue-manager jobs latency --json`
     """
@@ -162,11 +160,13 @@ def latency(is_json: AnswerJsonOption = False) -> None:
         print_answer(found)
         return
     rows = [
-        SimpleNamespace(name=name, done=one.run.count, wait_p95=one.wait and one.wait.p95_ms, run_p95=one.run.p95_ms)
+        SimpleNamespace(
+            name=name, done=one.run.count, wait_p95_ms=one.wait and one.wait.p95_ms, run_p95_ms=one.run.p95_ms
+        )
         for name, one in found.names.items()
         if one.run is not None
     ]
-    print_table(rows, ("name", "done", "wait_p95", "run_p95"), nothing="no job was done in the last 24 hours")
+    print_table(rows, ("name", "done", "wait_p95_ms", "run_p95_ms"), nothing="no job was done in the last 24 hours")
 
 
 # Lists

@@ -72,7 +72,7 @@ def counts_line(counts: QueueCounts) -> str:
     numbers = {state: str(counts.of(state)) for state in MESSAGE_STATES}
     if counts.overdue:
         numbers["processing"] += f" ({counts.overdue} overdue)"
-    numbers["acknowledged"] += f" of {counts.total_acknowledged}"
+    numbers["acknowledged"] = f"{counts.total_acknowledged} ({counts.of('acknowledged')} kept)"
     return "  ".join(f"{STATE_TITLES.get(state, state)} {number}" for state, number in numbers.items())
 
 

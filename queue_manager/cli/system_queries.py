@@ -156,7 +156,7 @@ def _print_day(day: History, *, as_json: bool) -> None:
         for name, found in day.systems.items()
         if found is not None
     ]
-    print_table(rows, ("name", "ended"), nothing="no system")
+    print_table(rows, ("name", "ended"), nothing="no system", renamed={"ended": "in the last 24 hours"})
 
 
 def _print_problems(unread: Sequence[str], problems: Sequence[Problem]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from models import job_attempt, job_queue
 from models.database import Document, collection, server_now
 from models.job import JobState
 from queue_manager.core.clock import minutes, seconds, to_iso
-from services.job_queues import jobs
+from queue_manager.telemetry import counters, latency
+from services.job_queues import JOBS_INITIATOR, jobs
 from tests.any_jobs import IMPORT, INVOICE, MODULE, PARCEL, REPORT, made
 from tests.e2e.commands import COMMAND, environment, invoke, queue_manager, said_on_a_terminal
 from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
@@ -281,6 +284,15 @@ class TestStatus:
         assert (str(runs["_id"]) in "\n".join(lines)) is (not hidden)
         assert ("next due" in title) is (not hidden)
         assert (f"not shown, because the terminal is too narrow: {hidden}" in lines) is bool(hidden)
+
+    def test_the_latency_names_its_unit(self, clean: Servers) -> None:
+        made(INVOICE, 1)
+        counts = Counter[str](done=1)
+        latency.count(counts, due_ms=0, ready_ms=0, began_ms=2_000, ended_ms=3_000)
+        counters.items_by_hour(f"{JOBS_INITIATOR}/{INVOICE}", counts)
+        title, row = run("latency").stdout.splitlines()
+        assert re.split(" {2,}", title.rstrip()) == ["name", "done", "wait p95 ms", "run p95 ms"]
+        assert row.split()[:2] == [INVOICE, "1"]
 
     @pytest.mark.processes
     def test_status_without_a_leader(self, clean: Servers) -> None:

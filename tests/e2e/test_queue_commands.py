@@ -88,7 +88,7 @@ class TestList:
         assert second.split()[:4] == ["second", "export", "5", "0"]
         assert first.split()[:4] == ["first", "send_mail", "5", "0"]
         assert first.rstrip().endswith('{"to":"ada"}')
-        assert counts == "waiting (main) 2  processing 1  failed (dead) 0  acknowledged 0 of 0  archived 0"
+        assert counts == "waiting (main) 2  processing 1  failed (dead) 0  acknowledged 0 (0 kept)  archived 0"
         assert "mailer-1" in run("list", "processing").stdout
 
     def test_a_page_prints_the_cursor_of_the_next(self, queue: MessageQueue) -> None:

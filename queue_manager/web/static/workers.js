@@ -49,7 +49,7 @@ function card({ name, pid, queues, release, paused, pool, size, busy, done_per_m
       ["Done / min", pool && number(rate)],
       ["Memory", pool && bytes(memory)],
       ["Version", release ?? "before 0.2"],
-      ["Process", pid],
+      ["PID", pid],
       ["Last seen", element("span", { class: "seen" })],
       ["Queues", element("span", { class: "queues" }, queues?.map((queue, index) => [index > 0 && ", ", linked(queue)]) ?? "unknown")],
     ]),
@@ -58,7 +58,7 @@ function card({ name, pid, queues, release, paused, pool, size, busy, done_per_m
 
 /** @param {string} name @param {WorkerProcess[]} processes */
 const table = (name, processes) => element("div", { class: "sheet" }, element("table", { "aria-label": `Processes of ${name}` },
-  element("thead", {}, element("tr", {}, ["Process", "Task", "Running for", "Memory"].map((title) => element("th", { scope: "col", class: title === "Memory" && "number" }, title)))),
+  element("thead", {}, element("tr", {}, ["PID", "Task", "Running for", "Memory"].map((title) => element("th", { scope: "col", class: title === "Memory" && "number" }, title)))),
   element("tbody", {}, processes.flatMap(rows))));
 
 // A thread pool has one process, with a row for each task.
