@@ -89,7 +89,7 @@ def test_a_long_reason_keeps_its_lines_and_leaves_the_buttons_in_sight(visit: Vi
     visit.page.set_viewport_size(NARROW)
     page = visit.open("/messages/failed")
     visit.open_row(id)
-    shown = visit.dialog.get_by_role("region", name="Reason")
+    shown = visit.dialog.get_by_role("group", name="Reason")
     expect(shown).to_be_in_viewport()
     assert shown.inner_text() == reason
     expect(visit.dialog.get_by_role("button", name="Replay")).to_be_in_viewport(ratio=1)
@@ -97,7 +97,7 @@ def test_a_long_reason_keeps_its_lines_and_leaves_the_buttons_in_sight(visit: Vi
     answer = page.get_by_role("region", name=f"message {id}")
     expect(answer).to_contain_text("Reason: KeyError: 'to'.")
     expect(answer).not_to_contain_text("Traceback")
-    expect(page.locator(".timeline").get_by_role("region", name="Error")).to_have_text(reason)
+    expect(page.locator(".timeline").get_by_role("group", name="Error")).to_have_text(reason)
 
 
 def test_the_id_of_a_row_is_a_link_to_the_page_of_the_message(visit: Visit, queue: Queue) -> None:

@@ -94,7 +94,7 @@ export const withCode = (text) => text.split("`").map((part, index) => (index % 
 export const pill = (text, kind = "") => element("span", { class: `pill ${kind}` }, text);
 
 /** An error; one that is long or has several lines keeps its lines. @param {string} text */
-export const errorText = (text, label = "Error") => (/\n|.{300}/.test(text) ? element("pre", { class: "bad", role: "region", tabindex: 0, "aria-label": label }, text) : element("span", { class: "bad" }, text));
+export const errorText = (text, label = "Error") => (/\n|.{300}/.test(text) ? element("pre", { class: "bad", role: "group", tabindex: 0, "aria-label": label }, text) : element("span", { class: "bad" }, text));
 
 /** Pairs without a value are left out. @param {string} kind @param {[string, Child][]} pairs */
 export function facts(kind, pairs) {
