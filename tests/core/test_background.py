@@ -48,17 +48,19 @@ def test_a_task_that_lost_a_cancellation_is_cancelled_again() -> None:
 
 def test_a_block_ends_although_a_cancellation_was_lost() -> None:
     async def leave() -> None:
-        async with asyncio.timeout(30), in_background(_go_on()):
+        async with asyncio.timeout(30) as limit, in_background(_go_on()):
             await asyncio.sleep(0)
+        assert not limit.expired()  # the block suppresses the cancellation by which the limit ends it
 
     asyncio.run(leave())
 
 
 def test_a_feed_ends_although_its_source_swallowed_a_cancellation() -> None:
     async def leave() -> None:
-        async with asyncio.timeout(30), Feed(Deaf(), asyncio.Event()) as feed:
+        async with asyncio.timeout(30) as limit, Feed(Deaf(), asyncio.Event()) as feed:
             with feed.subscribe():
                 await feed.reader_position()
+        assert not limit.expired()
 
     asyncio.run(leave())
 
