@@ -47,10 +47,19 @@ def ping_mongodb() -> None:
 
 @contextmanager
 def redis_server() -> Iterator[redis.Redis]:
-    """Yield a Redis client with short timeouts. Raises `Unavailable` for its errors in the block."""
+    """Yield a Redis client with short timeouts. Raises `Unavailable` for its errors in the block.
+
+    If another program has written a key, the error names the key, its type and what to do.
+    """
     try:
         yield _client()
-    except redis.RedisError as error:
+    except (redis.RedisError, Unavailable) as error:
+        from queue_manager import redis_keys  # imported here, because it imports all systems
+
+        if (explained := redis_keys.explain_wrong_types(error)) is not None:
+            raise Unavailable(explained) from error.__cause__ or error
+        if isinstance(error, Unavailable):
+            raise
         raise Unavailable(describe_outage(settings().redis_url, error)) from error
 
 

@@ -20,7 +20,7 @@ import redis
 from beat_schedule import systems
 from models import scan_run, schema
 from models.database import is_forbidden, require_replica_set, server_now
-from queue_manager import pauses
+from queue_manager import pauses, redis_keys
 from queue_manager.beat.status import Leadership, leadership, next_runs, older_leader
 from queue_manager.broker import dead_letters, start_check
 from queue_manager.core.background import call_within
@@ -248,10 +248,9 @@ def _redis() -> InRedis:
         try:
             return of_key()
         except (redis.ResponseError, Unavailable) as error:
-            cause = error.__cause__ or error
-            if "WRONGTYPE " not in str(cause):
+            if (keys := redis_keys.wrong_types(error)) is None:
                 raise
-            unread[what] = reason(cause)
+            unread[what] = keys
         return default
 
     with redis_server() as client:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from models import deployment
+from queue_manager import redis_keys
 from queue_manager.core.settings import settings
-from queue_manager.doctor import CHECKS, installation, mongodb, redis_keys
+from queue_manager.doctor import CHECKS, installation, mongodb
 from queue_manager.doctor.redis_servers import COMMANDS
 from queue_manager.health_rules import Problem, Rule
 from queue_manager.telemetry.worker_heartbeats import is_same_database

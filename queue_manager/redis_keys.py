@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import redis
 
@@ -15,6 +16,8 @@ from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import SCHEDULE_KEY
 from queue_manager.broker import keys
 from queue_manager.broker.dead_letters import DEAD_LETTERS
+from queue_manager.core.errors import reason
+from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
 from queue_manager.leases import Leases
 from queue_manager.pauses import PAUSES_KEY
@@ -24,6 +27,7 @@ from queue_manager.telemetry.counters import source
 from services import message_queue
 from services.due_documents.work import AFTER
 
+WHAT_TO_DO = "Another program wrote it: rename or delete the key"
 _TYPE_NAMES = {"zset": "sorted set"}
 _OF_SERVER = {
     PAUSES_KEY: "hash",
@@ -85,6 +89,25 @@ def _of_leases(name: str) -> dict[str, str]:
         f"qm:lease:{name}:scan": "string",
         f"qm:lease:{name}:slot": "string",
     }
+
+
+def wrong_types(error: BaseException) -> str | None:
+    """Return which keys have another type, if one of them caused an error; `None` for other errors."""
+    cause = error.__cause__ or error
+    if "WRONGTYPE " not in str(cause):
+        return None
+    found: list[str] = []
+    with suppress(redis.RedisError):
+        for url, of_url in types().items():
+            with connect(url) as client:
+                found += of_other_types(client, of_url)
+    return "; ".join(found) or reason(cause)
+
+
+def explain_wrong_types(error: BaseException) -> str | None:
+    """Return which keys have another type and what to do, as `wrong_types` does."""
+    keys = wrong_types(error)
+    return None if keys is None else f"In Redis, {keys}. {WHAT_TO_DO}"
 
 
 def of_other_types(client: redis.Redis, types: Mapping[str, str]) -> Iterator[str]:
