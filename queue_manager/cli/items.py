@@ -154,7 +154,7 @@ def retry(
     search: Annotated[str | None, typer.Option(help="With --state: only those with this text.")] = None,
     yes: YesOption = False,
 ) -> None:
-    """Dispatch items that are due, and retry those that are stuck or failed.
+    """Dispatch due items, and retry stuck or failed ones.
 
     At most 1,000 are dispatched at once. Items that are in progress, not due or gone are left alone. `--state` asks for
     confirmation with the number of items. Exit code 1 if not all were dispatched; ids that no item has are named.

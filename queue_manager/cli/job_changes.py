@@ -98,7 +98,7 @@ def run(
 
 
 def cancel(ids: JobIdArguments) -> None:
-    """Cancel jobs, and ask those that are executing to stop.
+    """Cancel jobs, and ask executing ones to stop.
 
     Prints an outcome for each. The process of a job that does not stop is ended after JOBS_GRACE_SECONDS.
 

@@ -150,7 +150,7 @@ def status(is_json: ApiJsonOption = False) -> None:
 
 @jobs.command()
 def latency(is_json: AnswerJsonOption = False) -> None:
-    """Show how long the jobs of each name waited and ran in the last 24 hours.
+    """Show how long jobs waited and ran in 24 hours, by name.
 
     Example: `queue-manager jobs latency --json`
     """

@@ -38,7 +38,7 @@ from services.job_queues import jobs
 from tests import bulk_data
 from tests.any_jobs import INVOICE, MODULE
 from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
-from tests.e2e.commands import COMMAND, invoke, queue_manager
+from tests.e2e.commands import COMMAND, queue_manager
 from tests.e2e.health_command import repeated
 from tests.e2e.watching import is_open
 from tests.eventually import eventually
@@ -50,42 +50,11 @@ from tests.tasks.hand_worker import waiting_messages
 pytestmark = pytest.mark.processes
 
 
-GROUPS = [name for name, one in typer.main.get_group(cli).commands.items() if hasattr(one, "commands")]
-
-
 def test_help_names_every_command(tmp_path: Path) -> None:
     result = queue_manager("--help", cwd=tmp_path)
     assert result.returncode == 0
     assert set(COMMANDS) == set(typer.main.get_command(cli).commands)  # type: ignore[attr-defined]
     assert all(command in result.stdout for command in COMMANDS)
-
-
-@pytest.mark.parametrize("group", ["", *GROUPS])
-def test_the_help_of_a_group_has_each_command_in_one_line(group: str) -> None:
-    shown = invoke(*group.split(), "--help", columns=80).stdout
-    *_, listed = shown.partition("\nCommands:\n")
-    assert listed.strip()
-    assert "..." not in listed
-    assert "<bool>" not in shown
-
-
-def test_paragraphs_of_a_help_text_are_wrapped() -> None:
-    text = invoke("items", "retry", "--help", columns=80).stdout
-    (paragraph,) = (one for one in text.split("\n\n") if one.startswith("  At most 1,000"))
-    *lines, _ = paragraph.splitlines()
-    assert len(lines) == 2
-    assert all(60 < len(line) <= 80 for line in lines)
-
-
-def test_state_named_as_on_the_page_gets_a_suggestion() -> None:
-    for word, state in (("waiting", "main"), ("failed", "dead")):
-        assert f"(did you mean {state}?)" in invoke("queue", "list", word).stderr
-
-
-def test_a_table_names_the_columns_that_do_not_fit(clean: Servers) -> None:
-    shown = invoke("systems", "list", columns=40).stdout
-    assert "support-snooze    on     10 s" in shown
-    assert "not shown, because the terminal is too narrow: queue, page" in shown
 
 
 def test_migrate_may_be_repeated(clean: Servers, tmp_path: Path) -> None:
@@ -195,23 +164,6 @@ def test_unknown_scan_names_the_known_ones(tmp_path: Path) -> None:
         f"queue-manager: There is no system 'nonsense'; the systems are: {names}; "
         "QM_SYSTEMS names the modules of your own"
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (["queue", "list", "daed"], "Invalid value for 'STATE': 'daed' is not one of 'main', "),
-        (["items", "list", "support-snooze", "faild"], "'failed' (did you mean failed?)."),
-        (["queue", "clear", "daed"], "'archived' (did you mean dead?)."),
-        (["queue", "list", "--limit", "x"], "Invalid value for '--limit': "),
-    ],
-)
-def test_value_that_is_not_allowed_gets_a_suggestion(arguments: list[str], error: str) -> None:
-    result = invoke(*arguments)
-    assert (result.returncode, result.stdout) == (2, "")
-    said = " ".join(result.stderr.replace("│", " ").split())
-    assert error in said
-    assert "Value error" not in said
 
 
 def test_health_reports_a_missing_beat(clean: Servers, tmp_path: Path) -> None:

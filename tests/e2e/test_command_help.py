@@ -1,0 +1,57 @@
+"""The help of `queue-manager`, its suggestions and its tables."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from queue_manager.cli.commands import cli
+from tests.e2e.commands import invoke
+from tests.real_servers import Servers
+
+GROUPS = [name for name, one in typer.main.get_group(cli).commands.items() if hasattr(one, "commands")]
+
+
+@pytest.mark.parametrize("group", ["", *GROUPS])
+def test_the_help_of_a_group_has_each_command_in_one_line(group: str) -> None:
+    shown = invoke(*group.split(), "--help", columns=80).stdout
+    *_, listed = shown.partition("\nCommands:\n")
+    assert listed.strip()
+    assert "..." not in listed
+    assert "<bool>" not in shown
+
+
+def test_paragraphs_of_a_help_text_are_wrapped() -> None:
+    text = invoke("items", "retry", "--help", columns=80).stdout
+    (paragraph,) = (one for one in text.split("\n\n") if one.startswith("  At most 1,000"))
+    *lines, _ = paragraph.splitlines()
+    assert len(lines) == 2
+    assert all(60 < len(line) <= 80 for line in lines)
+
+
+def test_state_named_as_on_the_page_gets_a_suggestion() -> None:
+    for word, state in (("waiting", "main"), ("failed", "dead")):
+        assert f"(did you mean {state}?)" in invoke("queue", "list", word).stderr
+
+
+def test_a_table_names_the_columns_that_do_not_fit(clean: Servers) -> None:
+    shown = invoke("systems", "list", columns=40).stdout
+    assert "support-snooze    on     10 s" in shown
+    assert "not shown, because the terminal is too narrow: queue, page" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["queue", "list", "daed"], "Invalid value for 'STATE': 'daed' is not one of 'main', "),
+        (["items", "list", "support-snooze", "faild"], "'failed' (did you mean failed?)."),
+        (["queue", "clear", "daed"], "'archived' (did you mean dead?)."),
+        (["queue", "list", "--limit", "x"], "Invalid value for '--limit': "),
+    ],
+)
+def test_value_that_is_not_allowed_gets_a_suggestion(arguments: list[str], error: str) -> None:
+    result = invoke(*arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    said = " ".join(result.stderr.replace("│", " ").split())
+    assert error in said
+    assert "Value error" not in said
