@@ -8,7 +8,6 @@ before.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -21,7 +20,7 @@ from threading import Lock
 from typing import IO, TextIO
 
 from dev.processes import describe
-from queue_manager.core.log import line_prefix
+from queue_manager.core.log import has_colours, line_prefix
 
 LONGEST_LINE = 16 * 1024  # bytes; a longer one is shown in pieces, so that no process can fill our memory
 MAX_FILE_BYTES = 10 * 1024**2
@@ -69,9 +68,9 @@ class LogStream(ProcessOutput):
         self._lock = Lock()
         names = list(names)
         width = max(map(len, names), default=0)
-        has_colours = stream.isatty() and not os.environ.get("NO_COLOR")
+        is_coloured = has_colours(stream)
         self._prefixes = {
-            name: line_prefix(name, width=width, colour=colour if has_colours else None)
+            name: line_prefix(name, width=width, colour=colour if is_coloured else None)
             for name, colour in zip(names, cycle(_COLOURS), strict=False)
         }
 

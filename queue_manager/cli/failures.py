@@ -85,7 +85,7 @@ def replay(
     """
     from tasks.systems import require_tasks  # imported here, because it takes a second
 
-    require_tasks()  # they send the items
+    require_tasks()  # they dispatch the items
     with report_errors():
         found, is_complete = operations.find_group(group)
         ids = found.until(None)

@@ -15,7 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
@@ -127,11 +127,11 @@ def configure(*, level: str | int = "INFO", form: str = "console") -> None:
         if process is not None:
             render.insert(0, _process_field(process))
     else:
-        has_colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-        console = structlog.dev.ConsoleRenderer(colors=has_colours, pad_event_to=0)
+        is_coloured = has_colours(sys.stderr)
+        console = structlog.dev.ConsoleRenderer(colors=is_coloured, pad_event_to=0)
         shared, render = _SHARED, [_escape_control_characters, console]
         if process is not None:
-            colour = _PROCESS_COLOURS.get(process) if has_colours else None
+            colour = _PROCESS_COLOURS.get(process) if is_coloured else None
             render.append(_prefix_of_lines(line_prefix(process, width=_NAME_WIDTH, colour=colour)))
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(OutageFilter())
@@ -150,6 +150,11 @@ def configure(*, level: str | int = "INFO", form: str = "console") -> None:
     root.setLevel(level)
     # A line per received message is redundant to the one that it succeeded.
     logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Return True if lines in a stream may be coloured: on a terminal, unless NO_COLOR is set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 def line_prefix(name: str, *, width: int, colour: int | None) -> str:
