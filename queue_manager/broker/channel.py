@@ -81,7 +81,7 @@ class Channel(stock.Channel):
         self._tag_prefix = uuid4().hex
         self._take_count = 0
         self._is_script_loaded = False
-        self._lists = PriorityLists(self)
+        self._lists = PriorityLists(self._list_names)
         self._requested: tuple[list[PriorityList], int] = ([], 0)  # the lists, and how many messages at most
         self._empty_queues = EmptyQueues(self._lists)
         self._no_ack_queues: set[str] = set()
@@ -152,6 +152,10 @@ class Channel(stock.Channel):
     def _queues_to_request(self) -> list[str]:
         """Return the queues that may have messages, in the order of their turns."""
         return [one for one in self._queue_cycle.consume(len(self.active_queues)) if one not in self._empty_queues]
+
+    def _list_names(self, queue: str) -> list[tuple[str, int]]:
+        """Return the names of a queue's lists, each with its priority."""
+        return [(self._q_for_pri(queue, step), self.priority(step)) for step in self.priority_steps]
 
     def _take_arguments(
         self, lists: Sequence[PriorityList], queues: int, batch_size: int

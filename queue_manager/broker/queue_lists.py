@@ -8,8 +8,8 @@ reads the lists that it leaves empty.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps
@@ -18,9 +18,6 @@ from redis.exceptions import ResponseError
 from queue_manager.broker.errors import refusals_as_connection_errors
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import REDIS_OUTAGES
-
-if TYPE_CHECKING:
-    from queue_manager.broker.channel import Channel
 
 POLL_INTERVAL = 5.0  # seconds between two requests of all queues, which notice a server that became a replica
 FALLBACK_POLL_INTERVAL = 1.0  # seconds, if the server sends no notifications
@@ -39,10 +36,14 @@ class PriorityList(NamedTuple):
 
 
 class PriorityLists:
-    """The lists of a channel. Their names are made once: a worker of all systems has 70 of them."""
+    """The lists of a channel. Their names are made once: a worker of all systems has 70 of them.
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    Args:
+        names_of: returns the names of a queue's lists, each with its priority.
+    """
+
+    def __init__(self, names_of: Callable[[str], list[tuple[str, int]]]) -> None:
+        self._names_of = names_of
         self._of_queue: dict[str, list[PriorityList]] = {}
         self._queues: dict[str, str] = {}
 
@@ -58,8 +59,7 @@ class PriorityLists:
         return self._queues.get(name)
 
     def _made(self, queue: str) -> list[PriorityList]:
-        channel, ending = self._channel, f', "", {dumps(queue)}]'
-        names = [(channel._q_for_pri(queue, step), channel.priority(step)) for step in channel.priority_steps]
+        names, ending = self._names_of(queue), f', "", {dumps(queue)}]'
         self._queues.update((name, queue) for name, _ in names)
         return [PriorityList(name, queue, priority, ending) for name, priority in names]
 
