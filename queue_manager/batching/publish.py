@@ -18,8 +18,9 @@ from datetime import datetime
 from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 import celery
 from celery import Celery, Task, signals
@@ -28,6 +29,7 @@ from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 
 from models.database import estimated_now
+from queue_manager.batching.task import BatchedTask
 from queue_manager.broker.channel import Channel
 from queue_manager.core.clock import unix_ms
 from queue_manager.core.redis_client import REDIS_OUTAGES
@@ -35,9 +37,6 @@ from queue_manager.core.settings import settings
 from queue_manager.items import DueItem
 from queue_manager.telemetry import tracing
 from queue_manager.telemetry.latency import SENT_HEADER
-
-if TYPE_CHECKING:
-    from tasks.item import ItemTask
 
 PUBLISH_SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
 DEFAULTS = {"timelimit": [None, None], "replaced_task_nesting": 0, "stamps": {}}
@@ -66,7 +65,7 @@ Captured = tuple[str, KombuMessage]
 """What Celery would push: the name of the list, and the message."""
 
 
-def publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
+def publish(task: BatchedTask, items: Sequence[DueItem], producer: Any) -> None:
     """Publish all items. Raises errors of kombu and redis-py: after `UNCERTAIN` ones some items may have been sent."""
     if not items:
         return
@@ -74,7 +73,7 @@ def publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
         _publish(task, items, producer)
 
 
-def _publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
+def _publish(task: BatchedTask, items: Sequence[DueItem], producer: Any) -> None:
     headers = {SENT_HEADER: unix_ms(estimated_now()), **tracing.message_headers()}
     if not settings().qm_batching:
         for item in items:
@@ -93,7 +92,7 @@ def _publish(task: ItemTask, items: Sequence[DueItem], producer: Any) -> None:
             _send(task, item, producer, headers)
 
 
-def publish_copy(task: ItemTask, args: Sequence[Any], task_id: str) -> bool:
+def publish_copy(task: BatchedTask, args: Sequence[Any], task_id: str) -> bool:
     """Publish one item as a copy; return False if Celery must publish it.
 
     Raises the errors of redis-py; it is uncertain then whether it was sent.
@@ -106,9 +105,9 @@ def publish_copy(task: ItemTask, args: Sequence[Any], task_id: str) -> bool:
         # Without a connection, Celery opens one and retries as its settings say.
         if not producer.connection.connected or not isinstance(producer.channel, Channel):
             return False
-        original = task.original
+        original = _originals.get(task)
         if original is None or original.pid != os.getpid():
-            original = task.original = _original(task, args, producer, route)
+            original = _originals[task] = _original(task, args, producer, route)
         if original.template is None or original.route != route:
             return False
         # The tag of a message is not read before it is delivered, so any text will do.
@@ -116,7 +115,7 @@ def publish_copy(task: ItemTask, args: Sequence[Any], task_id: str) -> bool:
         return True
 
 
-def _may_be_copied(task: ItemTask, args: Sequence[Any]) -> bool:
+def _may_be_copied(task: BatchedTask, args: Sequence[Any]) -> bool:
     """Return True if nothing but the settings, a router and a listener could change the message that Celery makes."""
     are_celerys = all(map(_is_celerys, (Task.apply_async, Celery.send_task)))  # which instrumentation replaces
     is_named_plainly = type(task).shadow_name is Task.shadow_name
@@ -139,7 +138,11 @@ class Original:
     """`None` if a copy would differ from what Celery makes."""
 
 
-def _original(task: ItemTask, args: Sequence[Any], producer: Any, route: Any) -> Original:
+_originals = WeakKeyDictionary[BatchedTask, Original]()
+"""The messages from which single messages are copied."""
+
+
+def _original(task: BatchedTask, args: Sequence[Any], producer: Any, route: Any) -> Original:
     none, queue = Original(pid=os.getpid(), route=route), route.get("queue")
     if getattr(queue, "exchange", None) is None or queue.exchange.type != "direct":
         return none
@@ -155,13 +158,13 @@ def _original(task: ItemTask, args: Sequence[Any], producer: Any, route: Any) ->
     return replace(none, list_name=list_name, template=template)
 
 
-def _has_listeners(task: ItemTask) -> bool:
+def _has_listeners(task: BatchedTask) -> bool:
     """Return True if a signal receiver or event must see each message, or tasks are executed eagerly."""
     chosen = task.app.conf
     return any(one.receivers for one in PUBLISH_SIGNALS) or chosen.task_send_sent_event or chosen.task_always_eager
 
 
-def _captured(task: ItemTask, items: Sequence[DueItem], producer: Any, headers: MessageHeaders) -> list[Captured]:
+def _captured(task: BatchedTask, items: Sequence[DueItem], producer: Any, headers: MessageHeaders) -> list[Captured]:
     captured: list[Captured]
     with producer.channel.capturing() as captured:
         for item in items:
@@ -169,7 +172,7 @@ def _captured(task: ItemTask, items: Sequence[DueItem], producer: Any, headers: 
     return captured
 
 
-def _send(task: ItemTask, item: DueItem, producer: Any, headers: MessageHeaders) -> None:
+def _send(task: BatchedTask, item: DueItem, producer: Any, headers: MessageHeaders) -> None:
     # `retry` and Celery's representations of the arguments would cost more than the message itself. Only AMQP needs
     # `retry`: a lost connection of the pool is noticed when a message is sent. An item that is sent twice is done once.
     task.apply_async(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from celery import Task
 
@@ -23,9 +23,6 @@ from queue_manager.items import DueItem, Verdict
 from queue_manager.leases import Attempts
 from queue_manager.telemetry import counters, latency
 from services.item_work import ItemWork
-
-if TYPE_CHECKING:
-    from queue_manager.batching.publish import Original
 
 PING_TIMEOUT = seconds(1)
 WAIT_IN_PLACE = seconds(0.5)  # an item this early is waited for; a later one goes back to the broker
@@ -68,8 +65,6 @@ class BatchedTask(Task):
     work: Callable[[], ItemWork]
     Strategy = "queue_manager.batching.strategy:strategy"
     queue_name: str
-    original: Original | None = None
-    """The message from which single messages are copied."""
     _batch: Batch | None = None
 
     @property

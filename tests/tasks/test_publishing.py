@@ -190,7 +190,7 @@ def test_bulk_publish_sends_each_message_separately_without_batching(
 @pytest.fixture
 def fresh(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
     """The client, while nothing has been sent yet."""
-    monkeypatch.setattr(unsnooze_room, "original", None)
+    monkeypatch.setattr("queue_manager.batching.publish._originals", {})
     return client
 
 
@@ -316,7 +316,7 @@ def test_router_is_called_for_each_message(
 ) -> None:
     unsnooze_room.delay("connects")
     del by_celery[:]
-    monkeypatch.setattr(unsnooze_room, "original", None)
+    monkeypatch.setattr("queue_manager.batching.publish._originals", {})
     monkeypatch.setattr(app.amqp.router, "routes", [lambda name, args, *_, **__: {"queue": f"queue-{args[0]}"}])
     for room in ("a", "b", "a", "b"):
         unsnooze_room.delay(room)
@@ -363,7 +363,7 @@ def test_celery_publishes_if_instrumentation_has_wrapped_its_functions(
 def test_header_that_is_not_from_celery_is_not_copied(fresh: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     unsnooze_room.delay("connects")
     fresh.delete("support-snooze")
-    monkeypatch.setattr(unsnooze_room, "original", None)
+    monkeypatch.setattr("queue_manager.batching.publish._originals", {})
     create, traces = app.amqp.create_task_message, count()
 
     def traced(*args: Any, **options: Any) -> Any:
