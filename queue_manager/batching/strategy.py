@@ -117,7 +117,8 @@ class _BatchingConsumer:
 
     def _acquire_all(self) -> None:
         self._is_called = False
-        self._acquire()
+        if self._consumer.pool.active:  # a worker that ends makes the calls that are left after it ended its pool
+            self._acquire()
 
     def _acquire(self) -> None:
         most = self._consumer.pool.num_processes

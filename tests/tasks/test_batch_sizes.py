@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from celery.concurrency.prefork import TaskPool
+from kombu.asynchronous import Hub
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from queue_manager.batching import strategy
@@ -31,6 +33,7 @@ class Worker:
     """A worker's pool and event loop, of which every process executes `reached` items in time."""
 
     num_processes = PROCESSES
+    active = True
 
     def __init__(self, reached: int) -> None:
         self.reached = reached
@@ -93,3 +96,14 @@ def test_batches_grow_again_when_items_become_faster() -> None:
     worker.execute(20 * MAX_BATCH_SIZE)
     assert MAX_BATCH_SIZE in worker.rounds[-2]
     assert len(worker.ended) == 20 + 20 * MAX_BATCH_SIZE
+
+
+def test_an_item_received_in_the_last_turn_of_a_worker_is_left_to_other_workers() -> None:
+    hub, pool = Hub(), TaskPool()
+    consumer = strategy._BatchingConsumer(None, SimpleNamespace(hub=hub, pool=pool))
+    acknowledged: list[str] = []
+    consumer.on_task_request(Request([]))
+    hub.call_soon(acknowledged.append, "an earlier item")
+    pool.terminate()
+    hub.close()
+    assert acknowledged == ["an earlier item"]

@@ -404,6 +404,8 @@ def test_pools_without_batch_support_execute_each_item_as_an_ordinary_task(
 class Pool:
     """Takes the place of a worker's pool and event loop, with Celery's own semaphore between them."""
 
+    active = True
+
     def __init__(self, processes: int) -> None:
         self.free, self.num_processes = LaxBoundedSemaphore(processes), processes
         self.running: list[dict[str, Any]] = []
