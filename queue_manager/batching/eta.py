@@ -51,10 +51,14 @@ class EtaTimers(bootsteps.StartStopStep):
     """Sets the timers again after the server's clock was set, so that its error does not become a delay."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
+    _timer: Any = None
 
     def start(self, parent: Any) -> None:
-        # With the connection, Celery drops the requests that wait, and clears the timer.
-        parent.timer.call_repeatedly(CLOCK_CHECK_INTERVAL, check, (parent.timer,))
+        self._timer = parent.timer.call_repeatedly(CLOCK_CHECK_INTERVAL, check, (parent.timer,))
+
+    def stop(self, parent: Any) -> None:
+        if self._timer is not None:  # Celery also stops steps that have not started
+            self._timer.cancel()
 
 
 def check(timer: Any) -> None:

@@ -74,6 +74,7 @@ class DatabasePause(bootsteps.StartStopStep):
     """The step of the worker's consumer that pauses and resumes. It runs once per connection to the broker."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
+    _timer: Any = None
 
     def start(self, consumer: Any) -> None:
         self._is_paused = False
@@ -83,7 +84,8 @@ class DatabasePause(bootsteps.StartStopStep):
         pings.start()
 
     def stop(self, consumer: Any) -> None:
-        self._timer.cancel()
+        if self._timer is not None:  # Celery also stops steps that have not started
+            self._timer.cancel()
 
     def _check(self, consumer: Any) -> None:
         if consumer.task_consumer is None:  # it shuts down

@@ -14,6 +14,7 @@ from kombu.asynchronous.timer import Timer
 
 from queue_manager.batching import eta, strategy
 from queue_manager.core.clock import hours, seconds
+from queue_manager.worker.database_pause import DatabasePause
 from tests.rooms import T0
 
 
@@ -47,7 +48,8 @@ class Worker:
         monkeypatch.setattr(eta, "estimated_now", lambda: T0 + seconds(self.now) + self.server_is_ahead)
         monkeypatch.setattr(state, "scheduled_requests", self.scheduled)
         eta._offsets.forget()
-        eta.EtaTimers(self).start(self)
+        self.step = eta.EtaTimers(self)
+        self.step.start(self)
 
     def receive(self, after: float) -> Request:
         """Receive a task as Celery's strategy does."""
@@ -120,6 +122,20 @@ def test_a_waiting_task_fires_no_timer_before_its_eta(worker: Worker) -> None:
     assert worker.fired == 1  # the check
     worker.run_until(12)
     assert len(worker.applied) == 200
+
+
+def test_a_worker_that_reconnects_checks_the_clock_no_more_often(worker: Worker) -> None:
+    for _ in range(3):
+        worker.step.stop(worker)
+        worker.step.start(worker)
+    worker.run_until(7)
+    assert worker.fired == 1
+
+
+@pytest.mark.parametrize("step", [eta.EtaTimers, DatabasePause])
+def test_a_worker_can_lose_its_connection_before_its_timers_begin(step: Any) -> None:
+    consumer = SimpleNamespace()
+    step(consumer).stop(consumer)
 
 
 def test_a_rescheduled_timer_can_be_canceled(worker: Worker) -> None:
