@@ -39,7 +39,7 @@ from queue_manager.core.loopback import is_loopback
 from queue_manager.core.settings import Settings, settings
 from queue_manager.core.wording import many
 from queue_manager.health import all_problems, read
-from queue_manager.health_rules import Problem
+from queue_manager.health_rules import Problem, Rule, Severity
 from queue_manager.server_calls import mongodb
 
 ROUND_INTERVAL = seconds(15)
@@ -67,8 +67,14 @@ class Alert:
         return cls(problem.system, problem.rule.id, problem.text, problem.action)
 
     @property
+    def severity(self) -> Severity | None:
+        """The severity of the rule; `None` for a test, or for a rule that only another release has."""
+        return next((rule.severity for rule in Rule if rule == self.rule), None)
+
+    @property
     def line(self) -> str:
-        return f"{self.system}: {self.text}" + (f". {self.action}" if self.action else "")
+        where = f"{self.system} ({self.severity})" if self.severity else self.system
+        return f"{where}: {self.text}" + (f". {self.action}" if self.action else "")
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,14 @@ class Notification:
     def as_json(self) -> dict[str, Any]:
         """Return the body of a generic webhook; `docs/how-to/monitor.md` describes it."""
         problems = [
-            {"system": one.system, "rule": one.rule, "text": one.text, "action": one.action} for one in self.alerts
+            {
+                "system": one.system,
+                "rule": one.rule,
+                "severity": one.severity,
+                "text": one.text,
+                "action": one.action,
+            }
+            for one in self.alerts
         ]
         return {"status": self.status, "environment": settings().app_env, "title": self.title, "problems": problems}
 

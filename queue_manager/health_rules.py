@@ -1,14 +1,15 @@
-"""The health rules: the table behind `queue-manager health`, the overview, `/readyz?deep` and the metrics.
+"""The health rules: the table behind `queue-manager health`, the overview, `/readyz?deep`, the metrics and alerts.
 
 `docs/reference/health.md` shows this table.
 """
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Literal, Self
 
-from pydantic import BaseModel, Field, PlainSerializer, WithJsonSchema, computed_field
+from pydantic import BaseModel, Field, computed_field
 
 from queue_manager.core.clock import MAX_CLOCK_SKEW, seconds
 from queue_manager.leases import OFTEN_LOST
@@ -19,41 +20,73 @@ MANY_RESETS = 5
 WORKER_START_TIME = seconds(30)  # after a beat became the leader, workers may still be starting
 
 DOCUMENTS, ANY_SYSTEM = "systems of `DueDocuments`", "every system that is on"
-UNLESS_IDLE = "unless paused or in a dry run"
+UNLESS_IDLE = True
 LATE = f"{MISSED_RUNS} periods of the scan (at least {MIN_LATE_AFTER.total_seconds():.0f} s)"
 
+Severity = Literal["critical", "warning"]
 
-class Rule(Enum):
-    """What is wrong.
+CRITICAL: Severity = "critical"
+"""Due work is not done, or may be lost, until somebody acts. A state that cannot be read may be one of these."""
+WARNING: Severity = "warning"
+"""Work continues, or is retried automatically, but somebody should look at the cause."""
 
-    Each has an `id`, the systems or the component that it applies to (`scope`), the `condition`, with its threshold,
-    under which it is a problem, the `action` to take, and the `state` in which the system's page lists the items, if
-    there is one.
-    """
 
-    def __init__(self, id: str, scope: str, condition: str, action: str, state: str | None = None) -> None:
+class Rule(StrEnum):
+    """What is wrong."""
+
+    def __new__(cls, id: str, *_: object) -> Self:
+        self = str.__new__(cls, id)
+        self._value_ = id
+        return self
+
+    def __init__(
+        self,
+        id: str,
+        severity: Severity,
+        scope: str,
+        condition: str,
+        action: str,
+        state: str | None = None,
+        unless_idle: bool = False,
+    ) -> None:
+        """Define a rule.
+
+        Args:
+            scope: the systems or the component that it applies to. No rule applies to a system that is off.
+            condition: when it is a problem, with the threshold.
+            action: what to do.
+            state: the state in which the system's page lists the items.
+            unless_idle: it does not apply to a system that is paused or in a dry run, whose work waits as intended.
+        """
         self.id = id
-        self.scope = scope
+        self.severity = severity
+        self.scope = f"{scope}, unless paused or in a dry run" if unless_idle else scope
         self.condition = condition
         self.action = action
         self.state = state
+        self.unless_idle = unless_idle
 
     LAG = (
         "lag",
-        f"{ANY_SYSTEM} except `review-requests`, {UNLESS_IDLE}",
+        WARNING,
+        f"{ANY_SYSTEM} except `review-requests`",
         f"The oldest due item that is not cooling down has waited longer than {LATE}.",
         "Check that the workers are running, keep up with the load and log no errors.",
         "late",
+        UNLESS_IDLE,
     )
     STUCK_ITEMS = (
         "stuck-items",
+        WARNING,
         f"{DOCUMENTS}, `job-queues`",
         f"An item is still due, and the lease of its worker ended more than {LATE} ago.",
         "Check the workers and their logs.",
         "stuck",
+        UNLESS_IDLE,
     )
     FAILED_ITEMS = (
         "failed-items",
+        WARNING,
         f"{DOCUMENTS}, `job-queues`, `stale-thumbnails`",
         "Every attempt at an item failed, and it is still due.",
         "See the error on the system's page or in the workers' logs, correct the cause, then retry.",
@@ -61,18 +94,23 @@ class Rule(Enum):
     )
     FAILING_CALLS = (
         "failing-calls",
-        f"{DOCUMENTS} with `after`, {UNLESS_IDLE}",
+        WARNING,
+        f"{DOCUMENTS} with `after`",
         f"A call of `after` has not succeeded for more than {LATE}, although its documents are written.",
         "See the error in the workers' logs and correct the cause; the call is repeated.",
+        None,
+        UNLESS_IDLE,
     )
     LOST_ITEMS = (
         "lost-items",
+        WARNING,
         "every system with item tasks",
         f"The process of an item died or hung at least {OFTEN_LOST} times in a row, the last time within a day.",
         "See the workers' logs, then repair or remove the item.",
     )
     REPEATED_RESETS = (
         "repeated-resets",
+        WARNING,
         "`stale-thumbnails`",
         f"A site was reset at least {MANY_RESETS} times in a row and hangs again.",
         "Check the thumbnail builder.",
@@ -80,6 +118,7 @@ class Rule(Enum):
     )
     FAILING_JOBS = (
         "failing-jobs",
+        WARNING,
         "`job-queues`",
         "The most recent attempt at a job failed.",
         "See `queue-manager jobs list --state failure` and correct the cause (the jobs are retried), or cancel them.",
@@ -87,6 +126,7 @@ class Rule(Enum):
     )
     LOST_JOBS = (
         "lost-jobs",
+        CRITICAL,
         "`job-queues`",
         f"The lease of an executing job ended more than {LATE} ago.",
         "Check that `celery beat` is running and that a worker consumes the queue `scans`.",
@@ -94,12 +134,14 @@ class Rule(Enum):
     )
     UNADOPTED_JOBS = (
         "unadopted-jobs",
+        CRITICAL,
         "`job-queues`",
         "Another program stored a document in `jobs_data` that is neither `success` nor `canceled`.",
         "Run `queue-manager adopt jobs`, and remove the documents that it cannot adopt.",
     )
     DEAD_MESSAGES = (
         "dead-messages",
+        CRITICAL,
         "`overdue-messages`",
         "The message queue has dead letters.",
         "See `queue-manager queue list dead`, then replay or delete them.",
@@ -107,66 +149,77 @@ class Rule(Enum):
     )
     DEAD_LETTERS = (
         "dead-letters",
+        CRITICAL,
         "`broker`",
         "The broker has dead letters.",
         "See `queue-manager dead-letters`, then replay or delete them.",
     )
     UNREADABLE_DOCUMENTS = (
         "unreadable-documents",
+        CRITICAL,
         "`support-snooze`, `review-requests`",
         "A document has a date that cannot be read.",
         "Correct the date, or remove the document.",
     )
     LATE_SCAN = (
         "late-scan",
+        CRITICAL,
         ANY_SYSTEM,
         f"The scan has not run for {LATE}, and it is not starting.",
         "Check that `celery beat` is running and that a worker consumes the queue `scans`.",
     )
     SCAN_ERRORS = (
         "scan-errors",
+        WARNING,
         ANY_SYSTEM,
         "The last scan had errors.",
         "See the error in the log of the workers that consume the queue `scans`.",
     )
     MISSING_INDEXES = (
         "missing-indexes",
+        CRITICAL,
         f"{ANY_SYSTEM}, `mongodb`",
         "An index does not exist.",
         "Run `queue-manager migrate` with the same settings.",
     )
     UNKNOWN_STATE = (
         "unknown-state",
+        CRITICAL,
         ANY_SYSTEM,
         "Its statistics could not be read, although MongoDB answers and no index is missing.",
         "Check the server that the problem names.",
     )
     NO_LEADER = (
         "no-leader",
+        CRITICAL,
         "`beat`",
         "No beat is the leader, so no scans run.",
         "Start `celery -A tasks beat`.",
     )
     OLD_LEADER = (
         "old-leader",
+        WARNING,
         "`beat`",
         "A beat of release 0.1 leads, and newer ones stand by.",
         "Stop it once no worker of that release is left.",
     )
     NO_WORKERS = (
         "no-workers",
+        CRITICAL,
         "`workers`",
         f"No worker is online, and no beat began to lead within the last {WORKER_START_TIME.total_seconds():.0f} s.",
         "Start `celery -A tasks worker`.",
     )
     PAUSED_WORKERS = (
         "paused-workers",
+        WARNING,
         "`workers`",
         "A worker is online and takes no items, because it cannot reach MongoDB.",
         "Check the network between the worker and MongoDB. The worker resumes by itself.",
     )
     QUEUE_WITHOUT_WORKER = (
         "queue-without-worker",
+        CRITICAL,
         "`workers`, every system with item tasks",
         "Workers are online, but none consumes the queue `scans`, or the queue of the system.",
         "If its system was switched on after the workers had started, restart them; otherwise start "
@@ -174,47 +227,46 @@ class Rule(Enum):
     )
     SERVER_AWAY = (
         "server-away",
+        CRITICAL,
         "`mongodb`, `redis`, `broker`",
         "The server does not answer in time.",
         "Check that the server runs and can be reached from here.",
     )
     SERVER_UNSUITABLE = (
         "server-unsuitable",
+        CRITICAL,
         "`mongodb`, `redis`, `broker`",
         "The server refuses the credentials or a command, is too old, or could lose data.",
         "Correct its configuration, the privileges of its user, or the setting that names it.",
     )
     REFUSED_WRITES = (
         "refused-writes",
+        CRITICAL,
         "`redis`, `broker`; `overdue-messages`, if `QM_QUEUE_REDIS_URL` is another server",
         "The server answers, but refuses writes: its memory is full, its disk fails, or it is a replica.",
         "Free memory or raise `maxmemory`, or correct the other cause that the problem names.",
     )
     WRONG_TYPES = (
         "wrong-types",
+        CRITICAL,
         "`redis`",
         "A key has a value of another type, so that it cannot be read.",
         "Delete the key, and give the program that wrote it a database of its own.",
     )
     CLOCKS_APART = (
         "clocks-apart",
+        WARNING,
         "`clocks`",
         f"The clocks of MongoDB, Redis and this machine differ by more than {MAX_CLOCK_SKEW.total_seconds():.0f} s.",
         "Synchronize the clocks of these machines, for example with NTP.",
     )
     SETTINGS_WARNING = (
         "settings-warning",
+        WARNING,
         "`settings`, `review-requests`",
         "A setting has no effect, or leaves a system without work.",
         "Correct the environment, then restart the processes.",
     )
-
-
-_Rule = Annotated[
-    Rule,
-    PlainSerializer(lambda rule: rule.id, return_type=str),
-    WithJsonSchema({"type": "string", "enum": [rule.id for rule in Rule]}),
-]
 
 
 COMPONENTS = ("beat", "broker", "clocks", "mongodb", "redis", "settings", "workers")
@@ -225,11 +277,21 @@ class Problem(BaseModel, frozen=True):
     """A violation of a rule. There is at most one problem for each system and rule."""
 
     system: str = Field(description="The name of the system, or of the component, such as `mongodb` or `workers`.")
-    rule: _Rule = Field(description="The id of the rule in the health reference.")
+    rule: Rule = Field(description="The id of the rule in the health reference.")
     text: str = Field(description="What is wrong, with numbers and a few ids.")
     page: str | None = Field(default=None, description="The dashboard page that lists the items, if there is one.")
+
+    @computed_field(description="`critical` or `warning`, by the rule.")  # type: ignore[prop-decorator]
+    @property
+    def severity(self) -> Severity:
+        return self.rule.severity
 
     @computed_field(description="What to do.")  # type: ignore[prop-decorator]
     @property
     def action(self) -> str:
         return self.rule.action
+
+
+def by_severity(problems: Iterable[Problem]) -> list[Problem]:
+    """Return the problems, critical ones first."""
+    return sorted(problems, key=lambda one: one.severity != CRITICAL)

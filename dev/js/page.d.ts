@@ -180,19 +180,19 @@ interface JSON {
   parse(text: string, reviver: ((key: string, value: any, context: { source: string }) => unknown) | undefined): any;
 }
 
-type Severity = "bad" | "warn";
+type Severity = "critical" | "warning";
 /** How bad it is, what is wrong, what to do, the page that lists the items. */
 interface Need {
-  kind: Severity;
+  severity: Severity;
   text: string;
   action?: string;
   page?: string | null;
 }
-/** What a system or component needs, the worst first, and its page. */
+/** The problems of a system or component, the worst first, and its page. */
 interface Urgent {
   title: string;
   page?: string;
-  needs: Need[];
+  problems: Need[];
 }
 
 interface StateTexts {

@@ -33,6 +33,7 @@ from queue_manager.core.server_check import until_reachable
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import did_you_mean
 from queue_manager.health import Health, health
+from queue_manager.health_rules import CRITICAL
 from queue_manager.operations import systems as operations
 from queue_manager.telemetry import worker_heartbeats
 
@@ -300,7 +301,8 @@ def _print_health(screen: Console, state: Health) -> None:
         screen.print(f"  {printable(detail)}")
     for problem in state.problems:
         what = printable(f"{problem.system}, {problem.rule.id}: {problem.text}")
-        screen.print(Text.assemble(("problem", "bold red"), f"  {what}\n         {printable(problem.action)}"))
+        severity = (f"{problem.severity:<8}", "bold red" if problem.severity == CRITICAL else "bold yellow")
+        screen.print(Text.assemble(severity, f"  {what}\n          {printable(problem.action)}"))
     if not state.problems:
         screen.print(Text("no problems", "green"))
 

@@ -163,4 +163,4 @@ def _print_problems(unread: Sequence[str], problems: Sequence[Problem]) -> None:
     for text in unread:
         typer.echo(printable(text))
     for one in problems:
-        typer.echo(printable(f"problem  {one.system}, {one.rule.id}: {one.text}"))
+        typer.echo(printable(f"{one.severity:<8}  {one.system}, {one.rule.id}: {one.text}"))

@@ -32,6 +32,8 @@ class SystemProblem(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     text: str
     action: str
+    severity: str | None = None
+    """`critical` or `warning`; `None` from a server of release 0.2."""
 
 
 class SystemScan(msgspec.Struct, frozen=True, kw_only=True):

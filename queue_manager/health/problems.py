@@ -10,33 +10,35 @@ from queue_manager.core.clock import MAX_CLOCK_SKEW, seconds
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.core.wording import MAX_IDS, clock, first_ids, many, rounded
 from queue_manager.health.readings import LEADER, WORKERS, InMongoDB, InRedis, Readings
-from queue_manager.health_rules import Problem, Rule
+from queue_manager.health_rules import Problem, Rule, by_severity
 from queue_manager.system import SCANS_QUEUE, System, item_queues
 from queue_manager.telemetry import worker_heartbeats
 
 
 def all_problems(readings: Readings) -> list[Problem]:
-    """Return the problems of the components and of every system."""
+    """Return the problems of the components and of every system, critical ones first."""
     of_systems = (problem for system in systems() for problem in problems_of_system(system, readings))
-    return [*problems_of_components(readings), *of_systems]
+    return by_severity([*problems_of_components(readings), *of_systems])
 
 
 def problems_of_components(readings: Readings) -> list[Problem]:
-    """Return the problems that are those of no single system."""
-    return [*_of_servers(readings), *_of_processes(readings.in_redis), *_of_settings()]
+    """Return the problems that are those of no single system, critical ones first."""
+    return by_severity([*_of_servers(readings), *_of_processes(readings.in_redis), *_of_settings()])
 
 
 def problems_of_system(system: System, readings: Readings) -> list[Problem]:
-    """Return the problems of one system. One that is off has none."""
+    """Return the problems of one system, critical ones first. One that is off has none."""
     if not system.is_on(settings()):
         return []
     found = dict([*_of_scan(system, readings), *_of_queue(system, readings.in_redis), *_of_items(system, readings)])
-    return [
+    is_idle = readings.idle(system) is not None
+    return by_severity(
         Problem(
             system=system.name, rule=rule, text=text, page=None if rule.state is None else system.page_of(rule.state)
         )
         for rule, text in found.items()
-    ]
+        if not (is_idle and rule.unless_idle)
+    )
 
 
 # Components
@@ -139,21 +141,19 @@ def _of_queue(system: System, redis: InRedis | None) -> Iterator[tuple[Rule, str
 
 
 def _of_items(system: System, readings: Readings) -> Iterator[tuple[Rule, str]]:
-    """Yield the problems of the items. The items and calls of an idle system wait as intended."""
     stats, mongo = readings.stats[system.name], readings.in_mongodb
     if isinstance(stats, Problem):
         if mongo is not None and not mongo.missing_indexes[system.name]:  # problems of their own, which are the cause
             yield stats.rule, stats.text
         return
     lag, limit = seconds(stats.numbers.get("lag_seconds", 0)), system.late_after(settings())
-    is_idle = readings.idle(system) is not None
-    if lag > limit and system.has_lag and not is_idle:
+    if lag > limit and system.has_lag:
         which = f" ({', '.join(stats.late[:MAX_IDS])})" if stats.late else ""
         yield (
             Rule.LAG,
             f"The oldest due item has waited {rounded(lag)}, more than {rounded(limit)}{which}",
         )
-    yield from ((rule, text) for rule, text in stats.problems.items() if not (is_idle and rule is Rule.FAILING_CALLS))
+    yield from stats.problems.items()
 
 
 def _missing(indexes: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from models.mark import MAX_MARKS, MAX_TEXT_LENGTH, ChartMark
 from queue_manager.core.json_types import Moment, Number, optional
 from queue_manager.explanation import Idle
-from queue_manager.health_rules import Problem
+from queue_manager.health_rules import Problem, by_severity
 from queue_manager.items import State
 from queue_manager.operations.schemas import PAUSE_REASON, Latency, Members, NextCursor, ServerTime
 from queue_manager.operations.workers import queues_of
@@ -112,7 +112,8 @@ class Overview(BaseModel):
 
     @property
     def all_problems(self) -> list[Problem]:
-        return [*self.problems, *(problem for system in self.systems for problem in system.problems)]
+        of_systems = (problem for system in self.systems for problem in system.problems)
+        return by_severity([*self.problems, *of_systems])
 
 
 class OneSystem(SystemState):

@@ -42,7 +42,7 @@ AnomalyType = Literal[
     "bulk_move",
     "flash_message",
 ]
-Severity = Literal["critical", "warning", "info"]
+AnomalySeverity = Literal["critical", "warning", "info"]
 
 MAX_ACTIVITY_ENTRIES = 10_000
 EVENTS_PER_PAGE = 500
@@ -86,7 +86,7 @@ class Anomaly:
     """Something unusual about an entry."""
 
     type: AnomalyType
-    severity: Severity
+    severity: AnomalySeverity
     description: str
 
 

@@ -37,7 +37,7 @@ def begin_scans(messages: list[Message]) -> None:
 
 
 NOTICE = """(text) => import("/static/systems.js").then(({ notice }) =>
-  [...notice({ kind: "bad", text }).querySelectorAll("p, small")].map((part) => part.textContent))"""
+  [...notice({ severity: "warning", text }).querySelectorAll("p, small")].map((part) => part.textContent))"""
 
 
 def test_only_ids_are_taken_out_of_the_text_of_a_problem(visit: Visit) -> None:
@@ -75,6 +75,23 @@ def test_the_overview_shows_problems(visit: Visit, clean: Servers) -> None:
         expect(figure(card(page, "Rooms"), name)).to_have_text(value)
     attention.get_by_role("link", name="Rooms").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Rooms")
+
+
+def test_each_problem_shows_the_severity_of_its_rule_in_a_word(visit: Visit, clean: Servers) -> None:
+    sample_data.rooms()
+    make_room(snooze_time="tomorrow")
+    page = visit.open("/")
+    attention = page.get_by_role("region", name="Needs attention")
+    of_rooms = attention.get_by_role("listitem").filter(has=page.get_by_role("link", name="Rooms"))
+    shows_severities(of_rooms)
+    expect(card(page, "Rooms").locator("header .pill")).to_have_text("critical")
+    shows_severities(visit.open("/rooms").locator("#health"))
+
+
+def shows_severities(place: Locator) -> None:
+    texts = ["malformed snooze_time", "oldest due item has waited", "1 stuck room", "1 failed room"]
+    expect(place.locator(".need")).to_contain_text(texts)
+    expect(place.locator(".need .pill")).to_have_text(["critical", "warning", "warning", "warning"])
 
 
 def test_a_problem_leads_to_the_items_it_is_about(visit: Visit, queue: Queue) -> None:

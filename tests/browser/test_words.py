@@ -30,7 +30,7 @@ def read(page: Page, content: str, *words: str) -> None:
 
 def test_pages_use_the_words_of_other_products(visit: Visit, queue: Queue, clean: Servers) -> None:
     sample_data.everything(queue, clean.valkey.url)
-    read(visit.open("/"), "#systems article dl", "Critical", "Up", "Oldest waiting")
+    read(visit.open("/"), "#systems article dl", "critical", "Up", "Oldest waiting")
     read(visit.open("/rooms"), "#scans > tr", "Duration", "Details")
     read(visit.open("/schedule"), "#entries > tr", "Leader")
     page = visit.open("/messages")

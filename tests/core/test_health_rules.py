@@ -15,6 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "health.md"
 @pytest.mark.parametrize("rule", Rule, ids=lambda rule: rule.id)
 def test_a_rule_has_an_id_and_sentences(rule: Rule) -> None:
     assert re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.id)
+    assert rule.severity in ("critical", "warning")
     assert rule.scope
     for sentence in (rule.condition, rule.action):
         assert re.fullmatch(r"[A-Z`].*\.", sentence)
@@ -22,4 +23,6 @@ def test_a_rule_has_an_id_and_sentences(rule: Rule) -> None:
 
 def test_the_documentation_has_the_same_table() -> None:
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    assert rows == [f"| `{rule.id}` | {rule.scope} | {rule.condition} | {rule.action} |" for rule in Rule]
+    assert rows == [
+        f"| `{rule.id}` | {rule.severity} | {rule.scope} | {rule.condition} | {rule.action} |" for rule in Rule
+    ]

@@ -171,7 +171,7 @@ def test_every_query_of_the_dashboard_the_alerts_and_the_autoscaling_is_answered
         (group,) = eventually(lambda: evaluated(running), within=30)
         alerts = {rule["name"]: rule["state"] for rule in group["rules"]}
         assert {rule["health"] for rule in group["rules"]} == {"ok"}
-        assert (alerts["QueueManagerStopped"], alerts["QueueManagerDown"]) == ("pending", "inactive")
+        assert (alerts["QueueManagerCritical"], alerts["QueueManagerDown"]) == ("pending", "inactive")
 
 
 def test_a_web_process_with_keys_is_scraped_as_documented(clean: Servers, tmp_path: Path) -> None:

@@ -121,6 +121,8 @@ def taken_room(*, due_ago: float) -> DueItem:
 def in_overview(process: Web) -> list[tuple[str, str]]:
     body = process.get("/api/overview").body
     problems = body["problems"] + [problem for system in body["systems"] for problem in system["problems"]]
+    for problem in problems:
+        assert problem["severity"] == SEVERITIES[problem["rule"]]
     return [(problem["system"], problem["rule"]) for problem in problems]
 
 
@@ -128,6 +130,8 @@ def in_metrics(process: Web) -> list[tuple[str, str]]:
     families = text_string_to_metric_families(process.get("/metrics").text)
     samples = [sample for family in families for sample in family.samples if sample.name == "queue_manager_problem"]
     assert {sample.value for sample in samples} <= {1}
+    for sample in samples:
+        assert sample.labels["severity"] == SEVERITIES[sample.labels["rule"]]
     return [(sample.labels["system"], sample.labels["rule"]) for sample in samples]
 
 
@@ -138,5 +142,6 @@ def in_probe(process: Web) -> list[tuple[str, ...]]:
     return [tuple(reason.split(": ")) for reason in reasons]
 
 
+SEVERITIES = {rule.id: rule.severity for rule in Rule}
 LOOKS = (in_overview, in_metrics, in_probe)
 """The places where the web process shows problems; each returns their systems and rules."""

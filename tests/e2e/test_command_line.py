@@ -195,6 +195,7 @@ def test_health_shows_leader_scans_and_stats(clean: Servers, tmp_path: Path) -> 
             "rule": "unreadable-documents",
             "text": f"1 room with a malformed snooze_time, which can never fall due: {broken}",
             "page": None,
+            "severity": "critical",
             "action": Rule.UNREADABLE_DOCUMENTS.action,
         }
     ]

@@ -98,7 +98,7 @@ def test_hanging_stats_do_not_delay_other_systems(clean: Servers, tmp_path: Path
         metrics = process.get("/metrics").text
         overview = {one["name"]: one for one in process.get("/api/overview").body["systems"]}
     assert 'queue_manager_pending{system="support-snooze"} 0.0' in metrics
-    assert 'queue_manager_problem{rule="unknown-state",system="hanging"} 1.0' in metrics
+    assert 'queue_manager_problem{rule="unknown-state",severity="critical",system="hanging"} 1.0' in metrics
     assert overview["support-snooze"]["due"] == 0
     assert "unknown-state" in [problem["rule"] for problem in overview["hanging"]["problems"]]
 

@@ -40,7 +40,7 @@ def test_status_of_one_and_of_all(clean: Servers) -> None:
     shown = run("status", ROOMS).stdout.splitlines()
     assert shown[0].split()[:3] == ["name", "state", "due"]
     assert shown[1].split()[:3] == [ROOMS, "on", "1"]
-    assert "problem  workers, no-workers: " in run("status").stdout
+    assert "critical  workers, no-workers: " in run("status").stdout
 
 
 def test_a_paused_system_is_shown_as_paused(clean: Servers) -> None:

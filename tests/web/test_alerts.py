@@ -288,13 +288,19 @@ def test_without_mongodb_each_process_sends_once(first: Process, second: Process
 def test_an_alert_has_a_title_and_escapes_foreign_markup() -> None:
     notification = Notification("problem", [Alert.of(LAG), Alert("jobs", "failing-jobs", "<!channel> & more", "Look.")])
     assert notification.title == "[test] 2 problems: support-snooze (lag), jobs (failing-jobs)"
-    assert notification.as_slack()["text"].splitlines()[2] == "• jobs: &lt;!channel&gt; &amp; more. Look."
+    assert notification.as_slack()["text"].splitlines()[2] == "• jobs (warning): &lt;!channel&gt; &amp; more. Look."
     assert notification.as_json()["problems"][0] == {
         "system": "support-snooze",
         "rule": "lag",
+        "severity": "warning",
         "text": LAG.text,
         "action": Rule.LAG.action,
     }
     recovered = Notification("recovered", [Alert("beat", "no-leader", "No leader")])
     assert recovered.title == "[test] Recovered: beat (no-leader)"
-    assert recovered.as_mail("from@x", ["to@x"]).get_content() == "beat: No leader\n"
+    assert recovered.as_mail("from@x", ["to@x"]).get_content() == "beat (critical): No leader\n"
+
+
+def test_an_alert_without_a_known_rule_has_no_severity() -> None:
+    for_test = Alert("settings", "test", "This is a test", "Nothing.")
+    assert (for_test.severity, for_test.line) == (None, "settings: This is a test. Nothing.")

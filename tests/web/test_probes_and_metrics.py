@@ -150,8 +150,8 @@ def test_metrics_omit_values_of_unavailable_servers(lonely: Lonely) -> None:
         f"queue_manager_build_info{{{worker_heartbeats.OWN_RELEASE}}}": 1,
         "queue_manager_up{mongodb}": 0,
         "queue_manager_up{redis}": 0,
-        "queue_manager_problem{server-away,mongodb}": 1,
-        "queue_manager_problem{server-away,redis}": 1,
+        "queue_manager_problem{server-away,critical,mongodb}": 1,
+        "queue_manager_problem{server-away,critical,redis}": 1,
     }
     assert eventually(lambda: scrape(lonely.process) == away, within=30)
 

@@ -3586,11 +3586,8 @@ export interface components {
              * @description The name of the system, or of the component, such as `mongodb` or `workers`.
              */
             system: string;
-            /**
-             * @description The id of the rule in the health reference.
-             * @enum {string}
-             */
-            rule: "lag" | "stuck-items" | "failed-items" | "failing-calls" | "lost-items" | "repeated-resets" | "failing-jobs" | "lost-jobs" | "unadopted-jobs" | "dead-messages" | "dead-letters" | "unreadable-documents" | "late-scan" | "scan-errors" | "missing-indexes" | "unknown-state" | "no-leader" | "old-leader" | "no-workers" | "paused-workers" | "queue-without-worker" | "server-away" | "server-unsuitable" | "refused-writes" | "wrong-types" | "clocks-apart" | "settings-warning";
+            /** @description The id of the rule in the health reference. */
+            rule: components["schemas"]["Rule"];
             /**
              * Text
              * @description What is wrong, with numbers and a few ids.
@@ -3601,6 +3598,12 @@ export interface components {
              * @description The dashboard page that lists the items, if there is one.
              */
             page?: string | null;
+            /**
+             * Severity
+             * @description `critical` or `warning`, by the rule.
+             * @enum {string}
+             */
+            readonly severity: "critical" | "warning";
             /**
              * Action
              * @description What to do.
@@ -3863,155 +3866,9 @@ export interface components {
         /**
          * Rule
          * @description What is wrong.
-         *
-         *     Each has an `id`, the systems or the component that it applies to (`scope`), the `condition`, with its threshold,
-         *     under which it is a problem, the `action` to take, and the `state` in which the system's page lists the items, if
-         *     there is one.
-         * @enum {array}
+         * @enum {string}
          */
-        Rule: [
-            "lag",
-            "every system that is on except `review-requests`, unless paused or in a dry run",
-            "The oldest due item that is not cooling down has waited longer than 3 periods of the scan (at least 15 s).",
-            "Check that the workers are running, keep up with the load and log no errors.",
-            "late"
-        ] | [
-            "stuck-items",
-            "systems of `DueDocuments`, `job-queues`",
-            "An item is still due, and the lease of its worker ended more than 3 periods of the scan (at least 15 s) ago.",
-            "Check the workers and their logs.",
-            "stuck"
-        ] | [
-            "failed-items",
-            "systems of `DueDocuments`, `job-queues`, `stale-thumbnails`",
-            "Every attempt at an item failed, and it is still due.",
-            "See the error on the system's page or in the workers' logs, correct the cause, then retry.",
-            "failed"
-        ] | [
-            "failing-calls",
-            "systems of `DueDocuments` with `after`, unless paused or in a dry run",
-            "A call of `after` has not succeeded for more than 3 periods of the scan (at least 15 s), although its documents are written.",
-            "See the error in the workers' logs and correct the cause; the call is repeated."
-        ] | [
-            "lost-items",
-            "every system with item tasks",
-            "The process of an item died or hung at least 3 times in a row, the last time within a day.",
-            "See the workers' logs, then repair or remove the item."
-        ] | [
-            "repeated-resets",
-            "`stale-thumbnails`",
-            "A site was reset at least 5 times in a row and hangs again.",
-            "Check the thumbnail builder.",
-            "stuck"
-        ] | [
-            "failing-jobs",
-            "`job-queues`",
-            "The most recent attempt at a job failed.",
-            "See `queue-manager jobs list --state failure` and correct the cause (the jobs are retried), or cancel them.",
-            "failure"
-        ] | [
-            "lost-jobs",
-            "`job-queues`",
-            "The lease of an executing job ended more than 3 periods of the scan (at least 15 s) ago.",
-            "Check that `celery beat` is running and that a worker consumes the queue `scans`.",
-            "executing"
-        ] | [
-            "unadopted-jobs",
-            "`job-queues`",
-            "Another program stored a document in `jobs_data` that is neither `success` nor `canceled`.",
-            "Run `queue-manager adopt jobs`, and remove the documents that it cannot adopt."
-        ] | [
-            "dead-messages",
-            "`overdue-messages`",
-            "The message queue has dead letters.",
-            "See `queue-manager queue list dead`, then replay or delete them.",
-            "dead"
-        ] | [
-            "dead-letters",
-            "`broker`",
-            "The broker has dead letters.",
-            "See `queue-manager dead-letters`, then replay or delete them."
-        ] | [
-            "unreadable-documents",
-            "`support-snooze`, `review-requests`",
-            "A document has a date that cannot be read.",
-            "Correct the date, or remove the document."
-        ] | [
-            "late-scan",
-            "every system that is on",
-            "The scan has not run for 3 periods of the scan (at least 15 s), and it is not starting.",
-            "Check that `celery beat` is running and that a worker consumes the queue `scans`."
-        ] | [
-            "scan-errors",
-            "every system that is on",
-            "The last scan had errors.",
-            "See the error in the log of the workers that consume the queue `scans`."
-        ] | [
-            "missing-indexes",
-            "every system that is on, `mongodb`",
-            "An index does not exist.",
-            "Run `queue-manager migrate` with the same settings."
-        ] | [
-            "unknown-state",
-            "every system that is on",
-            "Its statistics could not be read, although MongoDB answers and no index is missing.",
-            "Check the server that the problem names."
-        ] | [
-            "no-leader",
-            "`beat`",
-            "No beat is the leader, so no scans run.",
-            "Start `celery -A tasks beat`."
-        ] | [
-            "old-leader",
-            "`beat`",
-            "A beat of release 0.1 leads, and newer ones stand by.",
-            "Stop it once no worker of that release is left."
-        ] | [
-            "no-workers",
-            "`workers`",
-            "No worker is online, and no beat began to lead within the last 30 s.",
-            "Start `celery -A tasks worker`."
-        ] | [
-            "paused-workers",
-            "`workers`",
-            "A worker is online and takes no items, because it cannot reach MongoDB.",
-            "Check the network between the worker and MongoDB. The worker resumes by itself."
-        ] | [
-            "queue-without-worker",
-            "`workers`, every system with item tasks",
-            "Workers are online, but none consumes the queue `scans`, or the queue of the system.",
-            "If its system was switched on after the workers had started, restart them; otherwise start `celery -A tasks worker --queues QUEUE` with the name of the queue."
-        ] | [
-            "server-away",
-            "`mongodb`, `redis`, `broker`",
-            "The server does not answer in time.",
-            "Check that the server runs and can be reached from here."
-        ] | [
-            "server-unsuitable",
-            "`mongodb`, `redis`, `broker`",
-            "The server refuses the credentials or a command, is too old, or could lose data.",
-            "Correct its configuration, the privileges of its user, or the setting that names it."
-        ] | [
-            "refused-writes",
-            "`redis`, `broker`",
-            "The server answers, but refuses writes: its memory is full, its disk fails, or it is a replica.",
-            "Free memory or raise `maxmemory`, or correct the other cause that the problem names."
-        ] | [
-            "wrong-types",
-            "`redis`",
-            "A key has a value of another type, so that it cannot be read.",
-            "Delete the key, and give the program that wrote it a database of its own."
-        ] | [
-            "clocks-apart",
-            "`clocks`",
-            "The clocks of MongoDB, Redis and this machine differ by more than 2 s.",
-            "Synchronize the clocks of these machines, for example with NTP."
-        ] | [
-            "settings-warning",
-            "`settings`, `review-requests`",
-            "A setting has no effect, or leaves a system without work.",
-            "Correct the environment, then restart the processes."
-        ];
+        Rule: "lag" | "stuck-items" | "failed-items" | "failing-calls" | "lost-items" | "repeated-resets" | "failing-jobs" | "lost-jobs" | "unadopted-jobs" | "dead-messages" | "dead-letters" | "unreadable-documents" | "late-scan" | "scan-errors" | "missing-indexes" | "unknown-state" | "no-leader" | "old-leader" | "no-workers" | "paused-workers" | "queue-without-worker" | "server-away" | "server-unsuitable" | "refused-writes" | "wrong-types" | "clocks-apart" | "settings-warning";
         /**
          * RunningJob
          * @description The job of a queue that is executing.

@@ -152,10 +152,10 @@ def _problem_gauge(problems: Sequence[Problem]) -> Metric:
     gauge = GaugeMetricFamily(
         "queue_manager_problem",
         "1 while a system or component has a problem by this health rule.",
-        labels=["system", "rule"],
+        labels=["system", "rule", "severity"],
     )
     for problem in problems:
-        gauge.add_metric([problem.system, problem.rule.id], 1)
+        gauge.add_metric([problem.system, problem.rule.id, problem.severity], 1)
     return gauge
 
 

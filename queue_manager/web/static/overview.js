@@ -5,7 +5,7 @@ import { chart } from "./chart.js";
 import { ZONE, at, countdown, moment, now, number, span } from "./clock.js";
 import { byId, complain, countInTitle, element, facts, link, pill, put, showConnecting } from "./dom.js";
 import { speed } from "./latency.js";
-import { awayServers, bad, howToTurnOn, needs, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
+import { awayServers, howToTurnOn, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
 
 const DAY_INTERVAL = 60000; // ms between two readings of a day in buckets of ten minutes
 const SPANS = [1, 3, 6, 12, 24]; // hours that the charts show: as many as something is known of
@@ -25,20 +25,20 @@ const COMPONENTS = { mongodb: "MongoDB", redis: "Redis", broker: "Broker", beat:
 /** @param {Overview} overview @returns {Urgent[]} */
 function urgent({ problems, systems }) {
   const names = [...new Set(problems.map(({ system }) => system))];
-  const components = names.map((name) => ({ title: COMPONENTS[name] ?? name, needs: problems.filter(({ system }) => system === name).map(bad) }));
+  const components = names.map((name) => ({ title: COMPONENTS[name] ?? name, problems: problems.filter(({ system }) => system === name) }));
   /** @type {Urgent[]} */
-  const all = [...components, ...systems.map((system) => ({ title: system.title, page: system.page, needs: needs(system) }))];
-  return all.filter((one) => one.needs.length).sort((one, other) => rank(one) - rank(other));
+  const all = [...components, ...systems.map((system) => ({ title: system.title, page: system.page, problems: system.problems }))];
+  return all.filter((one) => one.problems.length).sort((one, other) => rank(one) - rank(other));
 }
 
 /** @param {Urgent} urgent */
-const rank = ({ needs: [worst] }) => (worst.kind === "bad" ? 0 : 1);
+const rank = ({ problems: [worst] }) => (worst.severity === "critical" ? 0 : 1);
 
 /** @param {Urgent[]} list */
 function attention(list) {
   if (!list.length) return [pill("All well", "good"), " Nothing needs attention."];
   /** @param {Urgent} urgent */
-  const one = ({ title, page, needs: all }) => element("li", {}, pill(all[0].kind === "bad" ? "Critical" : "Warning", all[0].kind), element("div", {}, page ? link(page, title, "strong") : element("b", {}, title), ...all.map(notice)));
+  const one = ({ title, page, problems }) => element("li", {}, page ? link(page, title, "strong") : element("b", {}, title), ...problems.map(notice));
   return [element("h2", {}, "Needs attention"), element("ul", {}, list.map(one))];
 }
 

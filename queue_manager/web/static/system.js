@@ -7,7 +7,7 @@ import { byId, button, countInTitle, element, isPlainClick, mayAct, put, toast }
 import { speed } from "./latency.js";
 import { List, cell, fill } from "./list.js";
 import { errorInList } from "./reasons.js";
-import { PAUSED, PAUSE_REASON, awayServers, bad, howToTurnOn, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
+import { PAUSED, PAUSE_REASON, awayServers, howToTurnOn, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
 
 const PAGE = 50;
 const SCANS = 10;
@@ -190,9 +190,9 @@ function showSystem(system) {
   known = system;
   put(byId("status"), [system, away], () => statusPill(system, away));
   put(byId("health"), [system, away], () => [
-    away && notice({ kind: "bad", text: away }),
+    away && notice({ severity: "critical", text: away }),
     !system.is_on && element("p", { class: "soft" }, howToTurnOn(system)), pauseNote(system.pause), speed(system.latency, system.duration_names, "the last hour"), statistics(system), scans(system),
-    ...system.problems.map(bad).map(notice),
+    ...system.problems.map(notice),
   ]);
   for (const tab of document.querySelectorAll("[data-state]")) {
     const count = system[STATES[/** @type {ItemState} */ (tab.dataset.state)].count];

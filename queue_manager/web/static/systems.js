@@ -3,24 +3,17 @@
 import { at, countdown, many, moment, number, span, until } from "./clock.js";
 import { element, facts, link, person, pill, withCode } from "./dom.js";
 
-/** The problems of a system, the worst first. @param {System} system @returns {Need[]} */
-export function needs({ is_on: isOn, problems, errors }) {
-  if (!isOn) return [];
-  /** @type {Need[]} */
-  const all = problems.map(bad);
-  if (errors) all.push({ kind: "warn", text: `${many(errors, "error")} in scans of the last 24 h` });
-  return all;
-}
+const TONES = { critical: "bad", warning: "warn" };
 
-/** @param {HealthProblem} problem @returns {Need} */
-export const bad = ({ text, action, page }) => ({ kind: "bad", text, action, page });
+/** @param {Severity} severity */
+const severityPill = (severity) => pill(severity, TONES[severity]);
 
 /** What is wrong, with a link to the items, and what to do. Ids in brackets at the end of the text, but no count, are shown below it. @param {Need} need */
-export function notice({ kind, text, action, page }) {
+export function notice({ severity, text, action, page }) {
   const [, what = text, ids = ""] = /^(.*?)( \((?!\d+\))[^()]*\))$/s.exec(text) ?? [];
-  return element("div", { class: "need" },
-    element("p", { class: kind }, link(page, withCode(what)), element("small", { class: "soft" }, ids)),
-    action && element("p", { class: "hint" }, withCode(action)));
+  return element("div", { class: "need" }, severityPill(severity), element("div", {},
+    element("p", { class: TONES[severity] }, link(page, withCode(what)), element("small", { class: "soft" }, ids)),
+    action && element("p", { class: "hint" }, withCode(action))));
 }
 
 /** Why servers that every system needs do not answer. @param {ServerProblems} servers */
@@ -28,11 +21,11 @@ export const awayServers = (servers) => Object.values(servers).filter(Boolean).j
 
 /** @param {System} system @param {string} away why a server does not answer */
 export function statusPill(system, away) {
-  const [worst] = needs(system);
+  const [worst] = system.problems;
   if (!system.is_on) return pill("Off");
-  if (away) return pill("Needs attention", "bad");
+  if (away) return severityPill("critical");
   if (system.idle) return pill(system.idle === "paused" ? "Paused" : "Dry run", "warn");
-  if (worst) return pill(worst.kind === "bad" ? "Needs attention" : "Needs review", worst.kind);
+  if (worst) return severityPill(worst.severity);
   if (system.due === null && !system.last_scan) return pill("Unknown", "warn");
   if (system.is_starting) return pill("Starting");
   return system.is_running || system.in_progress ? pill("Working", "good") : pill("OK", "good");

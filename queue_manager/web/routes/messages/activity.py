@@ -29,9 +29,9 @@ from queue_manager.operations.message_fields import MAX_FILTER_BYTES, MAX_WHOLE,
 from queue_manager.operations.schemas import EmptyIsNone
 from queue_manager.web.http.errors import errors
 from services.message_queue import queue_admin
-from services.message_queue.activity import ActivityEntry, AnomalyType, Severity
+from services.message_queue.activity import ActivityEntry, AnomalySeverity, AnomalyType
 
-SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
+SEVERITIES: tuple[AnomalySeverity, ...] = ("info", "warning", "critical")
 
 router = APIRouter(responses=errors(503))
 
@@ -41,7 +41,7 @@ class AnomalySummary(BaseModel):
 
     total: int
     by_type: dict[AnomalyType, int]
-    by_severity: dict[Severity, int]
+    by_severity: dict[AnomalySeverity, int]
 
 
 class Anomalies(BaseModel):
@@ -122,7 +122,7 @@ def activity(
 @router.get("/queue/activity/anomalies")
 def anomalies(
     entries: Entries,
-    severity: Annotated[Severity | None, EmptyIsNone] = None,
+    severity: Annotated[AnomalySeverity | None, EmptyIsNone] = None,
     type: Annotated[AnomalyType | None, EmptyIsNone] = None,
     limit: ActivityLimit = None,
     sort_by: Literal["timestamp", "severity", "type", "action"] = "timestamp",
