@@ -46,7 +46,7 @@ REPEATED = ("argsrepr", "kwargsrepr")
 FOR_RESULTS = ("correlation_id", "reply_to")
 """Properties that a task without a result does not need."""
 NONCE = uuid4().hex
-PLACEHOLDER = re.compile(f'"{NONCE}:([a-z]+)"')
+PLACEHOLDER = re.compile(f'"{NONCE}:([^"]+)"')
 ONE_RETRY = {"max_retries": 1, "interval_start": 0}
 KNOWN_HEADERS = {
     *("lang", "task", "id", "shadow", "eta", "expires", "group", "group_index", "retries", "timelimit", "root_id"),

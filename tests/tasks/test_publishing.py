@@ -19,7 +19,7 @@ from celery._state import _task_stack
 from celery.app.task import Context
 from kombu import Connection
 
-from queue_manager.batching.publish import publish
+from queue_manager.batching.publish import PLACEHOLDER, _placeholder, publish
 from queue_manager.broker.channel import Channel
 from queue_manager.core.clock import minutes
 from queue_manager.core.settings import settings
@@ -57,6 +57,11 @@ def client(clean: Servers) -> Iterator[redis.Redis]:
 def _one_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages that are compared have the same time of dispatch in their headers."""
     monkeypatch.setattr("queue_manager.batching.publish.estimated_now", lambda: AT)
+
+
+@pytest.mark.parametrize("name", ["id", "due_at", "Due-At2"])
+def test_a_placeholder_may_have_any_name(name: str) -> None:
+    assert PLACEHOLDER.findall(json.dumps([_placeholder(name), "other"])) == [name]
 
 
 def sent(client: redis.Redis, task: Any, items: list[DueItem]) -> list[dict[str, Any]]:
