@@ -91,23 +91,24 @@ def _of_leases(name: str) -> dict[str, str]:
     }
 
 
-def wrong_types(error: BaseException) -> str | None:
-    """Return which keys have another type, if one of them caused an error; `None` for other errors."""
-    cause = error.__cause__ or error
-    if "WRONGTYPE " not in str(cause):
-        return None
+def is_wrong_type(error: BaseException) -> bool:
+    """Return True if a key of another type caused an error."""
+    return "WRONGTYPE " in str(error.__cause__ or error)
+
+
+def wrong_types(error: BaseException) -> str:
+    """Return which keys have another type, or the error if that cannot be read. Reads the types of all keys."""
     found: list[str] = []
     with suppress(redis.RedisError):
         for url, of_url in types().items():
             with connect(url) as client:
                 found += of_other_types(client, of_url)
-    return "; ".join(found) or reason(cause)
+    return "; ".join(found) or reason(error.__cause__ or error)
 
 
 def explain_wrong_types(error: BaseException) -> str | None:
-    """Return which keys have another type and what to do, as `wrong_types` does."""
-    keys = wrong_types(error)
-    return None if keys is None else f"In Redis, {keys}. {WHAT_TO_DO}"
+    """Return which keys have another type and what to do, if one caused an error; `None` for other errors."""
+    return f"In Redis, {wrong_types(error)}. {WHAT_TO_DO}" if is_wrong_type(error) else None
 
 
 def of_other_types(client: redis.Redis, types: Mapping[str, str]) -> Iterator[str]:

@@ -248,9 +248,9 @@ def _redis() -> InRedis:
         try:
             return of_key()
         except (redis.ResponseError, Unavailable) as error:
-            if (keys := redis_keys.wrong_types(error)) is None:
+            if not redis_keys.is_wrong_type(error):
                 raise
-            unread[what] = keys
+            unread[what] = next(iter(unread.values()), None) or redis_keys.wrong_types(error)
         return default
 
     with redis_server() as client:

@@ -8,6 +8,7 @@ import socket
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -17,7 +18,7 @@ from beat_schedule import SYSTEMS
 from dev.servers import Valkey
 from models import job, scan_run, site
 from models.database import collection, server_now
-from queue_manager import leases
+from queue_manager import leases, redis_keys
 from queue_manager.beat.leader_lock import LEADER_LOCK, LeaderLock
 from queue_manager.beat.status import OLD_LEADER_LOCK, SCHEDULE_KEY
 from queue_manager.broker.dead_letters import DEAD_LETTERS
@@ -367,6 +368,19 @@ def test_key_of_another_type_is_one_problem(key: str, unread: str, well: Servers
         text = health_here().only_problem("redis", Rule.WRONG_TYPES)
     assert text.startswith(f"Not read: {unread} (")
     assert f"({key} is a string, and must be a " in text or unread == "counts"
+
+
+def test_the_types_of_all_keys_are_read_once_if_several_have_another_type(
+    well: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_other_types = Mock(wraps=redis_keys.of_other_types)
+    monkeypatch.setattr(redis_keys, "of_other_types", of_other_types)
+    with connect(well.valkey.url) as client:
+        for key in (PAUSES_KEY, DEAD_LETTERS):
+            client.set(key, "of another program")
+    text = health_here().only_problem("redis", Rule.WRONG_TYPES)
+    assert text.startswith("Not read: dead letters, pauses (")
+    assert (PAUSES_KEY in text, DEAD_LETTERS in text, of_other_types.call_count) == (True, True, 1)
 
 
 def test_a_problem_is_shown_as_in_the_documentation(well: Servers, tmp_path: Path) -> None:
