@@ -159,8 +159,8 @@ def _list_and_message(letter: DeadLetter) -> tuple[str, str]:
     return keys.list_of(letter.queue, step), dumps(message) if failed_once else letter.message
 
 
-def clear(client: Redis, *, keep: Callable[[list[dict[str, str]]], object] | None = None) -> int:
-    """Delete all dead letters; return their number.
+def clear(client: Redis, *, keep: Callable[[list[dict[str, str]]], object] | None = None) -> Iterator[int]:
+    """Delete all dead letters in slices; yield the number in each.
 
     `keep` is called with all of them first, newest first and in slices, for `restore`.
     """
@@ -169,14 +169,12 @@ def clear(client: Redis, *, keep: Callable[[list[dict[str, str]]], object] | Non
         if keep is not None:
             keep([{"letter": letter} for letter in letters])
         ids.update(map(_id, letters))
-    deleted = 0
     # From the end, where each is found at once. Later letters are not deleted.
     while letters := [_text(one) for one in client.lrange(DEAD_LETTERS, -LETTERS_PER_READ, -1) if _id(one) in ids]:
         with client.pipeline(transaction=False) as pipe:
             for letter in reversed(letters):
                 pipe.lrem(DEAD_LETTERS, -1, letter)
-            deleted += sum(pipe.execute())
-    return deleted
+            yield sum(pipe.execute())
 
 
 def restore(client: Redis, kept: Sequence[Mapping[str, str]]) -> int:

@@ -112,8 +112,11 @@ def jobs(
         if yes:
             selected = {"names": ", ".join(names)} if names else None
             with audited("adopt", system=job_queues.system.name, filter=selected) as action:
-                result = job_queues.adopt(names or (), is_dry_run=False)
-                action.count = result.adopted
+
+                def count(adopted: Adoption) -> None:
+                    action.count = adopted.adopted
+
+                result = job_queues.adopt(names or (), is_dry_run=False, on_batch=count)
         else:
             result = job_queues.adopt(names or (), is_dry_run=True)
     _print_adoption(console(), result, registered)

@@ -69,11 +69,13 @@ def clear(yes: YesOption = False) -> None:
 
     Example: `queue-manager dead-letters clear --yes`
     """
+    count = 0
     with _redis() as client:
         confirm("delete", dead_letters.count(client), "dead letter", yes=yes)
         with audited("clear", system=AUDITED_BROKER, is_in_redis=True) as action:
-            action.count = dead_letters.clear(client, keep=action.keeper("dead-letter"))
-        typer.echo(f"{action.count} deleted")
+            for deleted in dead_letters.clear(client, keep=action.keeper("dead-letter")):
+                action.count = count = count + deleted
+        typer.echo(f"{count} deleted")
         echo_undo(action.undo)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
@@ -71,11 +71,14 @@ def adoption_notes() -> list[str]:
     return [f"{what} in {JOBS_COLLECTION} of another program; `queue-manager adopt jobs` makes jobs of them"]
 
 
-def adopt(names: Sequence[str] = (), *, is_dry_run: bool) -> Adoption:
+def adopt(
+    names: Sequence[str] = (), *, is_dry_run: bool, on_batch: Callable[[Adoption], object] | None = None
+) -> Adoption:
     """Make the documents of the JavaScript package jobs, or only report what would be done.
 
     Args:
         names: those of the jobs; none means all.
+        on_batch: called with the result so far after each batch that was adopted.
     """
     result, now = Adoption(), server_now()
     documents = foreign_job.walk(names, batch=ADOPTION_BATCH_SIZE)
@@ -83,6 +86,8 @@ def adopt(names: Sequence[str] = (), *, is_dry_run: bool) -> Adoption:
         found = list(_adoptable(batch, now, result))
         if not is_dry_run:
             result.adopted += foreign_job.adopt(found)
+            if on_batch is not None:
+                on_batch(result)
     return result
 
 

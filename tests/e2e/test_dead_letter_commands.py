@@ -9,12 +9,21 @@ from pathlib import Path
 import pytest
 from celery import Celery
 from prometheus_client import CollectorRegistry, generate_latest
+from redis import Redis
 
+from models import audit
 from queue_manager.broker import dead_letters
 from queue_manager.core.redis_client import connect
 from queue_manager.web.routes.metrics import SystemsCollector
 from tests.documented import DOCS, block
-from tests.e2e.commands import COMMAND, invoke, queue_manager, said_on_a_terminal
+from tests.e2e.commands import (
+    COMMAND,
+    interrupt_second_call,
+    interrupted_after,
+    invoke,
+    queue_manager,
+    said_on_a_terminal,
+)
 from tests.real_servers import Servers
 
 HOSTILE = "\x1b[31mred\x1b[0m [bold]x[/] ü"
@@ -93,6 +102,17 @@ def test_health_and_metrics_show_dead_letters_until_they_are_cleared() -> None:
     assert gauge() == "queue_manager_dead_letters 0.0"
     assert "dead-letters" not in invoke("health", "--json").stdout
     assert invoke("dead-letters").stdout == "no dead letters\n"
+
+
+@pytest.mark.usefixtures("letters")
+def test_an_interrupted_clear_tells_how_many_were_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "LETTERS_PER_READ", 2)
+    interrupt_second_call(monkeypatch, Redis, "pipeline")
+    cleared = invoke("dead-letters", "clear", "--yes")
+    (entry,) = audit.page(audit.AuditQuery(), after=None, limit=1)[0]
+    assert (cleared.returncode, cleared.stderr) == (130, interrupted_after(2, str(entry.id)))
+    assert (entry.count, entry.outcome) == (2, "unknown")
+    assert invoke("dead-letters").stdout.count("reason") == 2, "a heading and one letter"
 
 
 def bury(servers: Servers, queue: str, message: str, **members: object) -> None:

@@ -14,15 +14,16 @@ import pytest
 from bson import ObjectId
 
 from dev.ports import free_port
+from models import foreign_job as foreign_job_model
 from models import job as model
 from models import job_attempt, job_queue
 from models.database import Document, collection, server_now
 from models.job import JobState
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.telemetry import counters, latency
-from services.job_queues import JOBS_INITIATOR, jobs
+from services.job_queues import JOBS_INITIATOR, adoption, jobs
 from tests.any_jobs import IMPORT, INVOICE, MODULE, PARCEL, REPORT, made
-from tests.e2e.commands import COMMAND, environment, invoke, queue_manager, said_on_a_terminal
+from tests.e2e.commands import COMMAND, environment, interrupt_second_call, invoke, queue_manager, said_on_a_terminal
 from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
 from tests.real_servers import Servers
 
@@ -422,6 +423,19 @@ def test_jobs_of_another_program_are_shown_first_and_adopted_with_yes(clean: Ser
     assert adopt("--yes").stdout.endswith("7 adopted\n")
     assert {one["_id"] for one in printed("list", "--json")["jobs"]} < {str(one["_id"]) for one in others}
     assert run("cancel", TEXT_ID).stdout == f"{TEXT_ID}  canceled\n"
+
+
+def test_an_interrupted_adoption_tells_how_many_were_adopted(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.jobs().insert_many([foreign_job(INVOICE, "pending", server_now(), id=id) for id in "abc"])
+    monkeypatch.setattr(adoption, "ADOPTION_BATCH_SIZE", 2)
+    interrupt_second_call(monkeypatch, foreign_job_model, "adopt")
+    adopted = adopt("--yes")
+    assert (adopted.returncode, adopted.stderr) == (
+        130,
+        "queue-manager: interrupted; 2 changed before; the outcome is unknown\n",
+    )
+    monkeypatch.undo()
+    assert adopt("--yes").stdout.endswith("1 adopted\n")
 
 
 def test_pages_of_jobs_with_text_ids_continue_at_the_printed_cursor(clean: Servers) -> None:
