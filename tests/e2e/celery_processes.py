@@ -90,6 +90,17 @@ class CeleryProcess(LoggedProcess):
         super().__init__(log, "-m", "celery", "-A", app, *arguments, ready=READY[arguments[0]], env=env)
 
 
+def log_of_refused_start(process: CeleryProcess) -> str:
+    """Start a process that ends with exit code 1, without a traceback or a password; return its log."""
+    with process.start(ready=False):
+        eventually(lambda: process.exit_code() is not None, within=60)
+    assert process.exit_code() == 1
+    assert "Traceback" not in process.log
+    assert "s3cret" not in process.log
+    assert " ready." not in process.log
+    return process.log
+
+
 def worker(
     log: Path, *arguments: str, app: str = "tasks", env: Mapping[str, str] = MappingProxyType({})
 ) -> CeleryProcess:

@@ -13,12 +13,11 @@ import pytest
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
 from tests.e2e.brokers import PASSWORD, QUOTED_PASSWORD, RabbitMQ, Sentinel
-from tests.e2e.celery_processes import ROOT, CeleryProcess, worker
+from tests.e2e.celery_processes import ROOT, CeleryProcess, log_of_refused_start, worker
 from tests.e2e.commands import environment, queue_manager
 from tests.e2e.job_processes import ENV as JOBS
 from tests.e2e.job_processes import job_lab, notes
 from tests.e2e.test_shown_settings import celery
-from tests.e2e.test_start_checks import ended
 from tests.e2e.watching import is_open, woken
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -136,7 +135,7 @@ def test_rabbitmq_is_checked_counted_and_shown_without_its_password(clean: Serve
     with RabbitMQ(tmp_path / "rabbitmq") as server:
         env = {"BROKER_URL": server.url, "QM_CONVERSATIONS": "true", "QM_HOOKS": "true"}
         wrong = {**env, "BROKER_URL": server.url.replace(QUOTED_PASSWORD, "s3cret")}
-        said = ended(CeleryProcess(tmp_path / "refused", "worker", env=wrong).start(ready=False))
+        said = log_of_refused_start(CeleryProcess(tmp_path / "refused", "worker", env=wrong))
         assert f"The broker at amqp://***@127.0.0.1:{server.port}// refuses the connection" in said
 
         with web(tmp_path, **env) as process:

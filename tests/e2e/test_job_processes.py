@@ -17,7 +17,7 @@ from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.leases import Leases
 from services.job_queues.dispatch import lease_name
-from tests.e2e.celery_processes import CeleryProcess
+from tests.e2e.celery_processes import CeleryProcess, log_of_refused_start
 from tests.e2e.job_names import CONSECUTIVE
 from tests.e2e.job_processes import (
     ENV,
@@ -195,11 +195,8 @@ def test_poison_job_does_not_hold_up_a_thousand_good_ones(at_work: AtWork, figur
 def test_worker_ends_with_an_error_if_jobs_cannot_be_imported(servers: Servers, tmp_path: Path, source: str) -> None:
     (tmp_path / "broken_jobs.py").write_text(source)
     env = {**ENV, "JOBS_IMPORTS": '["broken_jobs"]', "PYTHONPATH": f"{tmp_path}:."}
-    with job_worker(tmp_path, env=env).start(ready=False) as process:
-        eventually(lambda: process.exit_code() is not None, within=20)
-        assert process.exit_code() != 0
-        assert "JOBS_IMPORTS: 'broken_jobs' cannot be imported" in process.log
-        assert " ready." not in process.log
+    said = log_of_refused_start(job_worker(tmp_path, env=env))
+    assert "JOBS_IMPORTS: 'broken_jobs' cannot be imported" in said
 
 
 def test_documents_of_another_program_stop_no_queue(clean: Servers, tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from dev.ports import free_port
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import settings
 from services import message_queue
-from tests.e2e.celery_processes import ROOT, CeleryProcess, LoggedProcess
+from tests.e2e.celery_processes import ROOT, CeleryProcess, LoggedProcess, log_of_refused_start
 from tests.e2e.commands import COMMAND, environment
-from tests.e2e.test_start_checks import ended
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.servers.everything import Processes, processes
@@ -196,7 +195,7 @@ def test_a_url_that_works_with_one_node_only_is_refused(
 ) -> None:
     url = cluster.nodes[0].url.replace("redis:", f"{scheme}:")
     env = {"QM_MESSAGE_QUEUE": "true", "QM_QUEUE_REDIS_URL": url, "QUEUE_NAME": name}
-    assert says in ended(CeleryProcess(tmp_path / "worker", "worker", env=env).start(ready=False))
+    assert says in log_of_refused_start(CeleryProcess(tmp_path / "worker", "worker", env=env))
     run = subprocess.run(
         [*COMMAND, "web", "--port", str(free_port())],
         env=environment(**env),

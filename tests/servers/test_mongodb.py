@@ -16,9 +16,8 @@ from dev.servers import DATABASE, REPLICA_SET, Valkey
 from models import database
 from models.transaction import end_abandoned
 from queue_manager.core.settings import settings
-from tests.e2e.celery_processes import ROOT, CeleryProcess
+from tests.e2e.celery_processes import ROOT, CeleryProcess, log_of_refused_start
 from tests.e2e.job_processes import job_lab
-from tests.e2e.test_start_checks import ended
 from tests.eventually import eventually
 from tests.servers.certificates import Certificates
 from tests.servers.dns_server import NAME, dns_server
@@ -133,7 +132,7 @@ def test_everything_works_by_srv_with_tls(mongo: MongoWithRoles, valkey: Valkey,
             do_everything(running)
             text = shown(running)
         unknown = {**env, "MONGO_DB_URL": urls[0].replace(NAME, "no.such.name")}
-        said = ended(CeleryProcess(tmp_path / "unknown", "worker", env=unknown).start(ready=False))
+        said = log_of_refused_start(CeleryProcess(tmp_path / "unknown", "worker", env=unknown))
     assert "MongoDB at mongodb+srv://***@no.such.name/" in said
     for secret in SECRETS:
         assert secret not in text + said

@@ -11,8 +11,7 @@ import pytest
 from queue_manager.core.redis_client import make_client
 from tests.deployment.programs import replaced
 from tests.documented import block, options
-from tests.e2e.celery_processes import CeleryProcess
-from tests.e2e.test_start_checks import ended
+from tests.e2e.celery_processes import CeleryProcess, log_of_refused_start
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.servers.certificates import Certificates
@@ -88,7 +87,7 @@ def test_everything_works_and_no_password_is_shown(server: Environment, clean: S
 def test_wrong_password_of_sentinel_ends_the_process_with_one_sentence(tmp_path: Path) -> None:
     with RedisServer(tmp_path / "redis") as server, SentinelServer(tmp_path / "sentinel", server.port) as sentinel:
         env = {"REDIS_URL": f"sentinel://{sentinel.url}/0?sentinel_password=s3cret"}
-        said = ended(CeleryProcess(tmp_path / "worker", "worker", env=env).start(ready=False))
+        said = log_of_refused_start(CeleryProcess(tmp_path / "worker", "worker", env=env))
     assert f"Redis at sentinel://{sentinel.url}/0?sentinel_password=*** refuses our credentials" in said
     assert f"no Sentinel gives the address of the master 'mymaster': {sentinel.url}: " in said
 
