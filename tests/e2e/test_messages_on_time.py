@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
+from queue_manager.core.settings import settings
 from services.message_queue import message_queue, queue_admin
 from tasks.overdue_messages import schedule_sweep
 from tests.e2e.celery_processes import QUICK_START, CeleryProcess
@@ -29,10 +30,21 @@ def lateness(url: str, deadlines: dict[str, float]) -> list[float]:
     return [taken[id] - deadline * 1000 for id, deadline in deadlines.items()]
 
 
+@pytest.fixture(params=[5_000, 120_000], ids=["between ticks", "without a tick"])
+def env(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """The environment of all processes, also of this one, with a time between two periodic sweeps."""
+    env = {"QM_MESSAGE_QUEUE": "true", "OVERDUE_CHECK_INTERVAL_MS": str(request.param)}
+    with monkeypatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        settings.cache_clear()
+        yield env
+    settings.cache_clear()
+
+
 def test_messages_are_requeued_at_their_deadlines(
-    clean: Servers, tmp_path: Path, figure: Callable[[str], None]
+    env: dict[str, str], clean: Servers, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    env = {"QM_MESSAGE_QUEUE": "true"}
     queue = message_queue(schedule_sweep=schedule_sweep)
     with (
         CeleryProcess(tmp_path / "worker.log", "worker", "--queues", "scans", *QUICK_START, env=env),
@@ -48,7 +60,7 @@ def test_messages_are_requeued_at_their_deadlines(
             for number in range(60):
                 own = f"report-{number}"  # a type of its own: none is taken twice
                 queue.enqueue(own)
-                held = queue.dequeue(type=own, ack_timeout=0.5 + number * 0.11)  # spread over one tick and the next
+                held = queue.dequeue(type=own, ack_timeout=0.5 + number * 0.11)  # spread over two periods of 5 s
                 assert held is not None
                 assert held.deadline_at is not None
                 deadlines[held.id] = held.deadline_at
