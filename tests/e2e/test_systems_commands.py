@@ -12,7 +12,7 @@ import pytest
 from models.database import collection
 from queue_manager import pauses
 from tests.e2e.celery_processes import ROOT
-from tests.e2e.commands import COMMAND, queue_manager, said_on_a_terminal
+from tests.e2e.commands import COMMAND, invoke, queue_manager, said_on_a_terminal
 from tests.real_servers import Servers
 
 pytestmark = pytest.mark.processes
@@ -162,18 +162,18 @@ def test_colours_are_for_terminals(clean: Servers) -> None:
 
 def test_pause_and_resume_name_the_system(tmp_path: Path) -> None:
     pause = ("pause", "support-snooze", "--reason", "the provider is down \x1b[31m")
-    assert systems(tmp_path, *pause).stdout == "support-snooze  paused\n"
+    assert invoke("systems", *pause).stdout == "support-snooze  paused\n"
     made = pauses.paused()["support-snooze"]
     assert (made.by, made.reason) == ("command line", "the provider is down \x1b[31m")
-    listed = systems(tmp_path, "list").stdout
+    listed = invoke("systems", "list").stdout
     assert "Paused: support-snooze since " in listed
     assert " by command line: the provider is down \\x1b[31m\n" in listed
     assert "\x1b" not in listed
-    too_long = systems(tmp_path, "pause", "support-snooze", "--reason", "x" * 501)
+    too_long = invoke("systems", "pause", "support-snooze", "--reason", "x" * 501)
     assert (too_long.returncode, too_long.stdout) == (2, "")
-    assert systems(tmp_path, "resume", "support-snooze").stdout == "support-snooze  resumed\n"
+    assert invoke("systems", "resume", "support-snooze").stdout == "support-snooze  resumed\n"
     assert pauses.paused() == {}
-    assert systems(tmp_path, "resume", "support-snooze").stdout == "support-snooze  was not paused\n"
+    assert invoke("systems", "resume", "support-snooze").stdout == "support-snooze  was not paused\n"
     refused = systems(tmp_path, "pause", "overdue-messages")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "There is no system 'overdue-messages'; the systems are: support-snooze, " in refused.stderr
