@@ -17,6 +17,7 @@ from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import seconds
 from queue_manager.items import DueItem
 from queue_manager.leases import Leases
+from queue_manager.operations.jobs import JobList
 from services.due_work import Limits
 from services.job_queues import Jobs, Registry
 from services.job_queues.dispatch import Dispatch
@@ -164,6 +165,18 @@ def successes(id: str) -> int:
     """Count the attempts that the history calls a success."""
     history = (job.jobs().find_one(ObjectId(id)) or {})["history"]
     return sum(entry["state"] == "success" for entry in history)
+
+
+def listed(limit: int, **asked: Any) -> list[Any]:
+    """Return the ids on all pages of a list of jobs, each of which is full but the last, or is partial."""
+    ids: list[Any] = []
+    jobs, cursor = JobList(**asked), None
+    while True:
+        page = jobs.page(cursor, limit)
+        assert len(page.jobs) == limit or page.is_partial or page.end is None
+        ids += [found["_id"] for found in page.jobs]
+        if (cursor := jobs.next_cursor(page)) is None:
+            return ids
 
 
 def only(lab: Lab) -> dict[str, Any]:

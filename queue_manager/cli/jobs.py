@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from models.database import server_now
+from models.job import JobState
 from models.job import names as stored_names
 from queue_manager.cli.completion import complete_job_state
 from queue_manager.cli.errors import report_errors
@@ -80,7 +81,9 @@ def list_jobs(
     Example: `queue-manager jobs list --name send_invoice --state failure`
     """
     with report_errors():
-        listed = _job_list(name, state, search, sort, is_descending=not is_ascending)
+        listed = JobList(
+            name=name, state=_state(state), search=search, sort=sort or "created", is_descending=not is_ascending
+        )
         page = listed.page(cursor, limit)
         next_cursor, now = listed.next_cursor(page), server_now()
         about_name = "" if name is None or page.jobs else _about_unknown(name)
@@ -106,7 +109,7 @@ def export_jobs(
     Example: `queue-manager jobs export --state failure --format csv > failed.csv`
     """
     with report_errors():
-        listed = _job_list(name, state, search, None, is_descending=True)
+        listed = JobList(name=name, state=_state(state), search=search)
         export_rows(_exported(listed), form, columns=CSV_JOB_FIELDS)
 
 
@@ -172,11 +175,8 @@ def latency(is_json: AnswerJsonOption = False) -> None:
 # Lists
 
 
-def _job_list(
-    name: str | None, state: str | None, search: str | None, sort: str | None, *, is_descending: bool
-) -> JobList:
-    wanted = None if state is None else checked_state(state)
-    return JobList(name=name, state=wanted, search=search, sort=sort or "created", is_descending=is_descending)
+def _state(state: str | None) -> JobState | None:
+    return None if state is None else checked_state(state)
 
 
 def _about_unknown(name: str) -> str:

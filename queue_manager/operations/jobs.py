@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from models import job_pages
 from models.archive import MAX_ARCHIVED
 from models.database import Document, server_now
 from models.document_id import id_text
 from models.job import JobState
-from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage
+from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from queue_manager.core.log import get_logger
 from queue_manager.operations import cursors
 from queue_manager.operations.job_schemas import DeletedJobs, JobLatencies, JobsToDelete
@@ -19,6 +20,7 @@ from queue_manager.operations.schemas import INCOMPLETE_DETAIL, latency_of
 from queue_manager.server_calls import mongodb, redis_server
 from services.audit import Actor, recorded
 from services.job_queues import changeable, counts_by_name, jobs, system
+from services.job_queues.fields import checked_name, search_pattern, sort_field
 
 JobAction = Literal["cancel", "retry", "remove", "reschedule"]
 CHANGE_TEXTS: Mapping[JobAction, str] = {
@@ -35,11 +37,13 @@ log = get_logger("QM/jobs")
 class JobList:
     """The list of jobs that a request selects."""
 
-    name: str | None
-    state: JobState | None
-    search: str | None
-    sort: str
-    is_descending: bool
+    name: str | None = None
+    state: JobState | None = None
+    search: str | None = None
+    """A part of the arguments, the name or the last error. ASCII letters match in either case."""
+    sort: str = "created"
+    """`created`, or one of `JOB_SORT_FIELDS`."""
+    is_descending: bool = True
 
     @property
     def id(self) -> str:
@@ -47,9 +51,22 @@ class JobList:
         return f"jobs {self.sort} {'desc' if self.is_descending else 'asc'}"
 
     def page(self, cursor: str | None, limit: int, *, max_bytes: int = MAX_JOB_PAGE_BYTES) -> JobPage:
-        after = cursors.decode(cursor, of=self.id)
+        """Return the page after a cursor; it ends with the job that reaches `max_bytes`, as BSON.
+
+        Raises:
+            InvalidField: names the field of the list, or the cursor.
+            Unavailable: MongoDB does not answer.
+        """
         with mongodb(), cursors.checked():
-            return jobs.page(**asdict(self), after=after, limit=limit, max_bytes=max_bytes)
+            query = JobQuery(
+                name=None if self.name is None else checked_name(self.name),
+                state=self.state,
+                text=search_pattern(self.search) if self.search else None,
+                sort_by=sort_field(self.sort),
+                is_descending=self.is_descending,
+                after=cursors.decode(cursor, of=self.id),
+            )
+            return job_pages.page(query, limit=limit, max_bytes=max_bytes)
 
     def next_cursor(self, page: JobPage) -> str | None:
         return None if page.end is None else cursors.encode(page.end, of=self.id)

@@ -15,8 +15,7 @@ from models.database import Document, server_now
 from models.executing_job import ExecutingJob
 from models.job import INACTIVE_STATES, RESCHEDULABLE_STATES, WAITING_STATES, JobState
 from models.job_operations import DELETION_BATCH_SIZE
-from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
-from models.listing import Position
+from models.job_pages import JobQuery
 from queue_manager.core.errors import AppError, Contended, prefix_fields
 from queue_manager.core.settings import settings
 from queue_manager.pauses import PauseState
@@ -31,8 +30,6 @@ from services.job_queues.fields import (
     job_key,
     new_job,
     read_job_id,
-    search_pattern,
-    sort_field,
 )
 from services.job_queues.registry import Registry, UnknownJob, registry
 from services.job_queues.repetition import checked_repetition, first_due
@@ -218,43 +215,14 @@ class Jobs:
         self, *, name: str | None = None, state: str | None = None, before: str | None = None, limit: int = 50
     ) -> list[Document]:
         """Return jobs, newest first, after the job whose id is `before`, as `id_text` writes it."""
-        after = None if before is None else (read_job_id(before),)
-        return self.page(name=name, state=state, after=after, limit=limit).jobs
-
-    def page(
-        self,
-        *,
-        name: str | None = None,
-        state: str | None = None,
-        search: str | None = None,
-        sort: str = "created",
-        is_descending: bool = True,
-        after: Position | None = None,
-        limit: int = 50,
-        max_bytes: int = MAX_JOB_PAGE_BYTES,
-    ) -> JobPage:
-        """Return the jobs after `after`, the `end` of the previous page of the same query.
-
-        Args:
-            search: substring of the arguments, name or last error; ASCII letters match case-insensitively.
-            sort: `created`, `due`, `updated`, `priority` or `attempts`; ties are ordered by id.
-            max_bytes: the page ends with the job that reaches this size, as BSON.
-
-        Raises:
-            InvalidJob: names the argument.
-            NoPosition: `after` is not a position in this order.
-        """
         if limit < 1:
             raise InvalidJob("limit", "must be at least 1")
         query = JobQuery(
             name=None if name is None else checked_name(name),
             state=None if state is None else checked_state(state),
-            text=search_pattern(search) if search else None,
-            sort_by=sort_field(sort),
-            is_descending=is_descending,
-            after=after,
+            after=None if before is None else (read_job_id(before),),
         )
-        return job_pages.page(query, limit=limit, max_bytes=max_bytes)
+        return job_pages.page(query, limit=limit).jobs
 
     def count(self, *, name: str | None = None, state: str | None = None) -> int:
         """Return the number of jobs of a name or of all, in a state or in any."""

@@ -18,7 +18,7 @@ from services import job_queues
 from services.adoption import plan
 from services.job_queues import adoption
 from tests.foreign_jobs import STATES, TEXT_ID, add_foreign_jobs, foreign_job, foreign_jobs
-from tests.job_lab import Lab
+from tests.job_lab import Lab, listed
 from tests.real_servers import Servers
 
 NAME = "mail"
@@ -291,17 +291,10 @@ def test_pages_hold_jobs_of_both_types_of_ids_once(
     for number in range(3):
         lab.run(NAME, f"a{number}")
 
-    found: list[Any] = []
-    after = None
-    while True:
-        page = lab.jobs.page(**only, sort=sort, is_descending=is_descending, after=after, limit=2)
-        found += [one["_id"] for one in page.jobs]
-        if (after := page.end) is None:
-            break
+    found = listed(2, **only, sort=sort, is_descending=is_descending)
     assert len(found) == 7
     assert {*found} == {one["_id"] for one in stored()}
-    whole = lab.jobs.page(**only, sort=sort, is_descending=is_descending, limit=10)
-    assert [one["_id"] for one in whole.jobs] == found
+    assert listed(10, **only, sort=sort, is_descending=is_descending) == found
 
 
 def test_text_id_can_be_removed(lab: Lab) -> None:

@@ -24,7 +24,7 @@ from services.job_queues.dispatch import system
 from services.job_queues.explanation import explain
 from tests.client.clients import url_of
 from tests.e2e.commands import queue_manager
-from tests.job_lab import Lab
+from tests.job_lab import Lab, listed
 from tests.real_servers import Servers
 from tests.web.web_process import forked_web
 
@@ -123,22 +123,10 @@ def test_jobs_with_malformed_fields_stop_no_queue_and_no_list(lab: Lab, state: s
             explain(system, id, dispatch)
         for sort in ("created", "due", "updated", "priority", "attempts"):
             for is_descending in (True, False):
-                assert len(paged(lab, sort, is_descending)) <= len(ids) + 2
+                assert len(listed(40, sort=sort, is_descending=is_descending)) <= len(ids) + 2
         for _ in range(3):
             lab.serve()
         assert lab.state(good) == "success"
-
-
-def paged(lab: Lab, sort: str, is_descending: bool) -> list[Any]:
-    """Return the ids on all pages."""
-    ids: list[Any] = []
-    after = None
-    while True:
-        page = lab.jobs.page(sort=sort, is_descending=is_descending, after=after, limit=40)
-        ids += [as_json(one)["_id"] for one in page.jobs]
-        assert len(ids) < 1_000
-        if (after := page.end) is None:
-            return ids
 
 
 @pytest.mark.processes

@@ -17,7 +17,7 @@ from queue_manager.health_rules import Rule
 from services import job_queues
 from services.job_queues import WrongState
 from tests.foreign_jobs import STATES, TEXT_ID, add_foreign_jobs, foreign_jobs
-from tests.job_lab import Lab, end_job, lost_lease
+from tests.job_lab import Lab, end_job, listed, lost_lease
 from tests.models.test_due_at_scale import profile
 from tests.rooms import T0
 
@@ -244,17 +244,8 @@ def test_pages_hold_every_job_once_and_nothing_else(lab: Lab) -> None:
     add_foreign_jobs(NAME, lab.clock())
     ids |= {lab.run(NAME, f"a{number}") for number in range(3, 5)}
     for sort, is_descending, only in product(SORTS, (True, False), FILTERS):
-        assert sorted(_paged(lab, only, sort, is_descending)) == sorted(ids), (sort, is_descending, only)
-
-
-def _paged(lab: Lab, only: dict[str, Any], sort: str, is_descending: bool) -> list[str]:
-    found: list[str] = []
-    after = None
-    while True:
-        page = lab.jobs.page(**only, sort=sort, is_descending=is_descending, after=after, limit=2)
-        found += [str(one["_id"]) for one in page.jobs]
-        if (after := page.end) is None:
-            return found
+        found = listed(2, **only, sort=sort, is_descending=is_descending)
+        assert sorted(map(str, found)) == sorted(ids), (sort, is_descending, only)
 
 
 def test_foreign_documents_are_counted_and_not_listed_as_queues(lab: Lab) -> None:

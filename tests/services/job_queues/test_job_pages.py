@@ -11,9 +11,10 @@ from bson import ObjectId
 from models import job, job_pages
 from models.job import JOB_SORT_FIELDS, JobState
 from queue_manager.core.clock import seconds
+from queue_manager.operations.jobs import JobList
 from services.job_queues import InvalidJob
 from services.job_queues.fields import MAX_SEARCH_TEXT_LENGTH, search_text
-from tests.job_lab import Lab
+from tests.job_lab import Lab, listed
 from tests.rooms import T0
 
 WORDS = ["alpha", "Beta", "GAMMA", "d.e", "1.5"]
@@ -42,22 +43,10 @@ def fill(count: int, seed: int = 1) -> list[dict[str, Any]]:
     return stored
 
 
-def walked(lab: Lab, limit: int, **asked: Any) -> list[ObjectId]:
-    """Return the ids on all pages, each of which is full but the last, or is partial."""
-    ids: list[ObjectId] = []
-    after = None
-    while True:
-        page = lab.jobs.page(after=after, limit=limit, **asked)
-        assert len(page.jobs) == limit or page.is_partial or page.end is None
-        ids += [found["_id"] for found in page.jobs]
-        if page.end is None:
-            return ids
-        after = page.end
-
-
 @pytest.mark.parametrize("sort", ["created", *JOB_SORT_FIELDS])
 @pytest.mark.parametrize("is_descending", [True, False])
-def test_pages_contain_all_matching_jobs_in_order(sort: str, is_descending: bool, lab: Lab) -> None:
+@pytest.mark.usefixtures("clean")
+def test_pages_contain_all_matching_jobs_in_order(sort: str, is_descending: bool) -> None:
     every = fill(200)
     field = "_id" if sort == "created" else sort
     every.sort(key=lambda one: (one[field], one["_id"]), reverse=is_descending)
@@ -72,38 +61,40 @@ def test_pages_contain_all_matching_jobs_in_order(sort: str, is_descending: bool
                     and (search is None or search.lower() in f"{one['text']} {one['name']}".lower())
                 ]
                 asked = {"name": name, "state": state, "search": search, "sort": sort, "is_descending": is_descending}
-                assert walked(lab, 7, **asked) == wanted, asked
+                assert listed(7, **asked) == wanted, asked
 
 
 @pytest.mark.parametrize("sort", ["created", *JOB_SORT_FIELDS])
+@pytest.mark.usefixtures("clean")
 def test_a_search_that_reaches_its_time_limit_continues_at_its_cursor(
-    sort: str, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    sort: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(300)
     monkeypatch.setattr(job_pages, "SEARCH_BATCH_SIZE", 7)
     monkeypatch.setattr(job_pages, "MAX_SEARCHED_JOBS", 20)
-    page = lab.jobs.page(search="nothing", sort=sort)
+    page = JobList(search="nothing", sort=sort).page(None, 50)
     assert (page.jobs, page.is_partial) == ([], True)
     assert page.end is not None
-    whole = [one["_id"] for one in lab.jobs.page(sort=sort, limit=300).jobs]
+    whole = listed(300, sort=sort)
     hits = [id for id in whole if "beta" in (job.jobs().find_one(id) or {})["text"].lower()]
-    assert walked(lab, 5, search="beta", sort=sort) == hits
+    assert listed(5, search="beta", sort=sort) == hits
 
 
 def test_jobs_stored_without_search_text_are_found_by_text_arguments_and_names(lab: Lab) -> None:
     id = ObjectId(lab.run("mail", "An Address", {"city": "Ulm"}))
     job.jobs().update_one({"_id": id}, {"$unset": {"text": ""}})
     for search, found in (("an addr", [id]), ("MAIL", [id]), ("ulm", [])):
-        assert [one["_id"] for one in lab.jobs.page(search=search).jobs] == found
+        assert listed(50, search=search) == found
 
 
 def test_the_beginning_of_the_arguments_is_searched(lab: Lab) -> None:
     lab.run("mail", "x" * (MAX_SEARCH_TEXT_LENGTH - 100) + "early" + "x" * 200 + "late")
-    assert len(lab.jobs.page(search="early").jobs) == 1
-    assert lab.jobs.page(search="late").jobs == []
+    assert len(listed(50, search="early")) == 1
+    assert listed(50, search="late") == []
 
 
 @pytest.mark.parametrize("search", ["\ud800", "x" * 257])
-def test_invalid_search_is_refused(search: str, lab: Lab) -> None:
+@pytest.mark.usefixtures("clean")
+def test_invalid_search_is_refused(search: str) -> None:
     with pytest.raises(InvalidJob, match="search"):
-        lab.jobs.page(search=search)
+        listed(50, search=search)

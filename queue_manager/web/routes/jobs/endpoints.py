@@ -87,8 +87,7 @@ def _list(
     sort: Annotated[SortField | None, EmptyIsNone] = None,
     order: Annotated[Literal["asc", "desc"] | None, EmptyIsNone] = None,
 ) -> JobList:
-    by = sort or "created"
-    return JobList(name=name, state=state, search=search or None, sort=by, is_descending=order != "asc")
+    return JobList(name=name, state=state, search=search, sort=sort or "created", is_descending=order != "asc")
 
 
 SelectedList = Annotated[JobList, Depends(_list)]
