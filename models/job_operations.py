@@ -40,7 +40,6 @@ from queue_manager.core.clock import truncate
 
 CHANGEABLE_FIELDS = ("state", "due", "priority")
 """The fields that users change."""
-DELETION_BATCH_SIZE = 1_000  # jobs that one transaction deletes
 KeepJobs = Callable[[Sequence[Document], ClientSession], object]
 """Stores jobs in the transaction that deletes them."""
 
@@ -131,12 +130,7 @@ def remove(job_id: JobId, *, now: datetime, keep: KeepJobs | None = None) -> Doc
 
 
 def clear(
-    states: Sequence[JobState],
-    name: str | None,
-    *,
-    now: datetime,
-    limit: int = DELETION_BATCH_SIZE,
-    keep: KeepJobs | None = None,
+    states: Sequence[JobState], name: str | None, *, now: datetime, limit: int, keep: KeepJobs | None = None
 ) -> tuple[int, bool]:
     """Delete up to `limit` jobs in `states`, of one name or of all names, except reserved ones, in one transaction.
 

@@ -14,7 +14,6 @@ from models import executing_job, foreign_job, job, job_counts, job_operations, 
 from models.database import Document, server_now
 from models.executing_job import ExecutingJob
 from models.job import INACTIVE_STATES, RESCHEDULABLE_STATES, WAITING_STATES, JobState
-from models.job_operations import DELETION_BATCH_SIZE
 from models.job_pages import JobQuery
 from queue_manager.core.errors import AppError, Contended, prefix_fields
 from queue_manager.core.settings import settings
@@ -35,6 +34,7 @@ from services.job_queues.registry import Registry, UnknownJob, registry
 from services.job_queues.repetition import checked_repetition, first_due
 
 INSERT_BATCH_SIZE = 1_000
+DELETION_BATCH_SIZE = 1_000  # jobs that one transaction deletes
 RESERVATION_TIMEOUT = 2.0  # seconds that a change waits for a run that has reserved the job; longer than a reservation
 RESERVATION_CHECK_INTERVAL = 0.02  # seconds
 
@@ -230,50 +230,35 @@ class Jobs:
         of_names = counts.values() if name is None else [counts.get(name, {})]
         return sum(states.get(state, 0) if state else sum(states.values()) for states in of_names)
 
-    def clear(
-        self,
-        states: Iterable[str],
-        name: str | None = None,
-        *,
-        limit: int | None = None,
-        keep: job_operations.KeepJobs | None = None,
-    ) -> int:
-        """Delete up to `limit` jobs in these states, of one name or of all names; return their number.
-
-        `keep` stores what is deleted, in the transactions that delete it.
+    def clear(self, states: Iterable[str], name: str | None = None) -> int:
+        """Delete the jobs in these states, of one name or of all names; return their number.
 
         Raises `InvalidJob`: executing jobs cannot be deleted.
         """
-        return sum(self.clear_in_batches(states, name, limit=limit, keep=keep))
+        return sum(self.clear_in_batches(states, name))
 
     def clear_in_batches(
-        self,
-        states: Iterable[str],
-        name: str | None = None,
-        *,
-        limit: int | None = None,
-        keep: job_operations.KeepJobs | None = None,
+        self, states: Iterable[str], name: str | None = None, *, keep: job_operations.KeepJobs | None = None
     ) -> Iterator[int]:
         """Delete like `clear`; yield the number deleted by each transaction, 0 if others have locked some of its jobs.
+
+        `keep` stores what is deleted, in the transactions that delete it.
 
         Raises `Contended`: a single job is locked.
         """
         wanted, of = _deletable(states), None if name is None else checked_name(name)
-        deleted, size = 0, DELETION_BATCH_SIZE
-        while limit is None or deleted < limit:
-            most = size if limit is None else min(size, limit - deleted)
+        size, has_more = DELETION_BATCH_SIZE, True
+        while has_more:  # jobs that enter the states after the last batch are left, so that this ends
             try:
-                gone, has_more = job_operations.clear(wanted, of, now=self._clock(), limit=most, keep=keep)
+                deleted, has_more = job_operations.clear(wanted, of, now=self._clock(), limit=size, keep=keep)
             except Contended:
                 if size == 1:
                     raise
                 size = max(1, size // 10)  # runs change some of so many jobs all the time
                 yield 0
                 continue
-            deleted, size = deleted + gone, min(2 * size, DELETION_BATCH_SIZE)
-            yield gone
-            if not has_more:  # jobs that enter the states from now on are left, so that this ends
-                return
+            size = min(2 * size, DELETION_BATCH_SIZE)
+            yield deleted
 
     def count_up_to(self, limit: int, states: Iterable[str], name: str | None = None) -> int:
         """Return how many jobs `clear` would delete, at most `limit`, which bounds the cost. Raises like `clear`."""

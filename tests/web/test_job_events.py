@@ -116,7 +116,7 @@ def test_each_change_is_an_event_with_the_job_as_listed(process: Web) -> None:
         assert next(updates)["job"]["state"] == "executing"
         assert job_attempt.finish(job, JobOutcome(state=JobState.SUCCESS), token="t", now=database.server_now())
         assert next(updates)["job"]["state"] == "success"
-        job_operations.clear([JobState.SUCCESS], None, now=database.server_now())
+        job_operations.clear([JobState.SUCCESS], None, now=database.server_now(), limit=100)
         update = next(updates)
         assert (update["kind"], update["job"]) == ("deleted", None)
 

@@ -16,7 +16,7 @@ import pytest
 from bson import Decimal128, ObjectId
 from pymongo.errors import ExecutionTimeout
 
-from models import job, job_counts, transaction
+from models import job, job_counts, job_operations, transaction
 from models.job import JobState
 from models.transaction import transact
 from queue_manager.core.clock import hours, minutes, seconds
@@ -59,7 +59,7 @@ def test_every_operation_is_counted_immediately(kept: Lab, is_added: bool) -> No
         lambda: kept.jobs.retry(ids[0]),
         lambda: kept.jobs.reschedule(canceled[0], delay=seconds(60)),
         lambda: kept.jobs.remove(ids[1]),
-        lambda: kept.jobs.clear(["success", "pending"], "mail", limit=3),
+        lambda: job_operations.clear([JobState.SUCCESS, JobState.PENDING], "mail", now=kept.clock(), limit=3),
         lambda: kept.jobs.clear(["canceled"]),
         lambda: kept.jobs.clear(["success"]),
     ):

@@ -95,7 +95,7 @@ def test_large_jobs_are_deleted_in_transactions_of_few(lab: Lab, monkeypatch: py
 
     lab.jobs.run_many("mail", [["x" * 10_000] for _ in range(9)])
     monkeypatch.setattr(job_operations, "transact", counting)
-    assert lab.jobs.clear(["pending"], keep=lambda gone, session: None) == 9
+    assert sum(lab.jobs.clear_in_batches(["pending"], keep=lambda gone, session: None)) == 9
     assert next(transactions) == 4  # three of three jobs, and one that found no more
 
     monkeypatch.setattr(job_operations, "transact", transact)
