@@ -24,7 +24,6 @@ from models.job import (
     FINISHED_STATES,
     INACTIVE_STATES,
     IS_JOB,
-    MAX_HISTORY,
     WAITING_STATES,
     DuplicateJob,
     JobId,
@@ -69,18 +68,17 @@ def make_due(
 
     Raises `DuplicateJob` if it is singular and another job with its key is live.
     """
-    entry = {"at": now, "state": JobState.PENDING}
-    history = {"$cond": [{"$isArray": "$history"}, "$history", []]}
-    changed: Document = {
-        "state": JobState.PENDING,
-        "due": due or "$due",
-        "waiting": due or "$due",
-        "updated": now,
-        "singular_key": {"$cond": [{"$eq": ["$singular", True]}, "$key", "$$REMOVE"]},
-        "history": {"$slice": [{"$concatArrays": [history, [entry]]}, -MAX_HISTORY]},
+    due = due or found.get("due")  # any field may be missing, if another program has changed the document
+    changed: Document = {"state": JobState.PENDING, "due": due, "waiting": due, "updated": now}
+    if priority is not None:
+        changed["priority"] = priority
+    if found.get("singular") is True and "key" in found:
+        changed["singular_key"] = found["key"]
+    change = {
+        "$set": changed,
+        "$unset": {"first": "", "uncounted": "", "reserved": ""},
+        "$push": push_to_history({"at": now, "state": JobState.PENDING}),
     }
-    changed |= {} if priority is None else {"priority": priority}
-    change = [{"$set": changed}, {"$unset": ["first", "uncounted", "reserved"]}]
 
     def revive(session: ClientSession) -> Document | None:
         before = jobs().find_one({**_unchanged(found), **COUNTED_ATTEMPTS}, hint="_id_", session=session)
@@ -91,8 +89,8 @@ def make_due(
 
     try:
         if found["state"] in FINISHED_STATES and found["state"] in states:
-            return transact(revive)
-        return _change(found, states, change, now)
+            return adding_to_history(found["_id"], lambda: transact(revive))
+        return adding_to_history(found["_id"], lambda: _change(found, states, change, now))
     except DuplicateKeyError:
         raise DuplicateJob(
             f"The job {found['_id']} is singular, and another with its name and arguments is live"
