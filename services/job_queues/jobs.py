@@ -96,7 +96,7 @@ class Jobs:
             UnknownJob: no function is registered for the name.
             InvalidJob: names the argument, or the parameter of the function. Nothing is stored.
         """
-        self._registry.check_arguments(checked_name(name), arguments)
+        self._registry.find(checked_name(name)).check_arguments(name, arguments)
         now, repetition = self._clock(), checked_repetition(every, cron)
         due = first_due(repetition, now) if at is None and delay is None else checked_due(at, delay, now)
         document = new_job(name, arguments, due=due, priority=priority, repetition=repetition, now=now)
@@ -129,7 +129,7 @@ class Jobs:
             if not isinstance(arguments, list | tuple):
                 raise InvalidJob(f"calls[{number}]", "must be a list or tuple of the arguments of one job")
             with prefix_fields(f"calls[{number}]."):
-                self._registry.check_arguments(name, arguments)
+                self._registry.find(name).check_arguments(name, arguments)
                 new.append(new_job(name, arguments, due=due, priority=priority, repetition={}, now=now))
         stored: list[Document | None] = []
         for begin in range(0, len(new), INSERT_BATCH_SIZE):

@@ -14,10 +14,11 @@ from queue_manager.core.imports import import_named
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import did_you_mean
 from services.job_queues.fields import InvalidJob, checked_name
+from services.job_queues.job_run import JobRun
 from services.job_queues.repetition import checked_repetition
 
 JobFunction = Callable[..., Any]
-Registered = TypeVar("Registered", bound=JobFunction)
+Function = TypeVar("Function", bound=JobFunction)
 
 
 class UnknownJob(AppError):
@@ -28,27 +29,24 @@ class Registry:
     """Job functions by name."""
 
     def __init__(self) -> None:
-        self._functions: dict[str, JobFunction] = {}
-        self._calls: dict[str, _Call] = {}
-        self._repetitions: dict[str, Document] = {}
-        self._timeouts: dict[str, timedelta] = {}
+        self._registered: dict[str, RegisteredJob] = {}
         self._is_loaded = False
 
     def register(
         self,
         name: str,
-        function: Registered,
+        function: Function,
         *,
         every: timedelta | None = None,
         cron: str | None = None,
         timeout: timedelta | None = None,
-    ) -> Registered:
+    ) -> Function:
         """Register `function` for the jobs of `name`, its time limit, and the repetition of one job without arguments.
 
         Raises:
             InvalidJob: the name is invalid or taken, `function` is not a plain function, or it cannot be repeated so.
         """
-        known = self._functions.get(checked_name(name))
+        known = self._registered.get(checked_name(name))
         if not callable(function):
             raise InvalidJob("function", f"the job {name} needs a function; {function!r:.80} is not callable")
         if not is_plain(function):
@@ -56,20 +54,17 @@ class Registry:
             raise InvalidJob(
                 "function", f"the job {name} needs a plain function; {found} is a coroutine or a generator"
             )
-        if known is not None and not _is_same(known, function):
-            raise InvalidJob("name", f"the job {name} is already registered for {qualified_name(known)}")
+        if known is not None and not _is_same(known.function, function):
+            raise InvalidJob("name", f"the job {name} is already registered for {qualified_name(known.function)}")
         if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
             raise InvalidJob("timeout", f"must be a timedelta above zero, not {timeout!r:.80}")
-        repetition, call = checked_repetition(every, cron), _Call(function)
-        if keyword := call.required_keyword():
+        new = RegisteredJob(function, repetition=checked_repetition(every, cron), timeout=timeout)
+        if keyword := new.required_keyword():
             found = qualified_name(function)
             raise InvalidJob("function", f"the job {name} passes arguments by position; {found} requires {keyword}=")
-        if repetition:
-            call.check(name, ())
-            self._repetitions[name] = repetition
-        if timeout is not None:
-            self._timeouts[name] = timeout
-        self._functions[name], self._calls[name] = function, call
+        if new.repetition:
+            new.check_arguments(name, ())
+        self._registered[name] = new
         return function
 
     def load(self) -> None:
@@ -84,42 +79,34 @@ class Registry:
             import_named(module, setting="JOBS_IMPORTS")
         self._is_loaded = True
 
-    def function_for(self, name: str) -> JobFunction:
-        """Return the function for the jobs of `name`. Raises `UnknownJob`, which lists the known names."""
+    def find(self, name: str) -> RegisteredJob:
+        """Return what is registered for the jobs of `name`. Raises `UnknownJob`, which lists the known names."""
         self.load()
-        function = self._functions.get(name)
-        if function is None:
+        found = self._registered.get(name)
+        if found is None:
             modules = ", ".join(settings().jobs_imports)
             missing = f"none; {modules} registers none" if modules else "none; set JOBS_IMPORTS"
-            known = ", ".join(sorted(self._functions)) or missing
-            near = did_you_mean(name, self._functions)
+            known = ", ".join(self.names()) or missing
+            near = did_you_mean(name, self._registered)
             raise UnknownJob(f"There is no job {name!r:.140}{near}; the jobs are: {known}")
-        return function
-
-    def check_arguments(self, name: str, arguments: Sequence[Any]) -> None:
-        """Raise `InvalidJob`, which names the parameter, if the function of `name` does not take these arguments.
-
-        Raises `UnknownJob`: no function is registered for the name.
-        """
-        self.function_for(name)
-        self._calls[name].check(name, arguments)
+        return found
 
     def timeout_for(self, name: str) -> timedelta | None:
-        """Return the time limit that is declared for `name`."""
+        """Return the time limit that is declared for `name`; `None` also if no function is registered."""
         self.load()
-        return self._timeouts.get(name)
+        return self._registered[name].timeout if name in self._registered else None
 
     def names(self) -> list[str]:
         self.load()
-        return sorted(self._functions)
+        return sorted(self._registered)
 
     def repetitions(self) -> dict[str, Document]:
         """Return the declared repetitions by name, as `checked_repetition` returns them."""
         self.load()
-        return dict(self._repetitions)
+        return {name: one.repetition for name, one in self._registered.items() if one.repetition}
 
 
-def accepts_run(function: JobFunction) -> bool:
+def _takes_run(function: JobFunction) -> bool:
     """Return True if the function has a keyword parameter `run`, which receives its `JobRun`."""
     try:
         parameter = signature(function).parameters.get("run")
@@ -128,14 +115,15 @@ def accepts_run(function: JobFunction) -> bool:
     return parameter is not None and parameter.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class _Call:
-    """How a function is called.
+class RegisteredJob:
+    """The function of a name, how it is called, its repetition, which may be empty, and its time limit.
 
     A decorator is called itself, not the function that it wraps, because it may add or remove arguments.
     """
 
-    def __init__(self, function: JobFunction) -> None:
-        self._options = {"run": None} if accepts_run(function) else {}
+    def __init__(self, function: JobFunction, *, repetition: Document, timeout: timedelta | None) -> None:
+        self.function, self.repetition, self.timeout = function, repetition, timeout
+        self._takes_run = _takes_run(function)
         try:
             self._signature: Signature | None = signature(function, follow_wrapped=False)
         except ValueError:  # some functions written in C have no signature
@@ -145,17 +133,24 @@ class _Call:
         """Return a parameter without a default that can only be given by keyword, except `run`."""
         parameters = self._signature.parameters.values() if self._signature else ()
         required = (one for one in parameters if one.kind is Parameter.KEYWORD_ONLY and one.default is Parameter.empty)
-        return next((one.name for one in required if one.name not in self._options), None)
+        return next((one.name for one in required if one.name not in self._options(None)), None)
 
-    def check(self, name: str, arguments: Sequence[Any]) -> None:
+    def check_arguments(self, name: str, arguments: Sequence[Any]) -> None:
         """Raise `InvalidJob`, which names the parameter, if the function cannot be called with these arguments."""
         if self._signature is None:
             return
         try:
-            self._signature.bind(*arguments, **self._options)
+            self._signature.bind(*arguments, **self._options(None))
         except TypeError as error:
             plain = [one.replace(annotation=Parameter.empty) for one in self._signature.parameters.values()]
             raise InvalidJob("arguments", f"{error}; the job {name} takes {Signature(plain)}") from None
+
+    def call(self, arguments: Sequence[Any], run: JobRun) -> Any:
+        """Call the function, with its run if it has a parameter for it."""
+        return self.function(*arguments, **self._options(run))
+
+    def _options(self, run: JobRun | None) -> dict[str, Any]:
+        return {"run": run} if self._takes_run else {}
 
 
 def _is_same(known: JobFunction, function: JobFunction) -> bool:
@@ -172,7 +167,7 @@ registry = Registry()
 
 def job(
     name: str, *, every: timedelta | None = None, cron: str | None = None, timeout: timedelta | None = None
-) -> Callable[[Registered], Registered]:
+) -> Callable[[Function], Function]:
     """Register a function for the jobs of `name`.
 
     `every` or `cron` declares a repeating job without arguments, which the dispatch stores once; see `jobs.run`.

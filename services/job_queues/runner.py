@@ -32,7 +32,7 @@ from queue_manager.core.process import drop_tracebacks
 from queue_manager.telemetry import error_reports, latency
 from services.job_queues.dispatch import JOBS_INITIATOR, RENEWALS_PER_LEASE
 from services.job_queues.job_run import JOB_RETRY_POLICY, JobRun, as_text
-from services.job_queues.registry import JobFunction, Registry, UnknownJob, accepts_run
+from services.job_queues.registry import Registry, UnknownJob
 from services.job_queues.repetition import next_due
 
 MIN_JOBS_PER_READ, JOBS_PER_READ = 32, 128  # while each job is started alone; while batches are
@@ -263,12 +263,6 @@ class Runner:
     # Execution
 
     @cached_property
-    def _function(self) -> tuple[JobFunction, bool]:
-        """The function of this name, and whether it has a parameter `run`. Raises `UnknownJob`."""
-        function = self.registry.function_for(self.name)
-        return function, accepts_run(function)
-
-    @cached_property
     def _limit(self) -> TimeLimit | None:
         """The time limit of this name."""
         timeout = self.registry.timeout_for(self.name) or self.timeout
@@ -282,9 +276,9 @@ class Runner:
         failed: BaseException | None = None
         due: datetime | None = None
         try:
-            function, takes_run = self._function
+            registered = self.registry.find(self.name)
             with contained():
-                result = function(*started["arguments"], **({"run": run} if takes_run else {}))
+                result = registered.call(started["arguments"], run)
             require_done(result, f"The job {self.name}")
             due = self._next_due(started)
         except BaseException as error:  # also the one that ends this process

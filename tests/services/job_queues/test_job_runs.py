@@ -187,8 +187,8 @@ def test_job_with_wrong_arguments_fails(lab: Lab) -> None:
 
 def test_job_whose_function_is_gone_fails_with_that_reason(lab: Lab) -> None:
     first, second = lab.run("mail", priority=1), lab.run("mail")
-    functions = {**lab.registry._functions}
-    lab.registry._functions.clear()
+    registered = {**lab.registry._registered}
+    lab.registry._registered.clear()
     report = lab.run_through()
     assert (report.failed, report.stopped) == (1, "this worker has no function for jobs of this name")
     failed = lab.jobs.get(first)
@@ -199,7 +199,7 @@ def test_job_whose_function_is_gone_fails_with_that_reason(lab: Lab) -> None:
 
     attempts: list[int] = []
     lab.works["mail"] = lambda run: attempts.append(run.attempt)
-    lab.registry._functions |= functions
+    lab.registry._registered |= registered
     assert lab.run_through().succeeded == 1
     lab.hand.advance(UNREGISTERED_DELAY)
     assert lab.run_through().succeeded == 1
@@ -207,7 +207,7 @@ def test_job_whose_function_is_gone_fails_with_that_reason(lab: Lab) -> None:
 
 
 def test_unknown_job_that_a_function_raises_is_an_error_like_any_other(lab: Lab) -> None:
-    lab.works["mail"] = lambda run: lab.registry.function_for("nobody")
+    lab.works["mail"] = lambda run: lab.registry.find("nobody")
     id = lab.run("mail")
     report = lab.run_through()
     assert (report.failed, report.stopped, lab.jobs.get(id).get("settled")) == (1, None, None)

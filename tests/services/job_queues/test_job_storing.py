@@ -213,7 +213,7 @@ def test_malformed_name_is_refused(lab: Lab, name: Any) -> None:
 
 def test_error_without_registered_jobs_names_the_setting_that_lists_them(lab: Lab) -> None:
     with pytest.raises(UnknownJob, match="JOBS_IMPORTS"):
-        Registry().function_for("mail")
+        Registry().find("mail")
 
 
 # Many at once
