@@ -215,10 +215,9 @@ class Runner:
         """Return the jobs that were started, unless that took so long that their lease has ended and they were lost."""
         if not started or time.monotonic() - began < self.lease.total_seconds() / 3:
             return started
-        claimed = started[0]["_id"]
-        if job_attempt.renew(claimed, token=self.token, until=self.clock() + self.lease):
+        if self._extend_lease(started[0]):
             return started
-        log.warning("The claim of a job was lost before it was executed", job=str(claimed), name=self.name)
+        log.warning("The claim of a job was lost before it was executed", job=str(started[0]["_id"]), name=self.name)
         return []
 
     def _write_with_retry(self, ended: list[EndedAttempt], batch: list[Document]) -> tuple[list[bool], list[Document]]:
@@ -241,13 +240,14 @@ class Runner:
                 now = self.clock()
                 stored = [job_attempt.finish(one.job, one.outcome, token=self.token, now=now) for one in ended]
                 # A write, so that a majority knows the claim before the job is executed.
-                until = now + self.lease
-                return stored, [
-                    one for one in batch[:1] if job_attempt.renew(one["_id"], token=self.token, until=until)
-                ]
+                return stored, [one for one in batch[:1] if self._extend_lease(one)]
             except Error:
                 if time.monotonic() > end:
                     raise
+
+    def _extend_lease(self, claimed: Document) -> bool:
+        """Extend the lease of a claimed job; return False if the claim was lost."""
+        return job_attempt.renew(claimed["_id"], token=self.token, until=self.clock() + self.lease)
 
     def _count(self, outcome: JobOutcome, is_written: bool) -> None:
         if not is_written:
@@ -385,13 +385,12 @@ class Runner:
         """Renew the lease of the claimed job; return False if that must be tried again at once."""
         if self._executing is None or (claimed := self._claimed) is None:
             return True
-        id = claimed["_id"]
+        id = str(claimed["_id"])
         try:
-            is_held = job_attempt.renew(id, token=self.token, until=self.clock() + self.lease)
-            if not is_held and self._executing is not None and self._claimed is claimed:
-                log.warning("The claim of an executing job was lost", job=str(id), name=self.name)
+            if not self._extend_lease(claimed) and self._executing is not None and self._claimed is claimed:
+                log.warning("The claim of an executing job was lost", job=id, name=self.name)
         except Error as error:
-            log.warning("A lease could not be renewed", job=str(id), error=reason(error))
+            log.warning("A lease could not be renewed", job=id, error=reason(error))
             return False
         return True
 
