@@ -17,7 +17,8 @@ The life of a job, and the module of each step:
     dispatched  `dispatch`: every few seconds, the leader sends one message for each name that has a due job
     run         `queue_run`, `runner`: a worker runs the due jobs of that name: `executing`, then `success` or `failure`
     limited     `job_run`: the function sees that it should stop; `dispatch`: the worker's main process kills it
-    repeated    `runner`: a repeating job that succeeded is `pending` again (`repetition` has its due times)
+    repeated    `runner`: a repeating job that succeeded is `pending` again (`repetition` has its due times, and stores
+                the jobs that code declares)
     retried     `runner`: a failed job is due again after a backoff; `dispatch`: a job whose worker was lost, once its
                 lease has expired, and every failed job when a new leader takes over
     adopted     `adoption`: documents of the JavaScript package become jobs, by an operator

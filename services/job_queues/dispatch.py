@@ -32,11 +32,11 @@ from queue_manager.items import DueItem
 from queue_manager.leases import Attempts, Leases, lease_server
 from queue_manager.system import System, SystemStats
 from services.due_work import Due, DueBatch, DueWork
-from services.job_queues import declarations
 from services.job_queues.adoption import adoption_notes
 from services.job_queues.explanation import explain
 from services.job_queues.job_run import CANCELED, Stop, timed_out
 from services.job_queues.registry import registry
+from services.job_queues.repetition import declared_details, store_declared
 from services.job_queues.stats import read_stats
 
 JOBS_INITIATOR = "QM/jobs"
@@ -84,7 +84,7 @@ class Dispatch(DueWork):
         if not self._leads(now):
             yield DueBatch(other_counts={"refused": 1})
             return
-        declarations.store(self.declared, now)
+        store_declared(self.declared, now)
         if malformed := executing_job.fail_unclaimed(now):
             log.warning(executing_job.MALFORMED_CLAIM_ERROR, jobs=malformed)
         reaped = [lost.name for lost in self._find_lost(now) if _reap(lost, now)]
@@ -271,7 +271,7 @@ def dispatch(epoch: int | None = None) -> Dispatch:
 def stats() -> SystemStats:
     """Return the statistics of all job queues."""
     found = read_stats(dispatch(), late=system.late_after(settings()))
-    found.details.extend(declarations.details(registry.repetitions()))
+    found.details.extend(declared_details(registry.repetitions()))
     return found
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from models import job
 from queue_manager.core.clock import hours, minutes, seconds
-from services.job_queues import InvalidJob, Registry, declarations
+from services.job_queues import InvalidJob, Registry
+from services.job_queues.repetition import declared_details, store_declared
 from tests.job_lab import Lab
 from tests.real_servers import Servers
 from tests.rooms import T0
@@ -36,7 +37,7 @@ def stored() -> dict[str, Any]:
 
 
 def details(lab: Lab) -> list[str]:
-    return list(declarations.details(lab.registry.repetitions()))
+    return list(declared_details(lab.registry.repetitions()))
 
 
 def test_declared_job_is_stored_by_the_dispatch_and_repeats(lab: Lab) -> None:
@@ -50,7 +51,7 @@ def test_declared_job_is_stored_by_the_dispatch_and_repeats(lab: Lab) -> None:
 
 def test_many_processes_and_restarts_store_one_declared_job(lab: Lab) -> None:
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: declarations.store(lab.registry.repetitions(), T0), range(16)))
+        list(pool.map(lambda _: store_declared(lab.registry.repetitions(), T0), range(16)))
     declaring(every=minutes(1)).dispatch(epoch=2)
     assert stored()["repetition"] == {"every_ms": 60_000, "since": T0}
 
