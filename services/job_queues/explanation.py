@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -30,24 +31,27 @@ def explain(system: System, id: str, dispatch: DispatchState) -> list[Explanatio
     found = job.get_any(id) if dispatch.is_on else None
     if found is None or not job.is_job(found):
         return []
-    if (field := _malformed_field(found)) is not None:
-        return [_malformed(system, found, field)]
-    return [_JobExplanation(system, found, dispatch).explanation()]
-
-
-def _malformed(system: System, document: Document, field: str) -> Explanation:
-    id = id_text(document["_id"])
-    return Explanation(
-        system=system.name,
-        kind=system.item_name,
-        id=id,
-        title=str(document.get("name")),
-        label=str(document.get("state")),
-        tone="bad",
-        answer=sentence(f"malformed: its field {field} is missing, or has another type or value than that of a job"),
-        page=system.page_of_item(id),
-        document=f"/api/jobs/{quote(id, safe='')}",
+    id = id_text(found["_id"])
+    path = f"/api/jobs/{quote(id, safe='')}"
+    explained = partial(
+        Explanation, system=system.name, kind=system.item_name, id=id, page=system.page_of_item(id), document=path
     )
+    if (field := _malformed_field(found)) is not None:
+        answer = f"malformed: its field {field} is missing, or has another type or value than that of a job"
+        title, label = str(found.get("name")), str(found.get("state"))
+        return [explained(title=title, label=label, tone="bad", answer=sentence(answer))]
+    state = JobState(found["state"])
+    return [
+        explained(
+            title=found["name"],
+            label=state.value,
+            tone=JOB_TONES[state],
+            answer=sentence(*_Reasons(system, found, dispatch).clauses()),
+            due_at=found["due"],
+            retry=f"{path}/retry" if state in RESCHEDULABLE_STATES else None,
+            timeline=newest_first(_entries(found)),
+        )
+    ]
 
 
 def _malformed_field(document: Document) -> str | None:
@@ -80,33 +84,14 @@ def _is_history_entry(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("at"), datetime) and value.get("state") in [*JobState]
 
 
-class _JobExplanation:
-    """One job while it is explained."""
+class _Reasons:
+    """Why a job is in its state."""
 
     def __init__(self, system: System, document: Document, dispatch: DispatchState) -> None:
         self._system, self._job, self._dispatch, self._now = system, document, dispatch, dispatch.now
-        self._state = JobState(document["state"])
 
-    def explanation(self) -> Explanation:
-        id = id_text(self._job["_id"])
-        path = f"/api/jobs/{quote(id, safe='')}"
-        return Explanation(
-            system=self._system.name,
-            kind=self._system.item_name,
-            id=id,
-            title=self._job["name"],
-            label=self._state.value,
-            tone=JOB_TONES[self._state],
-            answer=sentence(*self._clauses()),
-            due_at=self._job["due"],
-            page=self._system.page_of_item(id),
-            document=path,
-            retry=f"{path}/retry" if self._state in RESCHEDULABLE_STATES else None,
-            timeline=newest_first(_entries(self._job)),
-        )
-
-    def _clauses(self) -> Iterator[str]:
-        match self._state:
+    def clauses(self) -> Iterator[str]:
+        match self._job["state"]:
             case JobState.PENDING:
                 yield from self._waiting()
             case JobState.EXECUTING:
