@@ -32,10 +32,9 @@ from services.job_queues.adoption import Adoption, adopt
 from services.job_queues.dispatch import JOBS_INITIATOR, dispatch, stats, system
 from services.job_queues.fields import InvalidJob, as_json, changeable
 from services.job_queues.job_run import JobCancelled, JobRun
-from services.job_queues.jobs import Jobs, StoredJobs, WrongState, jobs
+from services.job_queues.jobs import Jobs, WrongState, jobs
 from services.job_queues.queue_run import counts_by_name, run_queue
 from services.job_queues.registry import Registry, UnknownJob, job, registry
-from services.job_queues.runner import RunReport
 from services.job_queues.stats import executing_by_task, jobs_by_state
 
 __all__ = [
@@ -47,8 +46,6 @@ __all__ = [
     "JobRun",
     "Jobs",
     "Registry",
-    "RunReport",
-    "StoredJobs",
     "UnknownJob",
     "WrongState",
     "adopt",

@@ -36,11 +36,11 @@ from services.job_queues.fields import (
     json_value,
     search_text,
 )
+from services.job_queues.job_run import MAX_STORED_ERROR_LENGTH
 
 ADOPTION_BATCH_SIZE = 500
 MAX_REJECTIONS_LISTED = 20
 HISTORY_TYPES: dict[str, type] = {"attempt": int, "run": str, "worker": str, "took_ms": int, "error": str}
-MAX_ADOPTED_ERROR_LENGTH = 2_000  # characters
 UNKNOWN_ERROR = "The application that stored the job gave no reason"
 INTERRUPTED_ERROR = "The job was executing when it was adopted"
 
@@ -181,4 +181,4 @@ def _history(stored: Any) -> Iterator[Document]:
 def _error_text(entry: Document) -> Document:
     error = entry.get("error") or entry.get("result") or UNKNOWN_ERROR
     text = error if isinstance(error, str) else json.dumps(json_value(error), ensure_ascii=False)
-    return {"error": text[:MAX_ADOPTED_ERROR_LENGTH]}
+    return {"error": text[:MAX_STORED_ERROR_LENGTH]}

@@ -250,8 +250,7 @@ const MORE = "; more remain, repeat to continue";
 
 /** @template {Child} T @param {T} message @returns {T} */
 function done(message) {
-  list.refresh();
-  recount(0);
+  reload();
   return message;
 }
 
