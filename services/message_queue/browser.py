@@ -47,6 +47,7 @@ LIST_SEARCH_BUDGET = seconds(0.08)
 """Time after which a filtered list starts no further slice."""
 LIST_SKIP_BUDGET = seconds(2)
 """Time after which a list without a filter skips no further slice; about 100,000 messages."""
+ALL_MATCHES = 2**53
 _CURSOR = re.compile(r"\d{1,20}-\d{1,20}/\d{1,3}")
 
 
@@ -187,14 +188,24 @@ class MessageBrowser:
         if where == MATCH_ALL:
             return MatchCount(count=self.counts().of(state), is_complete=True)
         ends = time.monotonic() + within.total_seconds()
-        count, cursor = 0, b""
+        count, is_complete = 0, False
+        for _, cursor, matched, _ in self._slices(state, "newest", where, "ids", skip=ALL_MATCHES):
+            count, is_complete = count + matched, not cursor
+            if time.monotonic() >= ends:
+                break
+        return MatchCount(count=count, is_complete=is_complete)
+
+    def _slices(
+        self, state: MessageState, order: str, where: Filter, rows: str, *, skip: int = 0, limit: int = ALL_MATCHES
+    ) -> Iterator[tuple[Any, bytes, int, int]]:
+        """Yield what `list.lua` returns of each slice, to the end of the list."""
+        cursor = b""
         while True:
-            _, cursor, matched = self._scripts.run(
-                "survey", state, self._options.levels, "newest", cursor, where.to_json(), "count"
-            )
-            count += matched
-            if not cursor or time.monotonic() >= ends:
-                return MatchCount(count=count, is_complete=not cursor)
+            arguments = (order, cursor, where.to_json(), rows, skip, limit)
+            answer = self._scripts.run("list", self._options.levels, state, *arguments)
+            yield answer
+            if not (cursor := answer[1]):
+                return
 
     def pauses(self) -> Mapping[str, PauseState]:
         """Return the paused types, in alphabetical order, with since when, by whom and why."""
@@ -232,9 +243,8 @@ class MessageBrowser:
         at, is_over = cursor or "", False
         while not is_over and len(messages) < limit:
             to_skip, left = max(skip - matched, 0), limit - len(messages)
-            rows, next_at, found, read = self._scripts.run(
-                "list", state, self._options.levels, order, at, where.to_json(), to_skip, left
-            )
+            arguments = (order, at, where.to_json(), "messages", to_skip, left)
+            rows, next_at, found, read = self._scripts.run("list", self._options.levels, state, *arguments)
             listed = (Message.read(id, data, record) for id, data, record, _ in rows)
             messages |= {_key(message): message for message in listed}
             matched, searched = matched + found, searched + read
@@ -271,31 +281,22 @@ class MessageBrowser:
 
         Messages of other producers whose ids are not valid are omitted.
         """
-        levels = self._options.levels
-        rows, *_ = self._scripts.run("list", state, levels, "newest", "", MATCH_ALL.to_json(), 0, 1)
-        last = _parse_entry_id(rows[0][3]) if rows else (0, 0)
-        cursor = b""
-        while True:
-            found, cursor, _ = self._scripts.run("survey", state, levels, "oldest", cursor, where.to_json(), "ids")
+        newest, *_ = next(self._slices(state, "newest", MATCH_ALL, "ids", limit=1))
+        last = _parse_entry_id(newest[0][1]) if newest else (0, 0)
+        for found, cursor, *_ in self._slices(state, "oldest", where, "ids"):
             matching = (_decoded(id) for id, sid in found if _parse_entry_id(sid) <= last)
             ids = [id for id in matching if is_id(id)]
             yield from (ids[begin : begin + BULK_BATCH_SIZE] for begin in range(0, len(ids), BULK_BATCH_SIZE))
-            if not cursor or _parse_entry_id(cursor.partition(b"/")[0]) > last:
+            if cursor and _parse_entry_id(cursor.partition(b"/")[0]) > last:
                 return
 
     def failures(self) -> Iterator[DeadMessage]:
         """Yield why the dead letters failed, newest first; read slice by slice, without the messages."""
-        cursor = b""
-        while True:
-            found, cursor, _ = self._scripts.run(
-                "survey", "dead", self._options.levels, "newest", cursor, MATCH_ALL.to_json(), "failures"
-            )
+        for found, *_ in self._slices("dead", "newest", MATCH_ALL, "failures"):
             for id, type, error, failed_at in found:
                 yield DeadMessage(
                     id=_decoded(id), type=_decoded(type), error=_decoded(error), failed_at=float(failed_at)
                 )
-            if not cursor:
-                return
 
     def find(self, id: str) -> Message | None:
         """Return the message in any state, or `None`."""

@@ -1,22 +1,41 @@
 #!lua flags=allow-oom
--- Reads a slice of the messages in a state, in natural order.
+-- Reads a slice of the messages in a state, in natural order: the messages, or only their number, ids or failures.
 --
 -- KEYS[1]  queue name
--- ARGV     state, priority levels, order ('newest' or 'oldest' first, in processing by deadline; in main also 'highest'
+-- ARGV     priority levels, state, order ('newest' or 'oldest' first, in processing by deadline; in main also 'highest'
 --          or 'lowest' priority first, then newest), cursor of the previous slice ('' for the first), filter as JSON
---          {type, priority, attempts, from, until, search: a list of texts}, matches to skip, maximum number of rows
--- Returns  {rows of {id, data, record, sid}, next cursor or '' at the end, number of matches, number of entries read};
---          without a filter every entry matches
+--          {type, priority, attempts, from, until, search: a list of texts}, rows ('messages', 'ids' or 'failures'),
+--          matches to skip, maximum number of rows
+-- Returns  {rows, next cursor or '' at the end, number of matches, number of entries read}. A row is {id, data, record,
+--          sid}, {id, sid}, or {id, type, last error, failed at in seconds}. Rows of messages without a filter: every
+--          entry matches.
 --
 -- Atomic, so that a message that changes its state is in the slice once. reading.lua describes the limits of a slice.
 
-local state, levels, order, cursor, filter, skip, limit = unpack(ARGV)
+local levels, state, order, cursor, filter, wanted, skip, limit = unpack(ARGV)
 highest_priority = levels - 1
 filter, skip, limit = cjson.decode(filter), tonumber(skip), tonumber(limit)
 filter.search = lower_texts(filter.search)
-local is_filtered = next(filter) ~= nil
+local is_filtered = wanted ~= 'messages' or next(filter) ~= nil
 local next_block = blocks(state, tonumber(levels), order, cursor, filter)
 local rows, matched, ended = {}, 0, ''
+
+-- Returns the row of a match; nil if its entry was deleted.
+local function returned(item)
+  if wanted == 'ids' then
+    return { item.id, item.sid }
+  elseif wanted == 'failures' then
+    local record = item.record
+    spent = spent + 1 -- returning four texts costs as much again as reading an entry
+    local failed_at = moment(record.failed_at) or moment(record.created_at) or NOW
+    return { item.id, text(record.type) or '', text(record.last_error) or '', tostring(failed_at) }
+  end
+  local row = item.row or row_of(item, state)
+  if row then
+    spent, shown_bytes = spent + RETURN_COST, shown_bytes + #row.data
+    return { row.id, row.data, cjson.encode(row.record), row.sid }
+  end
+end
 
 -- Adds the rows of a block; returns the item at which the page is full.
 local function add_rows(block)
@@ -26,11 +45,8 @@ local function add_rows(block)
   for _, item in ipairs(block) do
     if not is_filtered or is_match(item, filter, state) then
       matched = matched + 1
-      local row = matched > skip and (item.row or row_of(item, state))
-      if row then
-        spent, shown_bytes = spent + RETURN_COST, shown_bytes + #row.data
-        rows[#rows + 1] = { row.id, row.data, cjson.encode(row.record), row.sid }
-      end
+      local row = matched > skip and returned(item)
+      rows[#rows + 1] = row or nil
       if #rows == limit or row and is_full() then
         return item
       end
