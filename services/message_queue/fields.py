@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -58,24 +58,7 @@ def members(text: str) -> dict[str, Json]:
     # msgspec rejects unpaired surrogates, which are read below, and accepts no subclass of `str` such as `Json`.
     with suppress(msgspec.MsgspecError, UnicodeError):
         return {name: Json(bytes(value).decode()) for name, value in _members(str(text)).items()}
-    at = _skip(text, 0)
-    if text[at : at + 1] != "{":
-        raise ValueError("not a JSON object")
-    found: dict[str, Json] = {}
-    at = _skip(text, at + 1)
-    while text[at : at + 1] != "}":
-        if found:
-            at = _expect(text, at, ",")
-        if text[at : at + 1] != '"':
-            raise ValueError(f"expected a member name at {at}")
-        name, at = _strict.raw_decode(text, at)
-        at = _expect(text, _skip(text, at), ":")
-        _, end = _strict.raw_decode(text, at)
-        found[name] = Json(text[at:end])
-        at = _skip(text, end)
-    if _skip(text, at + 1) != len(text):
-        raise ValueError(f"unexpected data after the value at {at + 1}")
-    return found
+    return dict(_parts(text, "{", "}"))
 
 
 def elements(text: str, *, maximum: int | None = None) -> list[Json]:
@@ -83,22 +66,35 @@ def elements(text: str, *, maximum: int | None = None) -> list[Json]:
 
     Raises InvalidMessage if there are more than `maximum`.
     """
-    at = _skip(text, 0)
-    if text[at : at + 1] != "[":
-        raise ValueError("not a JSON list")
     found: list[Json] = []
-    at = _skip(text, at + 1)
-    while text[at : at + 1] != "]":
-        if found:
-            at = _expect(text, at, ",")
+    for _, element in _parts(text, "[", "]"):
         if len(found) == maximum:
             raise InvalidMessage("body", f"a list of at most {maximum} messages")
+        found.append(element)
+    return found
+
+
+def _parts(text: str, opening: str, closing: str) -> Iterator[tuple[str, Json]]:
+    """Yield the members of a JSON object by name, or the elements of a list, whose names are empty."""
+    at = _skip(text, 0)
+    if text[at : at + 1] != opening:
+        raise ValueError(f"not a JSON {'object' if opening == '{' else 'list'}")
+    at = _skip(text, at + 1)
+    is_first, name = True, ""
+    while text[at : at + 1] != closing:
+        if not is_first:
+            at = _expect(text, at, ",")
+        is_first = False
+        if opening == "{":
+            if text[at : at + 1] != '"':
+                raise ValueError(f"expected a member name at {at}")
+            name, at = _strict.raw_decode(text, at)
+            at = _expect(text, _skip(text, at), ":")
         _, end = _strict.raw_decode(text, at)
-        found.append(Json(text[at:end]))
+        yield name, Json(text[at:end])
         at = _skip(text, end)
     if _skip(text, at + 1) != len(text):
         raise ValueError(f"unexpected data after the value at {at + 1}")
-    return found
 
 
 def _skip(text: str, at: int) -> int:
