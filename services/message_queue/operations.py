@@ -64,6 +64,7 @@ class Operations:
     def __init__(self, options: QueueOptions, *, schedule_sweep: Callable[[timedelta], object] | None = None) -> None:
         self._options = options
         self._is_token_required = "1" if options.is_token_required else "0"
+        self._ack_timeout = milliseconds(options.ack_timeout)
         self._sweep_period = milliseconds(options.sweep_period) if schedule_sweep else 0
         self._schedule_sweep = schedule_sweep
 
@@ -90,7 +91,7 @@ class Operations:
         arguments = (
             checked_text(consumer_id, "consumerId", max_bytes=MAX_CONSUMER_ID_BYTES) if consumer_id is not None else "",
             _milliseconds(checked_timeout(ack_timeout, "ackTimeout")) if ack_timeout is not None else "",
-            milliseconds(self._options.ack_timeout),
+            self._ack_timeout,
             self._sweep_period,
             self._options.levels,
             checked_text(type, "type", max_bytes=MAX_TYPE_BYTES) if type is not None else "",
@@ -138,8 +139,7 @@ class Operations:
         extension = (
             _milliseconds(checked_timeout(extend_seconds, "extend_seconds")) if extend_seconds is not None else ""
         )
-        default = milliseconds(self._options.ack_timeout)
-        arguments = (checked_id(id), _token(lock_token), self._is_token_required, extension, default)
+        arguments = (checked_id(id), _token(lock_token), self._is_token_required, extension, self._ack_timeout)
         answer = yield "touch", (*arguments, self._sweep_period)
         _raise_refusal(answer[0], id)
         _, deadline, extended_by, next_sweep_ms = answer
