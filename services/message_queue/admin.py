@@ -264,14 +264,14 @@ class QueueAdmin(MessageBrowser):
         progress: bytes | str = ""
         kept = 0
         if keep is not None:
-            _, progress = self._scripts.run("clear", state or "", self._options.levels, "begin", 0)
+            _, progress = self._scripts.run("clear", self._options.levels, state or "", "begin", 0)
             earlier = Filter(until=self.counts().now)
             for one in MESSAGE_STATES if state is None else [state]:
                 for deleted in self._clear_kept(one, earlier, keep):
                     kept += deleted
                     yield deleted
         while True:
-            cleared, progress = self._scripts.run("clear", state or "", self._options.levels, progress, kept)
+            cleared, progress = self._scripts.run("clear", self._options.levels, state or "", progress, kept)
             yield cleared
             if not progress:
                 return

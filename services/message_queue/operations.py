@@ -89,11 +89,11 @@ class Operations:
         limit: int = 1,
     ) -> Operation[list[Message]]:
         arguments = (
+            self._options.levels,
             checked_text(consumer_id, "consumerId", max_bytes=MAX_CONSUMER_ID_BYTES) if consumer_id is not None else "",
             _milliseconds(checked_timeout(ack_timeout, "ackTimeout")) if ack_timeout is not None else "",
             self._ack_timeout,
             self._sweep_period,
-            self._options.levels,
             checked_text(type, "type", max_bytes=MAX_TYPE_BYTES) if type is not None else "",
             int(self._options.is_shared),
         )

@@ -48,14 +48,14 @@ class OtherPrograms:
         while left and time.monotonic() < end_of_first_half:
             for stream in [*left]:
                 some, is_over = self._scripts.run(
-                    "heal", stream, PENDING_PAGE_SIZE, milliseconds(self._options.ack_timeout), levels
+                    "heal", levels, stream, PENDING_PAGE_SIZE, milliseconds(self._options.ack_timeout)
                 )
                 healed += some
                 if is_over:
                     left.remove(stream)
         for stream in moved:
             after = ""
-            while time.monotonic() < end and (after := self._scripts.run("drain", stream, after, levels)):
+            while time.monotonic() < end and (after := self._scripts.run("drain", levels, stream, after)):
                 pass
         is_done = False
         while not is_done and time.monotonic() < end:

@@ -2,16 +2,14 @@
 -- Creates the records of messages that other programs have added, so that they can be found by id; one slice per call.
 --
 -- KEYS[1]  queue name
--- ARGV     priority levels
+-- ARGV     number of priorities
 -- Returns  {number of records created, 1 after the last slice, else 0}; the next call continues with the next slice
 --
 -- Atomic, so that the record of a message that changes its state names its location. allow-oom, so that operators can
 -- delete messages of a full server.
 
-local levels = ARGV[1]
-highest_priority = levels - 1
 local streams = { DEAD, ARCHIVED, ACKNOWLEDGED }
-for priority = 0, highest_priority do
+for priority = 0, HIGHEST_PRIORITY do
   streams[#streams + 1] = stream_of(priority)
 end
 local total = 0

@@ -2,14 +2,14 @@
 -- Deletes the messages of one state, or of all states, in slices. Messages added after the beginning are kept.
 --
 -- KEYS[1]  queue name
--- ARGV     state ('' for all), priority levels, progress: '' or 'begin', which deletes nothing, then as it was returned;
+-- ARGV     number of priorities, state ('' for all), progress: '' or 'begin', which deletes nothing, then as it was returned;
 --          number of messages that were deleted meanwhile by other scripts
 -- Returns  {number of messages deleted by this slice, progress for the next slice or '' at the end}
 --
 -- Atomic, so that a message that changes its state meanwhile is deleted or kept as a whole, and counted once.
 -- allow-oom, because it frees memory.
 
-local state, levels, progress, others = unpack(ARGV)
+local state, progress, others = unpack(ARGV, 2)
 local cleared = 0
 
 local function last_added(stream)
@@ -25,7 +25,7 @@ end
 -- Records the last entry to delete of each stream.
 local function begin()
   local steps, last = {}, {}
-  for priority = 0, levels - 1 do
+  for priority = 0, HIGHEST_PRIORITY do
     local stream = stream_of(priority)
     if state == '' or state == 'main' then
       last[stream] = last_added(stream)

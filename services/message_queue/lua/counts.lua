@@ -2,15 +2,14 @@
 -- Counts the messages by state.
 --
 -- KEYS[1]  queue name
--- ARGV     priority levels
+-- ARGV     number of priorities
 -- Returns  {waiting per priority, starting at 0, processing, dead, acknowledged, archived, total acknowledged,
 --          overdue, now in ms, first deadline in ms or 0, total requeued and total dead-lettered by sweeps}
 --
 -- Atomic, so that a message that changes its state is counted once.
 
-local levels = ARGV[1]
 local waiting, processing = {}, 0
-for priority = 0, levels - 1 do
+for priority = 0, HIGHEST_PRIORITY do
   local stream = stream_of(priority)
   local _, pending = last_delivered(stream)
   waiting[#waiting + 1] = math.max(redis.call('XLEN', stream) - pending, 0) -- others may delete pending ones

@@ -1,7 +1,7 @@
 -- Delivery to a consumer, for the scripts that dequeue.
 --
--- ARGV     consumer id, ack timeout in ms ('' for the message's own), default ack timeout in ms, ms between periodic
---          sweeps (0: no sweep can be scheduled), priority levels, type ('' for any), whether other programs produce to
+-- ARGV     number of priorities, consumer id, ack timeout in ms ('' for the message's own), default ack timeout in ms, ms
+--          between periodic sweeps (0: no sweep can be scheduled), type ('' for any), whether other programs produce to
 --          the streams ('1' or '0'), then a lock token for each message that the consumer takes
 -- Returns  {ms until a sweep that the caller must schedule, or 0; 1 if the search reached the end of its slice before any
 --          message and the caller must call again, else 0; then id, data and record of each message}. A flat list: each
@@ -51,7 +51,7 @@ end
 
 -- Locks a message; finish_deliveries() must follow.
 local function deliver(id, record, data)
-  local consumer_id, own_timeout = ARGV[1], tonumber(ARGV[2])
+  local consumer_id, own_timeout = ARGV[2], tonumber(ARGV[3])
   record.attempt_count = record.attempt_count + 1
   record.lock_token = ARGV[FIRST_TOKEN + taken.count]
   record.consumer_id = consumer_id ~= '' and consumer_id or nil
@@ -60,7 +60,7 @@ local function deliver(id, record, data)
     add_duration('wait', record.created_at)
   end
   record.custom_ack_timeout = record.custom_ack_timeout or (own_timeout and own_timeout / 1000)
-  local timeout = own_timeout or (record.custom_ack_timeout or ARGV[3] / 1000) * 1000
+  local timeout = own_timeout or (record.custom_ack_timeout or ARGV[4] / 1000) * 1000
   local deadline = NOW_MS + math.ceil(timeout)
   record.deadline_at = deadline / 1000
   remember(record, 'delivered', record.attempt_count .. ' ' .. consumer_id)
@@ -69,57 +69,6 @@ local function deliver(id, record, data)
     .. (record.consumer_id and ',"consumer_id":' .. cjson.encode(record.consumer_id) or '')
     .. (record.custom_max_attempts and string.format(',"max_attempts":%d', record.custom_max_attempts) or '')
   add_delivery(id, data, packed(record), deadline, members, record.created_at)
-end
-
--- An entry as enqueue.lua adds it. Captures the id, the type as JSON, the priority, when it was created, and its options.
-local ENQUEUED = '^{"id":"([%w_.:@-]+)","type":("[^"\\]*"),"priority":(%d+),"created_at":([%d.]+),([%w_":.,+-]-)"payload":'
-
--- Returns of the first delivery of a message with these options: the members of its record from processing_started_at to
--- the token, and those after its priority; the deadline, and the members of the event.
-local function first_delivery_with(options)
-  local consumer_id, timeout = ARGV[1], ARGV[2]
-  local own_timeout = options ~= '' and string.match(options, '"custom_ack_timeout":([^,]*)')
-  local own_attempts = options ~= '' and string.match(options, '"custom_max_attempts":([^,]*)')
-  if timeout == '' then
-    timeout = own_timeout and own_timeout * 1000 or ARGV[3]
-  elseif not own_timeout then
-    options = options .. '"custom_ack_timeout":' .. timeout / 1000 .. ','
-  end
-  local deadline = string.format('%d', NOW_MS + math.ceil(timeout))
-  local consumer, consumer_member, events = '', '', 'delivered ' .. NOW_MS_TEXT .. ' 1 \\n'
-  if consumer_id ~= '' then
-    consumer = '"consumer_id":' .. cjson.encode(consumer_id) .. ','
-    consumer_member = ',' .. string.sub(consumer, 1, -2)
-    events = string.sub(cjson.encode(event_line('delivered', '1 ' .. consumer_id, NOW_MS_TEXT)), 2, -2)
-  end
-  return ',"processing_started_at":' .. NOW_TEXT .. ',"dequeued_at":' .. NOW_TEXT .. ',"deadline_at":'
-    .. string.sub(deadline, 1, -4) .. '.' .. string.sub(deadline, -3) .. ',' .. consumer .. '"lock_token":"',
-    ',' .. options .. '"events":"' .. events .. '"}', deadline,
-    ',"deadline":' .. deadline .. ',"attempt":1' .. consumer_member
-    .. (own_attempts and ',"max_attempts":' .. own_attempts or '')
-end
-
--- Returns the record of a message that is delivered for the first time, as text.
-local function first_record(stream, sid, kind, priority, created_at, token, started, rest)
-  return OWN_RECORD .. ' "stream":"' .. stream .. '","sid":"' .. sid .. '","created_at":' .. created_at .. started
-    .. token .. '","attempt_count":1,"type":' .. kind .. ',"priority":' .. priority .. rest
-end
-
-local first_deliveries = {} -- what the first deliveries of a call share, by the options of their messages
-
--- Locks a message that was never delivered, like deliver(), without decoding and encoding its record. Takes what ENQUEUED
--- captures.
-local function deliver_first(stream, sid, data, id, kind, priority, created_at, options)
-  local shared = first_deliveries[options]
-  if not shared then
-    shared = { first_delivery_with(options) }
-    first_deliveries[options] = shared
-  end
-  local started, rest, deadline, members = unpack(shared)
-  local token = ARGV[FIRST_TOKEN + taken.count]
-  local record = first_record(stream, sid, kind, priority, created_at, token, started, rest)
-  add_duration('wait', created_at)
-  add_delivery(id, data, record, deadline, members, created_at)
 end
 
 -- Writes the deliveries and returns the reply.
@@ -135,6 +84,6 @@ local function finish_deliveries(is_search_complete)
     announce('dequeue', '{' .. members_of(event.ids) .. members .. string.format(',"age_ms":%d}', event.age + 0.5))
     first = math.min(first or event.deadline, event.deadline)
   end
-  taken.reply[1] = schedule_sweep(first, tonumber(ARGV[4]))
+  taken.reply[1] = schedule_sweep(first, tonumber(ARGV[5]))
   return taken.reply
 end

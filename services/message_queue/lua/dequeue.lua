@@ -8,7 +8,41 @@
 -- Atomic, so that a delivered message always has its attempt counted and its deadline set. allow-oom, so that a full
 -- server can be drained.
 
-local priority = ARGV[5] - 1
+-- An entry as enqueue.lua adds it. Captures the id, the type as JSON, the priority, when it was created, and its options.
+local ENQUEUED = '^{"id":"([%w_.:@-]+)","type":("[^"\\]*"),"priority":(%d+),"created_at":([%d.]+),([%w_":.,+-]-)"payload":'
+
+-- Returns of the first delivery of a message with these options: the members of its record from processing_started_at to
+-- the token, and those after its priority; the deadline, and the members of the event.
+local function first_delivery_with(options)
+  local consumer_id, timeout = ARGV[2], ARGV[3]
+  local own_timeout = options ~= '' and string.match(options, '"custom_ack_timeout":([^,]*)')
+  local own_attempts = options ~= '' and string.match(options, '"custom_max_attempts":([^,]*)')
+  if timeout == '' then
+    timeout = own_timeout and own_timeout * 1000 or ARGV[4]
+  elseif not own_timeout then
+    options = options .. '"custom_ack_timeout":' .. timeout / 1000 .. ','
+  end
+  local deadline = string.format('%d', NOW_MS + math.ceil(timeout))
+  local consumer, consumer_member, events = '', '', 'delivered ' .. NOW_MS_TEXT .. ' 1 \\n'
+  if consumer_id ~= '' then
+    consumer = '"consumer_id":' .. cjson.encode(consumer_id) .. ','
+    consumer_member = ',' .. string.sub(consumer, 1, -2)
+    events = string.sub(cjson.encode(event_line('delivered', '1 ' .. consumer_id, NOW_MS_TEXT)), 2, -2)
+  end
+  return ',"processing_started_at":' .. NOW_TEXT .. ',"dequeued_at":' .. NOW_TEXT .. ',"deadline_at":'
+    .. string.sub(deadline, 1, -4) .. '.' .. string.sub(deadline, -3) .. ',' .. consumer .. '"lock_token":"',
+    ',' .. options .. '"events":"' .. events .. '"}', deadline,
+    ',"deadline":' .. deadline .. ',"attempt":1' .. consumer_member
+    .. (own_attempts and ',"max_attempts":' .. own_attempts or '')
+end
+
+-- Returns the record of a message that is delivered for the first time, as text.
+local function first_record(stream, sid, kind, priority, created_at, token, started, rest)
+  return OWN_RECORD .. ' "stream":"' .. stream .. '","sid":"' .. sid .. '","created_at":' .. created_at .. started
+    .. token .. '","attempt_count":1,"type":' .. kind .. ',"priority":' .. priority .. rest
+end
+
+local priority = ARGV[1] - 1
 for number = #STREAMS + 1, priority do
   STREAMS[number] = stream_of(number)
 end
@@ -38,11 +72,28 @@ while #ARGV == FIRST_TOKEN and not has_pauses and #left == 0 do
     local age = string.format('%d', math.max(NOW_MS - created_at * 1000, 0) + 0.5)
     local payload = '{"count":1,"ids":["' .. id .. '"]' .. members .. ',"age_ms":' .. age .. '}'
     announce_with('dequeue', payload, 'wait', created_at)
-    return { schedule_sweep(tonumber(deadline), tonumber(ARGV[4])), 0, id, data, record }
+    return { schedule_sweep(tonumber(deadline), tonumber(ARGV[5])), 0, id, data, record }
   end
 end
 
 -- ---- Several messages
+
+local first_deliveries = {} -- what the first deliveries of a call share, by the options of their messages
+
+-- Locks a message that was never delivered, like deliver(), without decoding and encoding its record. Takes what ENQUEUED
+-- captures.
+local function deliver_first(stream, sid, data, id, kind, priority, created_at, options)
+  local shared = first_deliveries[options]
+  if not shared then
+    shared = { first_delivery_with(options) }
+    first_deliveries[options] = shared
+  end
+  local started, rest, deadline, members = unpack(shared)
+  local token = ARGV[FIRST_TOKEN + taken.count]
+  local record = first_record(stream, sid, kind, priority, created_at, token, started, rest)
+  add_duration('wait', created_at)
+  add_delivery(id, data, record, deadline, members, created_at)
+end
 
 -- Delivers entries up to the first one of a message that is not as enqueue.lua has added it. Returns the others.
 local function deliver_first_of(stream, entries)
@@ -151,7 +202,6 @@ local function deliver_resumed(stream)
   return count_wanted() > 0 and not is_slice_full()
 end
 
-highest_priority = ARGV[5] - 1
 local is_complete = true
 while is_complete and priority >= 0 do
   local stream = stream_of(priority)

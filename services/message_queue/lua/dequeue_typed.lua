@@ -9,7 +9,6 @@
 -- a full server can be drained.
 
 local kind, is_shared = ARGV[6], ARGV[7]
-highest_priority = ARGV[5] - 1
 
 -- Indexes the messages that are in no index yet: those of other producers, and all at first. Returns true when all are.
 local function index_others()
@@ -22,7 +21,7 @@ local function index_others()
     redis.call('DEL', SEARCHED)
   end
   index_kept = true
-  for priority = highest_priority, 0, -1 do
+  for priority = HIGHEST_PRIORITY, 0, -1 do
     repeat
       if is_slice_full() then
         return false

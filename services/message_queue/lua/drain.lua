@@ -3,14 +3,13 @@
 -- a priority that there is no more.
 --
 -- KEYS[1]  queue name
--- ARGV     stream, entry id after which the slice begins ('' for the first that may wait), priority levels
+-- ARGV     number of priorities, stream, entry id after which the slice begins ('' for the first that may wait)
 -- Returns  the id of the last entry of the slice; '' after the last slice
 --
 -- Atomic, so that a message is in one stream and no other consumer takes it meanwhile. allow-oom, so that a full server
 -- can be drained.
 
-local stream, after, levels = unpack(ARGV)
-highest_priority = levels - 1
+local stream, after = unpack(ARGV, 2)
 after = after == '' and stream == MANUAL and last_delivered(MANUAL) or after
 repeat
   local entries, is_end = read_entries_of(stream, after == '' and '-' or '(' .. after, '+')

@@ -3,15 +3,14 @@
 -- consumer or by an older release.
 --
 -- KEYS[1]  queue name
--- ARGV     stream, page size, default ack timeout in ms, priority levels
+-- ARGV     number of priorities, stream, page size, default ack timeout in ms
 -- Returns  {number of deadlines set, 1 after the last page, else 0}; the next call continues with the next page
 --
 -- Atomic, so that an entry acknowledged meanwhile gets no deadline. allow-oom, so that a full server can be drained.
 
 local HEALED = QUEUE .. ':healed_until' -- by stream, the last entry of the pages so far
 
-local stream, page, default_timeout, levels = unpack(ARGV)
-highest_priority = levels - 1
+local stream, page, default_timeout = unpack(ARGV, 2)
 local after = redis.call('HGET', HEALED, stream)
 local pending = redis.pcall('XPENDING', stream, GROUP, after and '(' .. after or '-', '+', page)
 if pending.err then

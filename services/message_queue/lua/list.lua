@@ -2,7 +2,7 @@
 -- Reads a slice of the messages in a state, in natural order: the messages, or only their number, ids or failures.
 --
 -- KEYS[1]  queue name
--- ARGV     priority levels, state, order ('newest' or 'oldest' first, in processing by deadline; in main also 'highest'
+-- ARGV     number of priorities, state, order ('newest' or 'oldest' first, in processing by deadline; in main also 'highest'
 --          or 'lowest' priority first, then newest), cursor of the previous slice ('' for the first), filter as JSON
 --          {type, priority, attempts, from, until, search: a list of texts}, rows ('messages', 'ids' or 'failures'),
 --          matches to skip, maximum number of rows
@@ -12,12 +12,11 @@
 --
 -- Atomic, so that a message that changes its state is in the slice once. reading.lua describes the limits of a slice.
 
-local levels, state, order, cursor, filter, wanted, skip, limit = unpack(ARGV)
-highest_priority = levels - 1
+local state, order, cursor, filter, wanted, skip, limit = unpack(ARGV, 2)
 filter, skip, limit = cjson.decode(filter), tonumber(skip), tonumber(limit)
 filter.search = lower_texts(filter.search)
 local is_filtered = wanted ~= 'messages' or next(filter) ~= nil
-local next_block = blocks(state, tonumber(levels), order, cursor, filter)
+local next_block = blocks(state, order, cursor, filter)
 local rows, matched, ended = {}, 0, ''
 
 -- Returns the row of a match; nil if its entry was deleted.

@@ -7,8 +7,6 @@
 local SEARCHED = QUEUE .. ':adopted' -- by stream, the last entry searched for messages of other programs
 local SIGNED_REASON = 'Signed message: its producer must not sign messages (ENABLE_ENCRYPTION)'
 
-local highest_priority -- set by each script
-
 local function is_utf8(value)
   if string.find(value, '\224[\128-\159]') or string.find(value, '\237[\160-\191]')
     or string.find(value, '\240[\128-\143]') or string.find(value, '\244[\144-\191]') then
@@ -39,7 +37,7 @@ end
 
 -- The priority of a message that a queue other than that of its priority contains.
 local function priority_in(message)
-  return math.min(math.floor(positive(message.priority) or 0), highest_priority)
+  return math.min(math.floor(positive(message.priority) or 0), HIGHEST_PRIORITY)
 end
 
 -- Creates the record of an entry that another producer, or the requeue of another consumer, has added to the stream.

@@ -9,7 +9,6 @@ local CREATE_RECORD_COST = 5 -- cost of an entry without a record
 local RETURN_COST = 3 -- additional cost of an entry that is returned in full
 local FIRST_READ_COUNT, MAX_READ_COUNT = 2, 16 -- entries per read of a stream; each may have 1 MiB
 local HOUR_MS = 3600 * 1000
-local RETAINED_STREAMS = { dead = DEAD, acknowledged = ACKNOWLEDGED, archived = ARCHIVED }
 
 local spent, read_entries, shown_bytes = 0, 0, 0
 
@@ -164,15 +163,15 @@ local function part_of(stream, rank, order, cursor, bound, source_of)
 end
 
 -- Returns groups of sources: groups are read one after another, the sources of a group are merged.
-local function sources_of(state, levels, order, cursor, filter)
+local function sources_of(state, order, cursor, filter)
   local since = id_before(filter.from)
   if state == 'processing' then
     return { { processing_source(order == 'oldest', cursor) } }
-  elseif RETAINED_STREAMS[state] then
-    return { { part_of(RETAINED_STREAMS[state], 0, order, cursor, since, stream_source) } }
+  elseif STREAMS_BY_STATE[state] then
+    return { { part_of(STREAMS_BY_STATE[state], 0, order, cursor, since, stream_source) } }
   end
   local groups, all = {}, {}
-  for priority = 0, levels - 1 do
+  for priority = 0, HIGHEST_PRIORITY do
     if not filter.priority or filter.priority == priority then
       local stream, sources = stream_of(priority), {}
       local unread = later_id((last_delivered(stream)), since)
@@ -251,8 +250,8 @@ local function cursor_at(item)
 end
 
 -- Returns a function that returns the next block, and the cursor after it or '' at the end.
-local function blocks(state, levels, order, cursor, filter)
-  local groups, number = sources_of(state, levels, order, cursor, filter), 1
+local function blocks(state, order, cursor, filter)
+  local groups, number = sources_of(state, order, cursor, filter), 1
   local comes_first = order == 'oldest' and is_earlier or is_later
   return function()
     while groups[number] do

@@ -4,7 +4,8 @@
 -- or has renamed a stream and renamed it back.
 --
 -- KEYS[1]  queue name
--- ARGV     priority levels, number of the stream and entry id after which the slice begins ('1' and '' for the first slice)
+-- ARGV     number of priorities, number of the stream and entry id after which the slice begins ('1' and '' for the first
+--          slice)
 -- Returns  {number of the stream, entry id for the next slice; number of messages requeued}; 0 as the stream after the
 --          last slice
 --
@@ -15,10 +16,9 @@
 local FOUND = QUEUE .. ':to_recover' -- set of entries
 local MAX_AGE = 600 -- seconds after which what was found is forgotten
 
-local levels, number, after = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-highest_priority = levels - 1
+local number, after = tonumber(ARGV[2]), ARGV[3]
 local streams = { TYPED, MANUAL }
-for priority = 0, highest_priority do
+for priority = 0, HIGHEST_PRIORITY do
   streams[#streams + 1] = stream_of(priority)
 end
 

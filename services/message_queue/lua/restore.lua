@@ -7,8 +7,6 @@
 --
 -- Atomic, so that a repeated call adds nothing twice. Without allow-oom, so that a full server refuses the whole call.
 
-local STREAMS = { dead = DEAD, acknowledged = ACKNOWLEDGED, archived = ARCHIVED }
-
 -- Returns the record of a message that is deleted, without its location.
 local function deleted_record(stored, data)
   local stream, sid = located(stored)
@@ -28,8 +26,8 @@ for i = 1, #ARGV, 4 do
   local is_new = redis.call('HEXISTS', RECORDS, id) == 0
   if is_new then
     local record = deleted_record(stored, data)
-    if STREAMS[state] then
-      append(STREAMS[state], id, record, data)
+    if STREAMS_BY_STATE[state] then
+      append(STREAMS_BY_STATE[state], id, record, data)
     else
       requeue(id, record, data)
     end

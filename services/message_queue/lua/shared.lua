@@ -50,6 +50,7 @@ local MAX_ID_BYTES = 256 -- bytes
 local MAX_EVENTS_BYTES = 2000 -- bytes of the events that a record keeps
 local MAX_EVENT_TEXT = 200 -- bytes of the text of an event
 local LAST_SID_PART = '18446744073709551615'
+local HIGHEST_PRIORITY = ARGV[1] - 1 -- in scripts whose first argument is the number of priorities
 
 -- A script blocks all other clients. A script for many messages therefore stops after this number of messages or
 -- payload bytes, at most 10 ms, and its caller runs it again for the rest.
@@ -72,6 +73,7 @@ local function is_slice_full()
   return handled >= MAX_HANDLED or handled_bytes >= MAX_BYTES
 end
 
+local STREAMS_BY_STATE = { dead = DEAD, acknowledged = ACKNOWLEDGED, archived = ARCHIVED }
 local STATES_BY_STREAM = { [DEAD] = 'dead', [ACKNOWLEDGED] = 'acknowledged', [ARCHIVED] = 'archived' }
 
 -- Returns a natural number as a text. Formatting one costs as much as a small command.
@@ -270,12 +272,7 @@ end
 -- How records begin that this release has written: they need no validation.
 local OWN_RECORD = '{"v":1,'
 
--- Returns an encoded record as it is stored.
-local function own_record(text)
-  return OWN_RECORD .. string.sub(text, 2)
-end
-
--- A record that deliver_first() has written as text: the encoder writes no spaces. Captures the entry, when the
+-- A record that dequeue.lua has written as text: the encoder writes no spaces. Captures the entry, when the
 -- message was created and delivered, the token, and where the members begin that an ack or a sweep keeps.
 local FIRST_DELIVERY = '^{"v":1, "stream":"([^"]*)","sid":"([^"]*)","created_at":([^,]*),"processing_started_at":([^,]*),'
   .. '"dequeued_at":[^,]*,"deadline_at":[^,]*,.-"lock_token":"([^"]*)",()'
@@ -288,7 +285,7 @@ local function moved_record(stored, kept_at, stream, sid, created_at, ending)
 end
 
 local function packed(record)
-  return own_record(cjson.encode(record))
+  return OWN_RECORD .. string.sub(cjson.encode(record), 2)
 end
 
 local function unpacked(text)
