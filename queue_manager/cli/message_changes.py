@@ -24,8 +24,9 @@ from services import message_queue
 from services.audit import AuditedAction
 from services.message_queue import Filter, InvalidMessage, MessageState, NewMessage
 from services.message_queue.admin import DEFAULT_MOVE_REASON, MessageOutcome
-from services.message_queue.browser import BULK_BATCH_SIZE, MATCH_ALL, MESSAGE_STATES, KeptState
+from services.message_queue.browser import MATCH_ALL, MESSAGE_STATES, KeptState
 from services.message_queue.fields import decode_message, parse_object
+from services.message_queue.scripts import BULK_BATCH_SIZE
 
 DEFAULT = "default"
 """Stands for the queue's own timeout or number of attempts."""

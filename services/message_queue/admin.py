@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import chain
 from typing import Any, Literal, cast
 
 from queue_manager.core.clock import seconds
 from services.message_queue.activity import ActivityEntry, read_activity
 from services.message_queue.browser import (
-    BULK_BATCH_SIZE,
     MAX_BULK_IDS,
     MESSAGE_STATES,
     Filter,
@@ -130,48 +130,28 @@ class QueueAdmin(MessageBrowser):
         self._other_programs.adopt()
         for _ in range(MAX_DELETIONS):
             left = [id for id, outcome in outcomes.items() if outcome == "CHANGED"]
-            for batch in self._copies(left, outcomes):
-                wanted = [one for one in batch if source in (None, one["state"])]
-                keep_only = keep(wanted)
-                results = self._delete_exactly(wanted, source)
+            outcomes |= dict.fromkeys(left, "NOT_FOUND")
+            for rows in self._scripts.run_for_each("locate", (), [(id,) for id in left]):
+                copies = [
+                    {"id": id.decode(), "state": state.decode(), "record": stored, "data": data}
+                    for id, data, _, state, stored in filter(None, rows)
+                    if source in (None, state.decode())
+                ]
+                keep_only = keep(copies)
+                results = self._outcomes("delete", (source or "", 2), [(one["id"], one["record"]) for one in copies])
                 outcomes |= results
-                deleted = [one for one in wanted if results[one["id"]] == "DELETED"]
-                if len(deleted) < len(wanted):
+                deleted = [one for one in copies if results[one["id"]] == "DELETED"]
+                if len(deleted) < len(copies):
                     keep_only(deleted)
         return outcomes
-
-    def _copies(self, ids: Sequence[str], outcomes: dict[str, MessageOutcome]) -> Iterator[list[dict[str, Any]]]:
-        """Yield the stored records of messages in batches. An id without one has the outcome `NOT_FOUND`."""
-        done = 0
-        while done < len(ids):
-            rows, scanned = self._scripts.run("locate", *ids[done : done + BULK_BATCH_SIZE])
-            outcomes |= dict.fromkeys(ids[done : done + scanned], "NOT_FOUND")
-            done += scanned
-            yield [
-                {"id": id.decode(), "state": state.decode(), "record": stored, "data": data}
-                for id, data, _, state, stored in rows
-            ]
-
-    def _delete_exactly(
-        self, copies: Sequence[dict[str, Any]], source: MessageState | None
-    ) -> dict[str, MessageOutcome]:
-        answers: list[bytes] = []
-        while (done := len(answers)) < len(copies):
-            pairs = (part for one in copies[done:] for part in (one["id"], one["record"]))
-            answers += self._scripts.run("delete", source or "", 2, *pairs)
-        return {one["id"]: cast(MessageOutcome, answer.decode()) for one, answer in zip(copies, answers, strict=True)}
 
     def restore(self, copies: MessageCopies) -> int:
         """Add deleted messages again, each to the end of its state; return their number.
 
         One that was being processed waits again. An id that exists is not added. Raises QueueFull.
         """
-        answers: list[int] = []
-        while (done := len(answers)) < len(copies):
-            batch = copies[done : done + RESTORE_BATCH_SIZE]
-            fields = (one[name] for one in batch for name in ("id", "state", "record", "data"))
-            answers += self._scripts.run("restore", *fields)
-        return sum(answers)
+        items = [(one["id"], one["state"], one["record"], one["data"]) for one in copies]
+        return sum(map(sum, self._scripts.run_for_each("restore", (), items, most=RESTORE_BATCH_SIZE)))
 
     def delete_matching(
         self, states: Sequence[KeptState], where: Filter, *, keep: KeepMessages | None = None
@@ -197,17 +177,18 @@ class QueueAdmin(MessageBrowser):
 
     def _each(self, script: str, ids: Sequence[str], *arguments: Argument) -> dict[str, MessageOutcome]:
         """Run a script on messages in batches. Raises QueueUnavailable; earlier batches may then be applied."""
-        outcomes = self._outcomes(script, checked_ids(ids), arguments)
-        unknown = [id for id, outcome in outcomes.items() if outcome == "NOT_FOUND"]
+        outcomes = self._outcomes(script, arguments, [(id,) for id in checked_ids(ids)])
+        unknown = [(id,) for id, outcome in outcomes.items() if outcome == "NOT_FOUND"]
         if unknown and self._other_programs.adopt():
-            outcomes |= self._outcomes(script, unknown, arguments)
+            outcomes |= self._outcomes(script, arguments, unknown)
         return outcomes
 
-    def _outcomes(self, script: str, ids: Sequence[str], arguments: Sequence[Argument]) -> dict[str, MessageOutcome]:
-        answers: list[bytes] = []
-        while (done := len(answers)) < len(ids):
-            answers += self._scripts.run(script, *arguments, *ids[done : done + BULK_BATCH_SIZE])
-        return {id: cast(MessageOutcome, answer.decode()) for id, answer in zip(ids, answers, strict=True)}
+    def _outcomes(
+        self, script: str, arguments: Sequence[Argument], items: Sequence[tuple[str, *tuple[bytes, ...]]]
+    ) -> dict[str, MessageOutcome]:
+        """Run a script on items that begin with an id, and return its answers by id."""
+        answers = chain.from_iterable(self._scripts.run_for_each(script, arguments, items))
+        return {id: cast(MessageOutcome, answer.decode()) for (id, *_), answer in zip(items, answers, strict=True)}
 
     def update(
         self, id: str, changes: Mapping[str, Any], *, source: MessageState | None = None

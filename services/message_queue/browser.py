@@ -20,7 +20,7 @@ from services.message_queue.errors import InvalidMessage
 from services.message_queue.fields import checked_id, is_id
 from services.message_queue.messages import Message, QueueOptions
 from services.message_queue.other_programs import OtherPrograms
-from services.message_queue.scripts import Scripts, translate_errors
+from services.message_queue.scripts import BULK_BATCH_SIZE, Scripts, translate_errors
 
 MessageState = Literal["main", "processing", "dead", "acknowledged", "archived"]
 MESSAGE_STATES: tuple[MessageState, ...] = get_args(MessageState)
@@ -40,8 +40,6 @@ MAX_MESSAGES_PER_PAGE = 1_000
 MAX_PAGE_BYTES = 16 * 1024 * 1024
 MAX_BULK_IDS = 1_000
 """Maximum number of messages that one call moves, deletes or replays."""
-BULK_BATCH_SIZE = 100
-"""Maximum number of messages per script call, so that it takes less than 10 ms; fewer if payloads are large."""
 COUNT_BUDGET = seconds(2)
 LIST_SEARCH_BUDGET = seconds(0.08)
 """Time after which a filtered list starts no further slice."""
@@ -312,11 +310,9 @@ class MessageBrowser:
 
     def locate(self, ids: Sequence[str]) -> Iterator[tuple[MessageState, Message]]:
         """Yield the state and content of each message that exists; read in batches."""
-        done = 0
-        while done < len(ids):
-            rows, scanned = self._scripts.run("locate", *ids[done : done + BULK_BATCH_SIZE])
-            yield from ((state.decode(), Message.read(id, data, record)) for id, data, record, state, _ in rows)
-            done += scanned
+        for rows in self._scripts.run_for_each("locate", (), [(id,) for id in ids]):
+            for id, data, record, state, _ in filter(None, rows):
+                yield state.decode(), Message.read(id, data, record)
 
 
 def _pause(stored: bytes) -> PauseState:

@@ -24,6 +24,9 @@ Argument: TypeAlias = str | bytes | int | float
 ScriptCall: TypeAlias = tuple[str, Sequence[Argument]]
 """The name and the arguments of a script."""
 
+BULK_BATCH_SIZE = 100
+"""Maximum number of messages per script call, so that it takes less than 10 ms; fewer if payloads are large."""
+
 _FOLDER = files("services.message_queue") / "lua"
 _SHARED_PARTS = ("shared", "other_programs", "reading", "delivery")
 _DEFINED_NAMES = re.compile(r"local (?:function )?(\w+(?:, \w+)*)")
@@ -92,6 +95,24 @@ class Scripts:
                 return self._script(name)(self.client, [self.queue], arguments)
             except MovedError:  # nothing was executed, and the connection is reopened to the new node of the cluster
                 return self._script(name)(self.client, [self.queue], arguments)
+
+    def run_for_each(
+        self,
+        name: str,
+        arguments: Sequence[Argument],
+        items: Sequence[Sequence[Argument]],
+        *,
+        most: int = BULK_BATCH_SIZE,
+    ) -> Iterator[list[Any]]:
+        """Run a script on many items, at most `most` at a time; yield the answers to each slice, in their order.
+
+        After the arguments, it gets the parts of each item. It answers the first items, at least one.
+        """
+        done = 0
+        while done < len(items):
+            answers = self.run(name, *arguments, *(part for item in items[done : done + most] for part in item))
+            yield answers
+            done += len(answers)
 
     def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in one round trip, and return the reply or the error of each. Raises `QueueUnavailable`."""

@@ -16,7 +16,7 @@ from models.audit import AuditQuery
 from queue_manager.cli.changes import TYPED_FROM
 from services.message_queue import Json, MessageQueue, MessageState, NewMessage, queue_admin
 from services.message_queue.admin import QueueAdmin
-from services.message_queue.browser import BULK_BATCH_SIZE
+from services.message_queue.scripts import BULK_BATCH_SIZE
 from tests.e2e.commands import COMMAND, environment, interrupt_second_call, interrupted_after, invoke
 
 NASTY = '{ "n":1.50, "big":12345678901234567890.10 }'
@@ -151,7 +151,7 @@ class TestMoveAndDelete:
     ) -> None:
         one, another = add(queue, 2)
         queue_admin().move([another], to="dead")
-        interrupt_second_call(monkeypatch, QueueAdmin, "_delete_exactly")
+        interrupt_second_call(monkeypatch, QueueAdmin, "_outcomes")
         cleared = run("clear", "--all", "--yes")
         assert (cleared.returncode, cleared.stderr) == (130, interrupted_after(1, last_audited().id))
         assert (state_of(one) is None) != (state_of(another) is None)

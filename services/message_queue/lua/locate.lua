@@ -3,7 +3,7 @@
 --
 -- KEYS[1]  queue name
 -- ARGV     ids
--- Returns  {rows of {id, data, record, state, stored record}, number of ids in this slice}; an unknown id has no row
+-- Returns  for each id of this slice {id, data, record, state, stored record}, or false if it is unknown
 --
 -- Atomic, so that states and contents are a consistent snapshot.
 
@@ -18,8 +18,6 @@ for _, id in ipairs(ARGV) do
     record, data = record_in(stored)
   end
   data = data or record and record.sid and entry_at(record.stream, record.sid)
-  if data then
-    rows[#rows + 1] = { id, data, cjson.encode(record), state_of(record), stored }
-  end
+  rows[#rows + 1] = data and { id, data, cjson.encode(record), state_of(record), stored } or false
 end
-return { rows, handled }
+return rows
