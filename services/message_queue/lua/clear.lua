@@ -13,13 +13,7 @@ local state, progress, others = unpack(ARGV, 2)
 local cleared = 0
 
 local function last_added(stream)
-  local about = redis.pcall('XINFO', 'STREAM', stream)
-  for i = 1, about.err and 0 or #about, 2 do
-    if about[i] == 'last-generated-id' then
-      return about[i + 1]
-    end
-  end
-  return '0-0'
+  return by_name(redis.pcall('XINFO', 'STREAM', stream))['last-generated-id'] or '0-0'
 end
 
 -- Records the last entry to delete of each stream.

@@ -64,12 +64,7 @@ local function is_stored(id)
   if record and not record.sid then
     return NOW - (record.dequeued_at or 0) < MAX_UNLOCATED -- heal.lua soon finds the entry, if there is one
   end
-  local is_there = record and select(2, entry_at(record.stream, record.sid))
-  if record and not is_there then
-    unindex(id, record)
-    forget(id)
-  end
-  return is_there
+  return record and not forget_if_lost(id, record)
 end
 
 local is_known = {}

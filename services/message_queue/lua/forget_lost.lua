@@ -8,24 +8,16 @@
 
 local CURSOR = QUEUE .. ':forget_cursor'
 
-local function forget_if_lost(id, text)
-  local record = record_in(text)
-  if record and record.sid then
-    local _, is_there = entry_at(record.stream, record.sid)
-    if not is_there then
-      unindex(id, record)
-      forget(id)
-    end
-  end
-end
-
 local cursor = redis.call('GET', CURSOR) or '0'
 repeat
   local answer = redis.call('HSCAN', RECORDS, cursor, 'COUNT', MAX_READ)
   cursor = answer[1]
   for i = 1, #answer[2], 2 do
     handled = handled + 1
-    forget_if_lost(answer[2][i], answer[2][i + 1])
+    local record = record_in(answer[2][i + 1])
+    if record and record.sid then
+      forget_if_lost(answer[2][i], record)
+    end
   end
 until cursor == '0' or is_slice_full()
 redis.call('SET', CURSOR, cursor)

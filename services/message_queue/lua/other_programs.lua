@@ -77,15 +77,21 @@ local function create_record(stream, sid, data)
   return id, record
 end
 
--- Returns the id, the record and the data of an entry. Dead-letters an entry that is not a valid message.
-local function read_entry(stream, sid, fields)
+-- Returns the id, the record and the data of an entry; no record if there is none of this entry.
+local function known_entry(stream, sid, fields)
   local data, id = data_of(fields)
   id = identity(data, id)
   local text = id and redis.call('HGET', RECORDS, id)
-  local record, reason = text and record_at(text, stream, sid, data)
+  return id, text and record_at(text, stream, sid, data), data
+end
+
+-- Returns the id, the record and the data of an entry. Dead-letters an entry that is not a valid message.
+local function read_entry(stream, sid, fields)
+  local id, record, data = known_entry(stream, sid, fields)
   if record then
     return id, record, data
   end
+  local reason
   id, record, reason = create_record(stream, sid, data)
   if not id then
     dead_letter_entry(stream, sid, data, fields, reason)
@@ -99,13 +105,7 @@ local search_ends
 
 -- Returns the last searched entry of a stream, or nil.
 local function searched_until(stream)
-  if not search_ends then
-    search_ends = {}
-    local known = redis.call('HGETALL', SEARCHED)
-    for i = 1, #known, 2 do
-      search_ends[known[i]] = known[i + 1]
-    end
-  end
+  search_ends = search_ends or by_name(redis.call('HGETALL', SEARCHED))
   return search_ends[stream]
 end
 
@@ -122,10 +122,7 @@ local function adopt_entries(stream, is_known_only)
       break
     end
     reached, handled = entry[1], handled + 1
-    local data, id = data_of(entry[2])
-    id = identity(data, id)
-    local text = id and redis.call('HGET', RECORDS, id)
-    local record = text and record_at(text, stream, entry[1], data)
+    local id, record, data = known_entry(stream, entry[1], entry[2])
     local is_new = not record and not is_known_only
     if is_new then
       id, record = create_record(stream, entry[1], data)

@@ -39,10 +39,7 @@ end
 
 -- Returns the id, the record and the data of a message that the group has passed over; nil of another entry.
 local function passed_over(stream, sid, fields)
-  local data, id = data_of(fields)
-  id = identity(data, id)
-  local text = id and redis.call('HGET', RECORDS, id)
-  local record = text and record_at(text, stream, sid, data)
+  local id, record, data = known_entry(stream, sid, fields)
   if record and not record.deadline_at and not is_pending(stream, sid) and not is_parked(id, record) then
     return id, record, data
   end

@@ -95,6 +95,15 @@ local function priority_of(stream)
   return string.sub(stream, 1, #QUEUE) == QUEUE and tonumber(string.match(stream, '^_p(%d+)$', #QUEUE + 1)) or 0
 end
 
+-- Returns a reply of names and values as a table.
+local function by_name(reply)
+  local values = {}
+  for i = 1, #reply, 2 do
+    values[reply[i]] = reply[i + 1]
+  end
+  return values
+end
+
 -- Events: each is added to the stream, for clients that reconnect, and published on the channel. Next to the event, an
 -- entry has what fold_counts.lua adds up: outcomes with their numbers, and measures with when a duration began.
 
@@ -451,13 +460,7 @@ local RESUMES = QUEUE .. ':resumes' -- stream, see arrivals.py
 local pauses_by_type
 
 local function pauses()
-  if not pauses_by_type then
-    pauses_by_type = {}
-    local found = redis.call('HGETALL', PAUSES)
-    for i = 1, #found, 2 do
-      pauses_by_type[found[i]] = found[i + 1]
-    end
-  end
+  pauses_by_type = pauses_by_type or by_name(redis.call('HGETALL', PAUSES))
   return pauses_by_type
 end
 
@@ -544,6 +547,16 @@ local function forget(id)
   redis.call('HDEL', RECORDS, id)
   redis.pcall('ZREM', DEADLINES, id)
   redis.pcall('SREM', PENDING, id)
+end
+
+-- Deletes the record of a message if its entry is gone, because another consumer has deleted it. Returns true if it is.
+local function forget_if_lost(id, record)
+  local _, is_there = entry_at(record.stream, record.sid)
+  if not is_there then
+    unindex(id, record)
+    forget(id)
+  end
+  return not is_there
 end
 
 -- Removes the entry of a message in processing from its stream; finish_releases() must follow. Returns its data, or nil
@@ -711,10 +724,7 @@ end
 local function last_delivered(stream)
   local groups = redis.pcall('XINFO', 'GROUPS', stream)
   for _, group in ipairs(groups.err and {} or groups) do
-    local about = {}
-    for i = 1, #group, 2 do
-      about[group[i]] = group[i + 1]
-    end
+    local about = by_name(group)
     if about.name == GROUP then
       return about['last-delivered-id'], about.pending, about.lag
     end
