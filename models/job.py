@@ -274,9 +274,6 @@ def count_due(name: str, now: datetime, *, limit: int) -> int:
 def make_failed_due(now: datetime) -> int:
     """Make every failed job due now, ahead of the other jobs of its name; return their number."""
     failed = {"state": JobState.FAILURE, **IS_JOB}
-    # Release 0.1 also made failed documents of other programs due, which cannot be run.
-    foreign = {"state": JobState.FAILURE, "first": 1, "attempts": {"$exists": False}}
-    jobs().update_many(foreign, _NOT_DUE, hint="failed_jobs")
     due_now = {"$set": {"waiting": now, "due": now, "first": 1}}
     return jobs().update_many(failed, due_now, hint="failed_jobs").modified_count
 
