@@ -82,10 +82,8 @@ def edit(
         members = {**({"type": type} if type is not None else {}), **_options(priority, ack_timeout, max_attempts)}
         if not members and payload is None:
             fail("give --type, --payload, --priority, --ack-timeout or --max-attempts", code=2)
-        edit_message(id, _decoded(members, payload), current_actor(), source=state)
-        changed = message_queue.queue_admin().find(id)
-    if changed is not None:
-        print_json(changed.to_json())
+        changed = edit_message(id, _decoded(members, payload), current_actor(), source=state)
+    print_json(changed.to_json())
 
 
 @filtered
