@@ -116,8 +116,9 @@ def _add(queue: Queue, rate: int, duration: float, numbers: Iterator[int]) -> tu
         with queue.client.pipeline(transaction=False) as pipe:
             for _ in range(min(int(passed * rate) - added, MAX_BATCH_SIZE)):
                 message = NewMessage(type="send_mail", payload={"to": "ada@example.org"}, id=f"busy-{next(numbers)}")
-                id, arguments = message.arguments(options)
+                arguments = message.arguments(options)
                 pipe.evalsha(sha, 1, queue.name, *arguments)
+                id = arguments[0]
                 added += 1
             pipe.execute()
         time.sleep(0.001)

@@ -11,7 +11,7 @@ import typer
 from queue_manager.cli.errors import report_errors
 from queue_manager.operations.message_fields import parse_time
 from services.message_queue import Filter
-from services.message_queue.fields import MAX_TYPE_BYTES, checked_text
+from services.message_queue.fields import checked_text
 
 
 def filtered(command: Callable[..., None]) -> Callable[..., None]:
@@ -50,7 +50,7 @@ def _filter(
 ) -> Filter:
     for name, text in (("--type", type), ("--search", search)):
         if text is not None:
-            checked_text(text, name, max_bytes=MAX_TYPE_BYTES)
+            checked_text(text, name)
     return Filter(
         type=type,
         priority=priority,

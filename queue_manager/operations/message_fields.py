@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from queue_manager.core.clock import MIN_MILLISECONDS
 from services.message_queue import InvalidMessage
-from services.message_queue.fields import MAX_TYPE_BYTES, checked_text
+from services.message_queue.fields import MAX_NAME_BYTES, checked_text
 
 MAX_FILTER_BYTES = 1_024
 MAX_WHOLE = 10**9  # a page number, a priority, a number of attempts
@@ -68,8 +68,8 @@ def _checked_by(check: Callable[[Any, str], Any]) -> Callable[[Any], Any]:
 WholeFilter = Annotated[int, Field(ge=0, le=MAX_WHOLE)]
 FilterType = Annotated[
     str,
-    Field(max_length=MAX_TYPE_BYTES),
-    AfterValidator(_checked_by(partial(checked_text, max_bytes=MAX_TYPE_BYTES))),
+    Field(max_length=MAX_NAME_BYTES),
+    AfterValidator(_checked_by(checked_text)),
 ]
 FilterText = Annotated[
     str,

@@ -22,7 +22,7 @@ from queue_manager.operations.schemas import INCOMPLETE_DETAIL
 from services.audit import Actor, recorded
 from services.message_queue import Message, MessageState, queue_admin, system
 from services.message_queue.browser import MESSAGE_STATES
-from services.message_queue.fields import checked_id
+from services.message_queue.fields import checked_text
 
 AUDITED_QUEUE: dict[str, Any] = {"system": system.name, "is_in_redis": True}
 """What the audit has of all actions on messages."""
@@ -79,7 +79,7 @@ def edit_message(id: str, changes: Mapping[str, Any], actor: Actor, *, source: M
         UnknownMessage: there is no such message, or not in `source`.
         MessageInProgress: a consumer holds it.
     """
-    with recorded(actor, "edit", **AUDITED_QUEUE, ids=[checked_id(id)]) as action:
+    with recorded(actor, "edit", **AUDITED_QUEUE, ids=[checked_text(id, "id")]) as action:
         before, changed = queue_admin().update(id, changes, source=source)
         action.changed(_editable(before), _editable(changed))
     log.info("Message changed by an operator", message_id=id)

@@ -25,9 +25,7 @@ from services.message_queue.browser import (
 )
 from services.message_queue.errors import InvalidMessage, MessageInProgress, UnknownMessage
 from services.message_queue.fields import (
-    MAX_TYPE_BYTES,
     as_json,
-    checked_id,
     checked_new_type,
     checked_options,
     checked_text,
@@ -223,7 +221,7 @@ class QueueAdmin(MessageBrowser):
             record["priority"] = self._options.checked_priority(known["priority"])
         payload = self._options.checked_payload(known["payload"]) if "payload" in known else ""
         kind = as_json(record["type"]) if "type" in record else ""
-        arguments = (checked_id(id), source or "", json.dumps(record), kind, payload)
+        arguments = (checked_text(id, "id"), source or "", json.dumps(record), kind, payload)
         answer = self._scripts.run("update", *arguments)
         if answer == b"NOT_FOUND" and self._other_programs.adopt():
             answer = self._scripts.run("update", *arguments)
@@ -271,11 +269,11 @@ class QueueAdmin(MessageBrowser):
 
 def checked_types(types: Sequence[str]) -> list[str]:
     """Return the types. Raises `InvalidMessage`."""
-    return [checked_text(type, "types", max_bytes=MAX_TYPE_BYTES) for type in types]
+    return [checked_text(type, "types") for type in types]
 
 
 def checked_ids(ids: Sequence[str]) -> list[str]:
     """Return the ids without duplicates. Raises `InvalidMessage`."""
     if len(ids) > MAX_BULK_IDS:
         raise InvalidMessage("messageIds", f"a list of at most {MAX_BULK_IDS} ids")
-    return list(dict.fromkeys(checked_id(id, "messageIds") for id in ids))
+    return list(dict.fromkeys(checked_text(id, "messageIds") for id in ids))

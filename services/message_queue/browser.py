@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from queue_manager.core.clock import from_unix_ms, seconds
 from queue_manager.pauses import PauseState
 from services.message_queue.errors import InvalidMessage
-from services.message_queue.fields import checked_id, is_id
+from services.message_queue.fields import checked_text, is_id
 from services.message_queue.messages import Message, QueueOptions
 from services.message_queue.other_programs import OtherPrograms
 from services.message_queue.scripts import BULK_BATCH_SIZE, Scripts, translate_errors
@@ -303,7 +303,7 @@ class MessageBrowser:
 
     def find_with_state(self, id: str) -> tuple[MessageState, Message] | None:
         """Return the state and content of the message, or `None`."""
-        found = next(self.locate([checked_id(id)]), None)
+        found = next(self.locate([checked_text(id, "id")]), None)
         if found is None and self._other_programs.adopt():
             found = next(self.locate([id]), None)
         return found

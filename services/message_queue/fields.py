@@ -16,8 +16,8 @@ from services.message_queue.errors import InvalidMessage
 
 MAX_PAYLOAD_DEPTH = 64
 """Levels of nested lists and objects in a payload."""
-MAX_TYPE_BYTES = MAX_CONSUMER_ID_BYTES = 256
-MAX_ID_BYTES = 256
+MAX_NAME_BYTES = 256
+"""Bytes of an id, a type, a consumer id or a lock token."""
 MAX_ACK_TIMEOUT = 7 * 24 * 3600
 """Seconds."""
 MAX_ATTEMPTS = 10_000
@@ -174,7 +174,7 @@ def decode_member(given: Mapping[str, Json], name: str) -> Any:
 # Validation
 
 
-def checked_text(value: Any, field: str, *, max_bytes: int) -> str:
+def checked_text(value: Any, field: str, *, max_bytes: int = MAX_NAME_BYTES) -> str:
     """Return `value` if it is a non-empty text without control characters. Raises `InvalidMessage`."""
     if not isinstance(value, str) or not _is_printable(value, max_bytes):
         raise InvalidMessage(field, f"a text of 1 to {max_bytes} bytes without control characters")
@@ -186,20 +186,15 @@ def checked_new_type(value: Any) -> str:
 
     The types of other programs may contain what is refused here: `checked_text` accepts it, to find their messages.
     """
-    type = checked_text(value, "type", max_bytes=MAX_TYPE_BYTES)
+    type = checked_text(value, "type")
     if _LINE_OR_C1_CONTROL.search(type):
         raise InvalidMessage("type", "a text without control characters and line separators (U+2028, U+2029)")
     return type
 
 
-def checked_id(value: Any, field: str = "id") -> str:
-    """Return `value` if it is a valid message id. Raises `InvalidMessage`."""
-    return checked_text(value, field, max_bytes=MAX_ID_BYTES)
-
-
 def is_id(text: str) -> bool:
     """Return True if `text` is a valid message id."""
-    return _is_printable(text, MAX_ID_BYTES)
+    return _is_printable(text, MAX_NAME_BYTES)
 
 
 def _is_printable(text: str, max_bytes: int) -> bool:

@@ -20,8 +20,8 @@ from pydantic import with_config
 from queue_manager.core.json_types import ALWAYS_PRESENT, optional
 from services.message_queue.errors import InvalidMessage, MessageTooLarge
 from services.message_queue.fields import (
+    MAX_NAME_BYTES,
     MAX_PAYLOAD_DEPTH,
-    MAX_TYPE_BYTES,
     Json,
     as_json,
     checked_integer,
@@ -102,22 +102,19 @@ class NewMessage:
                 continue
             known[field] = value
         if "type" not in known:
-            raise InvalidMessage("type", f"a text of 1 to {MAX_TYPE_BYTES} bytes; it is missing")
+            raise InvalidMessage("type", f"a text of 1 to {MAX_NAME_BYTES} bytes; it is missing")
         return cls(**known)
 
-    def arguments(self, queue: QueueOptions) -> tuple[str, tuple[str, str, str, int, str, str]]:
-        """Return the id, and the arguments of `enqueue.lua`, the payload last. Raises `InvalidMessage`."""
+    def arguments(self, queue: QueueOptions) -> tuple[str, str, str, int, str, str]:
+        """Return the arguments of `enqueue.lua`, the id first and the payload last. Raises `InvalidMessage`."""
         id = uuid4().hex if self.id is None else self.id
         if not isinstance(id, str) or not _NEW_ID.fullmatch(id):
             raise InvalidMessage("id", "1 to 128 letters, digits or any of _ . : @ -, but not . or ..")
         type = checked_new_type(self.type)
         priority = queue.checked_priority(self.priority)
-        options = "".join(f'"{name}":{json.dumps(value)},' for name, value in self._options().items())
-        payload = queue.checked_payload(self.payload)
-        return id, (id, type, as_json(type), priority, options, payload)
-
-    def _options(self) -> dict[str, float]:
-        return checked_options(ack_timeout=self.ack_timeout, max_attempts=self.max_attempts)
+        own = checked_options(ack_timeout=self.ack_timeout, max_attempts=self.max_attempts)
+        options = "".join(f'"{name}":{json.dumps(value)},' for name, value in own.items())
+        return id, type, as_json(type), priority, options, queue.checked_payload(self.payload)
 
 
 # For consumers

@@ -18,10 +18,7 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from services.message_queue.errors import InvalidMessage, LockLost, MessageTooLarge, SearchIncomplete, UnknownMessage
 from services.message_queue.fields import (
-    MAX_CONSUMER_ID_BYTES,
     MAX_ENQUEUED_MESSAGES,
-    MAX_TYPE_BYTES,
-    checked_id,
     checked_text,
     checked_timeout,
     truncate_reason,
@@ -75,10 +72,10 @@ class Operations:
             return []
         if len(checked) > MAX_ENQUEUED_MESSAGES:
             raise InvalidMessage("body", f"a list of at most {MAX_ENQUEUED_MESSAGES} messages")
-        if len(checked) > 1 and sum(len(arguments[-1].encode()) for _, arguments in checked) > MAX_ENQUEUED_BYTES:
+        if len(checked) > 1 and sum(len(arguments[-1].encode()) for arguments in checked) > MAX_ENQUEUED_BYTES:
             raise MessageTooLarge("body", f"a list of messages with at most {MAX_ENQUEUED_BYTES} bytes of payloads")
-        answers = yield "enqueue", [argument for _, arguments in checked for argument in arguments]
-        return [EnqueueResult(id=id, is_new=bool(added)) for (id, _), added in zip(checked, answers, strict=True)]
+        answers = yield "enqueue", [argument for arguments in checked for argument in arguments]
+        return [EnqueueResult(id=id, is_new=bool(added)) for (id, *_), added in zip(checked, answers, strict=True)]
 
     def search(
         self,
@@ -90,11 +87,11 @@ class Operations:
     ) -> Operation[list[Message]]:
         arguments = (
             self._options.levels,
-            checked_text(consumer_id, "consumerId", max_bytes=MAX_CONSUMER_ID_BYTES) if consumer_id is not None else "",
-            _milliseconds(checked_timeout(ack_timeout, "ackTimeout")) if ack_timeout is not None else "",
+            _text(consumer_id, "consumerId"),
+            _milliseconds(ack_timeout, "ackTimeout"),
             self._ack_timeout,
             self._sweep_period,
-            checked_text(type, "type", max_bytes=MAX_TYPE_BYTES) if type is not None else "",
+            _text(type, "type"),
             int(self._options.is_shared),
         )
         script = "dequeue" if type is None else "dequeue_typed"
@@ -120,7 +117,7 @@ class Operations:
             raise _lock_lost(id)
 
     def ack_many(self, locks: Sequence[tuple[str, str | None]]) -> Operation[list[bool]]:
-        arguments = [(checked_id(id), _token(lock_token)) for id, lock_token in locks]
+        arguments = [(checked_text(id, "id"), _text(token, "lock_token")) for id, token in locks]
         answers: list[bool] = []
         while len(answers) < len(arguments):
             some = arguments[len(answers) : len(answers) + MAX_RECEIVED_MESSAGES]
@@ -130,17 +127,15 @@ class Operations:
 
     def nack(self, id: str, lock_token: str | None, reason: str | None) -> Operation[bool]:
         failure = truncate_reason(reason) if reason else DEFAULT_NACK_REASON
-        arguments = (checked_id(id), _token(lock_token), self._is_token_required, failure, self._options.max_attempts)
-        answer = yield "nack", arguments
+        lock = (checked_text(id, "id"), _text(lock_token, "lock_token"), self._is_token_required)
+        answer = yield "nack", (*lock, failure, self._options.max_attempts)
         _raise_refusal(answer, id)
         return bool(answer == b"REQUEUED")
 
     def touch(self, id: str, lock_token: str | None, extend_seconds: float | None) -> Operation[TouchResult]:
-        extension = (
-            _milliseconds(checked_timeout(extend_seconds, "extend_seconds")) if extend_seconds is not None else ""
-        )
-        arguments = (checked_id(id), _token(lock_token), self._is_token_required, extension, self._ack_timeout)
-        answer = yield "touch", (*arguments, self._sweep_period)
+        lock = (checked_text(id, "id"), _text(lock_token, "lock_token"), self._is_token_required)
+        extension = _milliseconds(extend_seconds, "extend_seconds")
+        answer = yield "touch", (*lock, extension, self._ack_timeout, self._sweep_period)
         _raise_refusal(answer[0], id)
         _, deadline, extended_by, next_sweep_ms = answer
         self._request_sweep(next_sweep_ms)
@@ -166,9 +161,9 @@ def _lock_lost(id: str) -> LockLost:
     return LockLost(f"The lock token of the message {id} is not valid: the message was acknowledged or requeued")
 
 
-def _token(lock_token: str | None) -> str:
-    return checked_text(lock_token, "lock_token", max_bytes=MAX_CONSUMER_ID_BYTES) if lock_token is not None else ""
+def _text(value: str | None, field: str) -> str:
+    return "" if value is None else checked_text(value, field)
 
 
-def _milliseconds(amount: float) -> int:
-    return max(round(amount * 1000), 1)
+def _milliseconds(value: float | None, field: str) -> int | str:
+    return "" if value is None else max(round(checked_timeout(value, field) * 1000), 1)

@@ -47,7 +47,7 @@ from services.audit import recorded
 from services.message_queue import Filter, InvalidMessage, MessageState, UnknownMessage, message_queue, queue_admin
 from services.message_queue.admin import checked_ids
 from services.message_queue.browser import KEPT_STATES, KeptState
-from services.message_queue.fields import checked_id, decode_message, parse_object
+from services.message_queue.fields import checked_text, decode_message, parse_object
 from services.message_queue.transfer import import_messages, parse_lines
 
 log = get_logger("QM/queue")
@@ -74,7 +74,7 @@ def update(
 @router.delete("/queue/message/{id:path}", responses=errors(404, 409))
 def delete(id: str, actor: CurrentActor, source: InQueue = None) -> DeletedMessage:
     """Delete a message."""
-    with recorded(actor, "delete", **AUDITED_QUEUE, ids=[checked_id(id)]) as action:
+    with recorded(actor, "delete", **AUDITED_QUEUE, ids=[checked_text(id, "id")]) as action:
         outcome = queue_admin().delete([id], source=source, keep=action.keeper("message"))[id]
         if outcome != "DELETED":
             raise UnknownMessage(f"There is no message {id} in {source or 'the queue'}")

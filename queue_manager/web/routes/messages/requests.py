@@ -28,10 +28,8 @@ from services.message_queue.browser import MAX_BULK_IDS, MESSAGE_STATES
 from services.message_queue.fields import (
     MAX_ACK_TIMEOUT,
     MAX_ATTEMPTS,
-    MAX_CONSUMER_ID_BYTES,
-    MAX_ID_BYTES,
-    MAX_TYPE_BYTES,
-    checked_id,
+    MAX_NAME_BYTES,
+    checked_text,
 )
 
 MAX_OTHER_BYTES = 64 * 1024
@@ -122,7 +120,7 @@ def _require_token(schema: JsonSchema) -> None:
 
 
 MessageType = Annotated[
-    str, Field(min_length=1, max_length=MAX_TYPE_BYTES, description="It has no control characters.")
+    str, Field(min_length=1, max_length=MAX_NAME_BYTES, description="It has no control characters.")
 ]
 MessagePriority = Annotated[
     int, Field(ge=0, json_schema_extra=_largest_priority, description="A higher one is delivered first.")
@@ -136,7 +134,7 @@ LockToken = Annotated[
     str,
     Field(
         min_length=1,
-        max_length=MAX_CONSUMER_ID_BYTES,
+        max_length=MAX_NAME_BYTES,
         description="The `lock_token` with which the message was delivered.",
     ),
 ]
@@ -180,7 +178,7 @@ class _LockedMessage(BaseModel):
 class AckBody(_LockedMessage):
     """A message to acknowledge. Other members are ignored: consumers send the whole message."""
 
-    id: Annotated[str, Field(min_length=1, max_length=MAX_ID_BYTES)]
+    id: Annotated[str, Field(min_length=1, max_length=MAX_NAME_BYTES)]
 
 
 class NackBody(_LockedMessage):
@@ -212,7 +210,7 @@ def _ids_of(field: str) -> Callable[[Any], list[str]]:
 
 
 def _id(given: Any, field: str) -> str:
-    return checked_id(given.get("id"), f"{field}.id") if isinstance(given, dict) else checked_id(given, field)
+    return checked_text(given.get("id"), f"{field}.id") if isinstance(given, dict) else checked_text(given, field)
 
 
 def _reason(given: Any) -> str:
@@ -221,7 +219,7 @@ def _reason(given: Any) -> str:
     return given
 
 
-ID_SCHEMA: JsonSchema = {"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES}
+ID_SCHEMA: JsonSchema = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_BYTES}
 WHOLE_SCHEMA: JsonSchema = {"type": "object", "required": ["id"], "properties": {"id": ID_SCHEMA}}
 Reason = Annotated[Any, AfterValidator(_reason), WithJsonSchema({"type": "string"})]
 """A text that may contain unpaired surrogates."""
