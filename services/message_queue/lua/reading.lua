@@ -1,7 +1,7 @@
--- Included after other_programs.lua in the scripts that list the messages of a state, in order, slice by slice.
+-- Included after other_programs.lua in list.lua: reads the messages of a state, in order, slice by slice.
 --
 -- A script blocks all other clients, so one call reads a bounded number of entries and bytes, and the next call
--- continues from there. Entries are read in blocks and records in bulk. The scripts need allow-oom, because they create
+-- continues from there. Entries are read in blocks and records in bulk. The script needs allow-oom, because it creates
 -- records for messages of other producers, so that operators can act on every message that is listed.
 
 local SLICE_COST = 700 -- cost of one call, in entries
@@ -86,13 +86,11 @@ local function parked_source(kind)
   return function(stream, rank, is_up, from, to)
     local source = { stream = stream, rank = rank, items = {}, position = 1, bytes = 0, entries = 0 }
     local first, last = parked_bound(from, rank, is_up), parked_bound(to, rank, not is_up)
+    local direction = is_up and {} or { 'REV' }
     function source.read(count)
-      local command = { 'ZRANGE', PARKED .. kind, first, last, 'BYLEX', 'LIMIT', 0, count }
-      if not is_up then
-        table.insert(command, 6, 'REV')
-      end
       local entries = {}
-      for i, member in ipairs(redis.call(unpack(command))) do
+      local members = redis.call('ZRANGE', PARKED .. kind, first, last, 'BYLEX', 'LIMIT', 0, count, unpack(direction))
+      for i, member in ipairs(members) do
         local ms, sequence = string.match(member, '^%d+:0*(%d+)%-0*(%d+):')
         entries[i] = redis.call('XRANGE', stream, ms .. '-' .. sequence, ms .. '-' .. sequence)[1]
           or { ms .. '-' .. sequence, {} }
@@ -110,14 +108,12 @@ local function processing_source(is_up, cursor)
   local source = { rank = 0, items = {}, position = 1, bytes = 0, entries = 0 }
   local deadline, passed = string.match(cursor, '^(%d+)%-(%d+)/0$')
   passed = math.min(tonumber(passed) or 0, MAX_NUMBER)
-  local range = is_up and { 'BYSCORE' } or { 'BYSCORE', 'REV' }
+  local first, last = is_up and '-inf' or '+inf', is_up and '+inf' or '-inf'
+  local direction = is_up and {} or { 'REV' }
   function source.read(count)
-    local from = deadline or (is_up and '-inf' or '+inf')
-    local command = { 'ZRANGE', DEADLINES, from, is_up and '+inf' or '-inf', unpack(range) }
-    for _, word in ipairs({ 'LIMIT', passed, count, 'WITHSCORES' }) do
-      command[#command + 1] = word
-    end
-    local answer, items = redis.call(unpack(command)), {}
+    local answer = redis.call('ZRANGE', DEADLINES, deadline or first, last, 'BYSCORE', 'LIMIT', passed, count,
+      'WITHSCORES', unpack(direction))
+    local items = {}
     for i = 1, #answer, 2 do
       local score = answer[i + 1]
       passed = score == deadline and passed + 1 or 1
