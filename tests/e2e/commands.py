@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from queue_manager.cli.commands import cli
 from tests.e2e.celery_processes import ROOT
+from tests.forked import fork
 
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()"]
 
@@ -29,19 +31,21 @@ def environment(**env: str) -> dict[str, str]:
 def queue_manager(
     *arguments: str, cwd: Path | str | None = None, answer: str = "", **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own."""
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        env=environment(**env),
-        cwd=cwd,
-        input=answer,
-        capture_output=True,
-        encoding="utf-8",
-    )
+    """Run a command in a process of its own, which is forked from one that has imported the modules."""
+    with TemporaryDirectory() as directory:
+        stdin, stdout, stderr = (Path(directory, name) for name in ("stdin", "stdout", "stderr"))
+        stdin.write_text(answer, encoding="utf-8")
+        streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
+        process = fork(arguments, env=environment(**env), cwd=cwd or os.getcwd(), **streams)
+        try:
+            code = process.wait()
+        finally:
+            process.kill()  # if the test ran out of time
+        return subprocess.CompletedProcess(arguments, code, stdout.read_text("utf-8"), stderr.read_text("utf-8"))
 
 
 def invoke(*arguments: str, answer: str = "", columns: int = 200) -> subprocess.CompletedProcess[str]:
-    """Run a command in this process, which takes a tenth of the time; for a wrong setting it raises."""
+    """Run a command in this process, with its settings; tests may replace functions. A wrong setting raises."""
     with _same_logging_and_signals():
         result = CliRunner(env={"COLUMNS": str(columns)}).invoke(
             cli, arguments, input=answer, prog_name="queue-manager"

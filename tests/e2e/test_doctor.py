@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from queue_manager.telemetry import worker_heartbeats
 from services.support_snooze import system as support_snooze
 from tests.docs.transcript import Transcript
 from tests.documented import DOCS, block, output
-from tests.e2e.commands import environment, said_on_a_terminal
+from tests.e2e.commands import COMMAND, queue_manager, said_on_a_terminal
 from tests.e2e.health_command import QUEUES, SLOW, repeated
 from tests.e2e.test_start_checks import MongoWithUsers, refused_user
 from tests.eventually import eventually
@@ -33,10 +31,6 @@ from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.rooms import T0
 
-pytestmark = pytest.mark.processes
-
-# -P: like the installed command, it has no package of the working directory on its path.
-DOCTOR = [sys.executable, "-P", "-c", "from queue_manager.cli import main; main()", "doctor"]
 NOWHERE = f"{LOOPBACK}:1"
 
 
@@ -61,22 +55,14 @@ class Answer:
 
 
 def doctor(directory: Path, **env: str) -> Answer:
-    result = subprocess.run(
-        [*DOCTOR, "--json"],
-        env=environment(**SLOW, **env),
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = queue_manager("doctor", "--json", cwd=directory, **SLOW, **env)
     assert result.stderr == ""
     checks = json.loads(result.stdout)["checks"]
     return Answer(result.returncode, {one["check"]: one for one in checks})
 
 
 def said(directory: Path, **env: str) -> str:
-    env = environment(**SLOW, **env)
-    return subprocess.run(DOCTOR, env=env, cwd=directory, capture_output=True, text=True, check=False).stdout
+    return queue_manager("doctor", cwd=directory, **SLOW, **env).stdout
 
 
 def test_doctor_exits_with_0_if_nothing_is_wrong(well: Servers, tmp_path: Path) -> None:
@@ -94,8 +80,9 @@ def test_without_a_terminal_there_are_no_colours_and_a_line_for_each_check(well:
     assert lines[-1] == "No problem in 20 checks"
 
 
+@pytest.mark.processes
 def test_on_a_terminal_there_are_colours(well: Servers) -> None:
-    assert "\x1b[32mok " in said_on_a_terminal(DOCTOR)
+    assert "\x1b[32mok " in said_on_a_terminal([*COMMAND, "doctor"])
 
 
 def test_a_problem_is_shown_with_what_to_do(clean: Servers, tmp_path: Path) -> None:
@@ -148,6 +135,7 @@ def test_doctor_finds_what_a_process_would_refuse_at_start(
 # Servers that are unavailable or hang
 
 
+@pytest.mark.processes
 def test_unavailable_servers_are_named_and_the_other_checks_still_run(tmp_path: Path) -> None:
     away = {"MONGO_DB_URL": f"mongodb://app:s3cret@{NOWHERE}/{DATABASE}", "REDIS_URL": f"redis://:s3cret@{NOWHERE}/0"}
     with promptly(25):
@@ -158,6 +146,7 @@ def test_unavailable_servers_are_named_and_the_other_checks_still_run(tmp_path: 
     assert "s3cret" not in json.dumps(answer.checks)
 
 
+@pytest.mark.processes
 def test_an_unavailable_server_is_shown_as_in_the_documentation(
     well: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +157,7 @@ def test_an_unavailable_server_is_shown_as_in_the_documentation(
     eventually(lambda: Transcript().matches(expected, said(tmp_path, MONGO_DB_URL=url)), within=60)
 
 
+@pytest.mark.processes
 def test_a_hanging_redis_does_not_prevent_the_checks_of_mongodb(clean: Servers, tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey") as valkey:
         os.kill(valkey.pid, signal.SIGSTOP)
@@ -190,6 +180,7 @@ def test_the_server_of_the_message_queue_is_checked_too(well: Servers, tmp_path:
 # MongoDB
 
 
+@pytest.mark.processes
 def test_missing_rights_of_the_mongodb_user_are_named(clean: Servers, tmp_path: Path) -> None:
     with MongoWithUsers(tmp_path / "mongo") as mongo:
         admin = doctor(tmp_path, MONGO_DB_URL=mongo.url_of("admin"))
@@ -208,6 +199,7 @@ def test_missing_rights_of_the_mongodb_user_are_named(clean: Servers, tmp_path: 
     assert "requires authentication" in nobody.checks["mongodb-permissions"]["not_checked"][0]
 
 
+@pytest.mark.processes
 def test_a_write_that_is_not_confirmed_in_time_is_found(well: Servers, tmp_path: Path) -> None:
     with MongoClient[dict[str, Any]](well.mongo.url) as client:
         client.admin.command("fsync", lock=True)

@@ -15,8 +15,6 @@ from tests.e2e.celery_processes import ROOT
 from tests.e2e.commands import COMMAND, invoke, queue_manager, said_on_a_terminal
 from tests.real_servers import Servers
 
-pytestmark = pytest.mark.processes
-
 DUE = datetime(2026, 1, 31, tzinfo=UTC)
 DECLARED = """
 from datetime import timedelta
@@ -156,6 +154,7 @@ def test_systems_list_shows_which_systems_dispatch(tmp_path: Path) -> None:
     assert "\x1b[" not in listed.stdout
 
 
+@pytest.mark.processes
 def test_colours_are_for_terminals(clean: Servers) -> None:
     assert "\x1b[" in said_on_a_terminal([*COMMAND, "systems", "list"])
 
@@ -179,6 +178,7 @@ def test_pause_and_resume_name_the_system(tmp_path: Path) -> None:
     assert "There is no system 'overdue-messages'; the systems are: support-snooze, " in refused.stderr
 
 
+@pytest.mark.processes
 def test_an_unavailable_server_is_reported_in_one_line(tmp_path: Path) -> None:
     declare(tmp_path)
     away = systems(tmp_path, "list", REDIS_URL="redis://:secret@127.0.0.1:1/0")

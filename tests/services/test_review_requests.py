@@ -7,7 +7,6 @@ import os
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
-from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -31,15 +30,13 @@ from queue_manager.core.settings import settings
 from queue_manager.items import DueItem
 from services.due_work import Limits
 from services.review_requests import ReviewRequests, review_requests
+from tests.forked import server
 from tests.odd_ids import ODD_IDS
 from tests.rooms import T0, AgingClock, scan
 
 pytestmark = pytest.mark.usefixtures("clean")
 
 MONTH_AGO = T0 - timedelta(days=30)
-
-_context = get_context("forkserver")  # importing this module takes most of the start of a process
-_context.set_forkserver_preload([__name__])
 
 
 def days(amount: float) -> timedelta:
@@ -323,7 +320,7 @@ class TestCreate:
     def test_twenty_processes_make_one_pulse(self) -> None:
         account, parent = str(ObjectId()), str(ObjectId())
         url = settings().mongo_db_url
-        with ProcessPoolExecutor(20, mp_context=_context) as pool:
+        with ProcessPoolExecutor(20, mp_context=server) as pool:
             results = list(pool.map(create_one, [(url, account, parent)] * 20))
         assert sum(result.get("success", False) for result in results) == 1
         assert {result.get("reason") for result in results} == {None, "Pending request exists"}

@@ -22,7 +22,7 @@ from dev.children import Child, spawn
 from dev.ports import free_port, is_answering
 from dev.servers import Mongo, Valkey
 from tests.eventually import eventually
-from tests.web.forked import Forked, fork
+from tests.forked import Forked, fork
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from queue_manager.cli import main; main()", "web"]
@@ -120,11 +120,11 @@ def web(directory: Path, *arguments: str, **env: str) -> Iterator[Web]:
 
 @contextmanager
 def forked_web(directory: Path, *arguments: str, **env: str) -> Iterator[Web]:
-    """Start it on a free port, quickly, and wait until it answers. Its environment must not decide what is imported."""
+    """Start it on a free port, quickly, and wait until it answers."""
     yield from _answering(
         directory,
         lambda port: fork(
-            ["web", *_on(port), *arguments], env=_environment(env), cwd=directory, log=directory / "web.log"
+            ["web", *_on(port), *arguments], env=_environment(env), cwd=directory, stdout=directory / "web.log"
         ),
     )
 

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -16,18 +15,16 @@ import redis
 
 from queue_manager.core.clock import seconds
 from services.message_queue import LockLost, Message, NewMessage, QueueUnavailable, UnknownMessage
+from tests.forked import server
 from tests.services.message_queue.message_lab import LONG, Lab
 
 SHORT = 0.03  # seconds: the deadline of those who will not come back
 TYPES = ("a", "b", "c")
 
-_context = get_context("forkserver")
-_context.set_forkserver_preload(["tests.services.message_queue.queue_processes"])
-
 
 def begin(work: Callable[..., None], *arguments: object) -> BaseProcess:
     """Start a process; it ends with this one."""
-    process = _context.Process(target=_run, args=(work, arguments), daemon=True)
+    process = server.Process(target=_run, args=(work, arguments), daemon=True)
     process.start()
     return process
 

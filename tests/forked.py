@@ -1,4 +1,4 @@
-"""A web process that is forked from one that has imported the application: importing it takes most of a start."""
+"""Processes that are forked from one that has imported the application: importing it takes most of a start."""
 
 from __future__ import annotations
 
@@ -16,11 +16,21 @@ from pathlib import Path
 from threading import Thread
 
 from dev.processes import ProcessGroup, started_at
+from queue_manager.cli import main
+from queue_manager.cli.commands import OTHERS
+from queue_manager.core.settings import settings
 
 PR_SET_PDEATHSIG = 1
 
-_server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["queue_manager.cli.commands", "queue_manager.web.app", "queue_manager.web.serve"])
+server = multiprocessing.get_context("forkserver")
+"""The context of all tests. The process of the tests has one server, and one list of what it imports."""
+server.set_forkserver_preload(
+    [
+        *("queue_manager.web.app", "queue_manager.web.serve"),
+        *(command.partition(":")[0] for command in OTHERS.values()),
+        *("tests.services.test_review_requests", "tests.services.message_queue.queue_processes"),
+    ]
+)
 
 
 class Forked(ProcessGroup):
@@ -48,26 +58,37 @@ class Forked(ProcessGroup):
         self._process.join()
 
 
-def fork(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> Forked:
-    """Start `queue-manager ARGUMENTS`, whose output goes to a file."""
-    process = _server.Process(target=_run, args=(list(arguments), dict(env), str(cwd), str(log)))
+def fork(
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path | str,
+    stdout: Path,
+    stderr: Path | None = None,
+    stdin: Path | str = os.devnull,
+) -> Forked:
+    """Start `queue-manager ARGUMENTS` with files as its streams; by default, errors go where the output goes."""
+    streams = (stdin, stdout, stdout if stderr is None else stderr)
+    process = server.Process(target=_run, args=(arguments, dict(env), cwd, streams))
     process.start()
     return Forked(process)
 
 
-def _run(arguments: list[str], env: dict[str, str], cwd: str, log: str) -> None:
+def _run(arguments: Sequence[str], env: Mapping[str, str], cwd: Path | str, streams: Sequence[Path | str]) -> None:
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # when the process that it was forked from ends
     Thread(target=_end_with_parent, daemon=True).start()
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(output, stream.fileno())
+    sys.path[:0] = env["PYTHONPATH"].split(os.pathsep)
     sys.argv = ["queue-manager", *arguments]
+    for number, stream in enumerate(streams):
+        os.dup2(os.open(stream, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
+    sys.stdin = os.fdopen(0)
+    assert settings.cache_info().currsize == 0, "importing the application read settings"
     try:
-        _main()
+        main()
     finally:
         atexit._run_exitfuncs()  # which multiprocessing leaves out
 
@@ -78,11 +99,3 @@ def _end_with_parent() -> None:
     assert parent is not None
     connection.wait([parent.sentinel])
     os.killpg(0, signal.SIGKILL)
-
-
-def _main() -> None:
-    from queue_manager.cli import main
-    from queue_manager.core.settings import settings
-
-    assert settings.cache_info().currsize == 0, "importing the application read settings"
-    main()
