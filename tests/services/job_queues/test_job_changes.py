@@ -279,8 +279,8 @@ def test_clear_takes_fewer_jobs_after_others_have_locked_some_and_more_again_lat
         return delete(*arguments, limit=limit, **options)
 
     monkeypatch.setattr(job_operations, "clear", locked_at_first)
-    assert [*lab.jobs.clear_in_batches(["pending"])] == [0, 0, 10, 20, 40, 80, 150]
-    assert sizes == [1_000, 100, 10, 20, 40, 80, 160]
+    assert [*lab.jobs.clear_in_batches(["pending"])] == [0, 0, 2, 4, 8, 16, 32, 64, 128, 46]
+    assert sizes == [250, 25, 2, 4, 8, 16, 32, 64, 128, 250]
     lab.run("mail")
     monkeypatch.setattr(job_operations, "clear", partial(_raise, Contended(seconds(5))))
     with pytest.raises(Contended):
@@ -300,8 +300,8 @@ def test_clear_ends_although_other_jobs_keep_entering_the_state(lab: Lab, monkey
         return done
 
     monkeypatch.setattr(job_operations, "clear", delete_and_store_one)
-    lab.jobs.run_many("mail", [[number] for number in range(1_500)])
-    assert [*lab.jobs.clear_in_batches(["pending"])] == [1_000, 501]
+    lab.jobs.run_many("mail", [[number] for number in range(300)])
+    assert [*lab.jobs.clear_in_batches(["pending"])] == [250, 51]
     assert lab.jobs.clear(["pending"]) == 1
 
 
