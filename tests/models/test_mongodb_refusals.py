@@ -128,11 +128,26 @@ def test_a_success_stands_although_its_failure_record_cannot_be_deleted(
     account = make_account()
     item = item_of(work, account)
     failed_item.record(system.name, account, OVER, error="boom", now=T0)
-    with refused(refusing, "delete", "count", errorCode=262):
+    with refused(refusing, "delete", errorCode=262):
         result = work.execute(*item.args, task_id="t") if is_alone else work.execute_batch([item])[0]
     assert isinstance(result, dict)
     assert result["success"] is True
     assert [one.id for one in told] == [account]
+
+
+def test_failure_records_are_deleted_although_mongodb_was_killed(refusing: Mongo, clock: AgingClock) -> None:
+    """MongoDB then estimates the number of documents as that of its last checkpoint, which may be too low."""
+    system = declare()
+    work: DocumentWork = work_on(system, clock)
+    accounts = [make_account(), make_account()]
+    failed_item.record(system.name, accounts[0], OVER, error="boom", now=T0)
+    database.client().admin.command("fsync")  # a checkpoint
+    failed_item.record(system.name, accounts[1], OVER, error="boom", now=T0)
+    refusing.kill()
+    refusing.start()
+    for account in accounts:
+        assert work.execute(*item_of(work, account).args, task_id="t")["success"] is True
+        assert failed_item.get(system.name, account) is None
 
 
 def test_a_refused_long_aggregation_is_not_repeated_until_its_time_limit(
