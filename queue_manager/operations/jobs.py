@@ -74,8 +74,8 @@ class JobList:
 
 def read_latency() -> JobLatencies:
     """Return how long the jobs of each name took in the last 24 hours. Raises `Unavailable`."""
-    with mongodb(), redis_server():
-        names = {name: latency_of(system, counts) for name, counts in counts_by_name().items()}
+    with mongodb(), redis_server() as client:
+        names = {name: latency_of(system, counts) for name, counts in counts_by_name(client).items()}
         return JobLatencies(names=names, server_time=server_now())
 
 

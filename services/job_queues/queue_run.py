@@ -9,11 +9,12 @@ from datetime import timedelta
 from threading import Lock
 from typing import Any
 
+import redis
+
 from models import job
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue
-from queue_manager.core.redis_client import PerProcess, connect
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import counters
 from queue_manager.telemetry.counters import Totals
@@ -24,7 +25,6 @@ from services.job_queues.runner import Runner, RunReport
 RUN_BUDGET = seconds(30)  # maximum duration of a run, so that other queues get their turn
 MAX_MEASURED_NAMES = 200
 
-_redis = PerProcess(lambda: connect(settings().redis_url))
 _running: set[str] = set()
 _running_lock = Lock()
 
@@ -67,10 +67,10 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
     raise ContinueLater
 
 
-def counts_by_name() -> dict[str, Totals]:
+def counts_by_name(client: redis.Redis) -> dict[str, Totals]:
     """Return what was counted of each name in the last 24 hours, of the first 200 names. Raises the drivers' errors."""
     names = job.names()[:MAX_MEASURED_NAMES]
-    counts = counters.last_hours(_redis(), [f"{JOBS_INITIATOR}/{name}" for name in names])
+    counts = counters.last_hours(client, [f"{JOBS_INITIATOR}/{name}" for name in names])
     return dict(zip(names, counts, strict=True))
 
 
