@@ -170,9 +170,9 @@ def clear(
     Example: `queue-manager jobs clear success canceled --name send_invoice`
     """
     with report_errors():
-        _check_states(states)
+        wanted = _states(states)
         body = validated(JobsToDelete, {"states": states, "name": name})
-        count = sum(job_queues.jobs.count(name=name, state=checked_state(state)) for state in dict.fromkeys(states))
+        count = sum(job_queues.jobs.count(name=name, state=state) for state in wanted)
         of = name or ALL_NAMES
         confirm("delete", count, "job", f" of {of} in the state {' or '.join(states)}", yes=yes, typed=of)
         answer = clear_jobs(body, current_actor(), is_over=lambda: False)
@@ -231,13 +231,12 @@ def _finite(text: str) -> float:
     return number
 
 
-def _check_states(states: Sequence[str]) -> None:
-    """Raise `InvalidJob`, which names the argument, for the first text that is not a state."""
-    for state in states:
-        try:
-            checked_state(state)
-        except job_queues.InvalidJob as error:
-            raise job_queues.InvalidJob("STATE", error.problem) from None
+def _states(texts: Sequence[str]) -> set[JobState]:
+    """Return the states. Raises `InvalidJob`, which names the argument, for a text that is not a state."""
+    try:
+        return {checked_state(text) for text in texts}
+    except job_queues.InvalidJob as error:
+        raise job_queues.InvalidJob("STATE", error.problem) from None
 
 
 def _delay(amount: float | None, option: str, *, least: int = 0) -> timedelta | None:

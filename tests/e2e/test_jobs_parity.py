@@ -82,6 +82,11 @@ class TestClear:
         assert invoke("audit", "undo", undo).returncode == 0
         assert {str(one["_id"]) for one in (kept, cleared, canceled)} == set(ids_of())
 
+    def test_state_given_by_both_of_its_names_is_counted_once(self, clean: Servers) -> None:
+        jobs.cancel(str(made(INVOICE, 1)["_id"]))
+        refused = run("clear", "canceled", "cancelled", answer="n\n")
+        assert "Delete 1 job of all names in the state canceled or cancelled? [y/N]" in refused.stdout
+
     def test_name_is_typed_above_a_thousand(self, clean: Servers) -> None:
         jobs.run_many(INVOICE, [[number] for number in range(TYPED_FROM + 1)])
         refused = run("clear", "pending", answer="y\n")
