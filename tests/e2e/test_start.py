@@ -113,7 +113,11 @@ def opened(number: int) -> None:
 
 
 def name(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
+    """Return the name of a process; it is empty if the process has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def cmdline(pid: int) -> str:
