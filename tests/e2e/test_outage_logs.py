@@ -66,11 +66,15 @@ POSTS = {
 }
 
 
+def problems(lines: Iterable[str]) -> Counter[tuple[str, str]]:
+    """Return what a process logged above the level INFO: logger and event, and how often."""
+    found = [one for one in map(json.loads, lines) if one["level"] != "info"]
+    return Counter((one["logger"], one["event"].split("[")[0]) for one in found)
+
+
 def repeated_lines(lines: Iterable[str]) -> dict[tuple[str, str], int]:
-    """Return what a process logged too often in one outage: logger, event and how often."""
-    problems = [one for one in map(json.loads, lines) if one["level"] != "info"]
-    counted = Counter((one["logger"], one["event"].split("[")[0]) for one in problems)
-    return {event: number for event, number in counted.items() if number > MAX_LINES_PER_EVENT}
+    """Return what a process logged too often in one outage."""
+    return {event: number for event, number in problems(lines).items() if number > MAX_LINES_PER_EVENT}
 
 
 class Deployment:
@@ -168,5 +172,8 @@ def test_an_outage_is_one_line_of_each_component(victim: str, deployment: Deploy
     failed = [(what, body) for what, status, body in responses if status == 503 and what.startswith("POST")]
     assert failed
     assert [one for one in failed if "the outcome of the request is unknown" not in one[1]] == []
+    assert during.keys() == {"worker", "beat", "web"}
+    silent = {name for name, found in during.items() if not problems(found)}
+    assert silent <= ({"beat"} if victim == "mongo" else set())  # which does not need MongoDB
     for name, found in during.items():
         assert repeated_lines(found) == {}, name
