@@ -128,6 +128,20 @@ def _indexes() -> frozenset[str]:
 
 
 @pytest.fixture
+def change_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Set environment variables and read the settings again. Both are undone after the test."""
+
+    def change(**env: str) -> None:
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        settings.cache_clear()
+
+    yield change
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+@pytest.fixture
 def own_valkey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Valkey]:
     """A Valkey that only this test's counters and heartbeats use; web processes of other tests poll the common one."""
 

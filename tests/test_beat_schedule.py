@@ -11,7 +11,7 @@ from celery.schedules import maybe_schedule
 import beat_schedule
 from beat_schedule import SYSTEMS, warnings
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.settings import Settings, settings
+from queue_manager.core.settings import Settings
 from queue_manager.system import System, item_queues
 from tasks import app
 from tasks.item import ItemTask
@@ -75,16 +75,12 @@ def test_support_snooze_fires_every_ten_seconds() -> None:
 
 
 @pytest.fixture
-def message_queue_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    def change(**values: str) -> None:
-        for name, value in {"QM_MESSAGE_QUEUE": "true", **values}.items():
-            monkeypatch.setenv(name, value)
-        settings.cache_clear()
+def message_queue_on(change_settings: Callable[..., None]) -> Iterator[Callable[..., None]]:
+    def change(**env: str) -> None:
+        change_settings(QM_MESSAGE_QUEUE="true", **env)
         beat_schedule._checked.cache_clear()
 
     yield change
-    monkeypatch.undo()
-    settings.cache_clear()
     beat_schedule._checked.cache_clear()
 
 
@@ -109,13 +105,9 @@ def test_message_queue_may_have_the_name_of_a_celery_queue(
     assert beat_schedule.systems()
 
 
-def test_absence_of_systems_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("QM_CONVERSATIONS")
-    settings.cache_clear()
-    try:
-        (warning,) = warnings()
-    finally:
-        settings.cache_clear()
+def test_absence_of_systems_is_one_warning(change_settings: Callable[..., None]) -> None:
+    change_settings(QM_CONVERSATIONS="false")
+    (warning,) = warnings()
     assert warning == (
         "no system is switched on, so no scan will run: set QM_CONVERSATIONS or QM_PROJECTS or "
         "QM_SITES_FIX_STALE_THUMBNAILS or QM_MESSAGE_QUEUE or QM_JOBS to true, or name modules in QM_SYSTEMS"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from models import deployment
 from queue_manager import redis_keys
-from queue_manager.core.settings import settings
 from queue_manager.doctor import CHECKS, installation, mongodb
 from queue_manager.doctor.redis_servers import COMMANDS
 from queue_manager.health_rules import Problem, Rule
@@ -39,11 +39,9 @@ def test_the_page_has_the_same_table() -> None:
     assert [row.split(" | ")[:2] for row in rows] == [[f"| `{check.name}`", check.statement] for check in CHECKS]
 
 
-def test_the_keys_that_are_checked_have_the_types_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QM_MESSAGE_QUEUE", "true")
-    settings.cache_clear()
+def test_the_keys_that_are_checked_have_the_types_of_the_reference(change_settings: Callable[..., None]) -> None:
+    change_settings(QM_MESSAGE_QUEUE="true")
     (types,) = redis_keys.types().values()
-    settings.cache_clear()
 
     rows = [line.split(" | ")[:2] for line in DATA_PAGE.read_text().splitlines() if line.startswith("| `q")]
     documented = {key: kinds for names, kinds in rows for key in re.findall("`([^`]+)`", names)}

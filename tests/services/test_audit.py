@@ -15,7 +15,6 @@ from models.audit import AuditEntry, AuditQuery
 from models.database import collection
 from queue_manager.core.clock import hours
 from queue_manager.core.errors import AppError, Unavailable
-from queue_manager.core.settings import settings
 from queue_manager.server_calls import mongodb
 from services.audit import MAX_AUDITED_IDS, Actor, recorded
 from tests.e2e.commands import invoke
@@ -125,14 +124,11 @@ def test_a_record_that_is_too_large_for_mongodb_is_deleted_without_a_copy(
     assert [record["id"] for found in archive.slices(ObjectId(entry.id)) for record in found.records] == ["small"]
 
 
-def test_an_entry_is_kept_for_the_days_of_the_setting(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_is_kept_for_the_days_of_the_setting(clean: Servers, change_settings: Callable[..., None]) -> None:
     schema.migrate(SYSTEMS)
-    monkeypatch.setenv("QM_AUDIT_DAYS", "2")
-    settings.cache_clear()
+    change_settings(QM_AUDIT_DAYS="2")
     with recorded(ADA, "mark"):
         pass
-    monkeypatch.undo()
-    settings.cache_clear()
     (entry,) = collection("qm_audit").find()
     assert entry["expires_at"] - entry["at"] == hours(48)
     assert collection("qm_audit").index_information()["audit_kept_until"]["expireAfterSeconds"] == 0

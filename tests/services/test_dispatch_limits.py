@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
@@ -17,7 +17,6 @@ from queue_manager import DueDocuments, pauses
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.settings import settings
 from queue_manager.items import DueItem
 from services.due_documents import work_of
 from services.due_documents.work import DocumentWork
@@ -56,12 +55,8 @@ def work(clean: Servers, clock: HandClock) -> DocumentWork:
 
 
 @pytest.fixture
-def dry_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("QM_DRY_RUN", "calls")
-    settings.cache_clear()
-    yield
-    monkeypatch.undo()
-    settings.cache_clear()
+def dry_run(change_settings: Callable[..., None]) -> None:
+    change_settings(QM_DRY_RUN="calls")
 
 
 def add(count: int, due_at: datetime = T0 - minutes(1)) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,7 +17,6 @@ from queue_manager import pauses
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
-from queue_manager.core.settings import settings
 from queue_manager.items import DueItem
 from services.due_work import Limits
 from services.stale_thumbnails import StaleSites, StaleThumbnails, stale_sites, stale_thumbnails, threshold
@@ -174,20 +174,15 @@ def test_build_without_a_usable_start_is_stamped_and_reset_one_threshold_later(
 
 @pytest.mark.parametrize("held_back", ["paused", "dry run"])
 def test_paused_or_dry_run_scan_changes_no_site(
-    clock: AgingClock, held_back: str, monkeypatch: pytest.MonkeyPatch
+    clock: AgingClock, held_back: str, change_settings: Callable[..., None]
 ) -> None:
     made = make_site(started_at=None, thumbnail_reset_count=3, details={"thumbnails": {"desktop": "d.png"}})
     if held_back == "paused":
         pauses.pause("stale-thumbnails", by="ada")
     else:
-        monkeypatch.setenv("QM_DRY_RUN", "stale-thumbnails")
-        settings.cache_clear()
+        change_settings(QM_DRY_RUN="stale-thumbnails")
     before = get_site(made)
-    try:
-        assert [batch.items for batch in work_on(AGENCY_WEBSITES, clock).take_due(Backlog)] in ([], [[]])
-    finally:
-        monkeypatch.undo()
-        settings.cache_clear()
+    assert [batch.items for batch in work_on(AGENCY_WEBSITES, clock).take_due(Backlog)] in ([], [[]])
     assert get_site(made) == before
 
 
@@ -377,16 +372,10 @@ def test_failure_to_hand_a_reset_site_to_the_builder_is_only_logged(
     ],
 )
 def test_threshold_depends_on_the_environment_and_the_setting(
-    env: dict[str, str], expected: timedelta, monkeypatch: pytest.MonkeyPatch
+    env: dict[str, str], expected: timedelta, change_settings: Callable[..., None]
 ) -> None:
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    settings.cache_clear()
-    try:
-        assert threshold() == expected
-    finally:
-        monkeypatch.undo()
-        settings.cache_clear()
+    change_settings(**env)
+    assert threshold() == expected
 
 
 def test_plan_reads_an_index(clock: AgingClock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,7 +15,6 @@ from models.database import collection
 from models.listing import Sample
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
-from queue_manager.core.settings import settings
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
 from services.due_documents.listing import DocumentList
@@ -132,17 +132,12 @@ class TestScan:
         assert scanned_ids(snooze) == [room]
 
     def test_flag_is_neither_read_nor_written_where_no_other_program_needs_it(
-        self, snooze: DocumentWork, monkeypatch: pytest.MonkeyPatch
+        self, snooze: DocumentWork, change_settings: Callable[..., None]
     ) -> None:
-        monkeypatch.setenv("QM_SNOOZE_FLAG", "false")
-        settings.cache_clear()
-        try:
-            room, other = make_room(OVER), make_room(OVER, snooze_queue_in_progress=True)
-            assert set(scanned_ids(snooze)) == {room, other}
-            assert "snooze_queue_in_progress" not in get_room(room)
-        finally:
-            monkeypatch.undo()
-            settings.cache_clear()
+        change_settings(QM_SNOOZE_FLAG="false")
+        room, other = make_room(OVER), make_room(OVER, snooze_queue_in_progress=True)
+        assert set(scanned_ids(snooze)) == {room, other}
+        assert "snooze_queue_in_progress" not in get_room(room)
 
     def test_room_with_an_odd_id_does_not_stop_the_others(self, snooze: DocumentWork) -> None:
         support_room.rooms().insert_one({"_id": {"a": 1}, "status": "snoozed", "snooze_time": {"time": OVER}})
