@@ -51,12 +51,18 @@ def configure_logging(loglevel: int, **_: Any) -> None:
     chosen = getLevelNamesMapping()[settings().qm_log_level]
     logging.configure(level=min(chosen, loglevel), form=settings().qm_log_format)
     getLogger("celery.app.trace").addFilter(_is_not_repeated)
+    getLogger("py.warnings").addFilter(_is_not_advice)
 
 
 def _is_not_repeated(record: LogRecord) -> bool:
     """Return False for Celery's line about a failed scan: each of its errors is logged already."""
     args = record.args
     return not (isinstance(args, dict) and str(args.get("exc", "")).startswith(f"{ScanFailed.__name__}("))
+
+
+def _is_not_advice(record: LogRecord) -> bool:
+    """Return False for Celery's seven lines at each lost connection, which recommend a setting."""
+    return "worker_cancel_long_running_tasks_on_connection_loss" not in record.getMessage()
 
 
 @signals.worker_init.connect

@@ -36,6 +36,7 @@ LOADED_KEYS = 40_000
 SLOW_LOADING = {"key-load-delay": "400"}  # microseconds for each key
 INTERNALS = re.compile(
     r"Traceback|Topology ?Description|full error|writeConcernErrors|lsid|UUID\(|txnNumber|configured timeouts"
+    r"|worker_cancel_long_running_tasks"
 )
 MAX_LINES_PER_EVENT = 3  # the main process of a worker and its two children
 KEY = "operator-of-this-test-0123456789abcdef"
