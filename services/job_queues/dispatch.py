@@ -121,7 +121,9 @@ class Dispatch(DueWork):
             try:
                 self.release([item])
             except Unavailable as error:
-                log.warning("A queue could not be released; its lease will expire", name=item.args[0], error=reason(error))
+                log.warning(
+                    "A queue could not be released; its lease will expire", name=item.args[0], error=reason(error)
+                )
 
     def lost(self, item: DueItem) -> None:
         now = self.clock()
