@@ -83,8 +83,9 @@ def _run(arguments: Sequence[str], env: Mapping[str, str], cwd: Path | str, stre
     os.environ.update(env)
     sys.path[:0] = env["PYTHONPATH"].split(os.pathsep)
     sys.argv = ["queue-manager", *arguments]
-    for number, stream in enumerate(streams):
-        os.dup2(os.open(stream, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
+    modes = (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC] * 2)
+    for number, (stream, mode) in enumerate(zip(streams, modes, strict=True)):
+        os.dup2(os.open(stream, mode), number)
     sys.stdin = os.fdopen(0)
     assert settings.cache_info().currsize == 0, "importing the application read settings"
     try:

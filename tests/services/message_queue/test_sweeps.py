@@ -34,7 +34,7 @@ def test_one_sweep_requeues_overdue_messages_behind_many_held_ones(
     lab.sweeper.sweep()  # so does this, which would count otherwise
     with lab.client.pipeline(transaction=False) as pipe:
         for number in range(len(ids) - 1):
-            pipe.evalsha(lab.scripts._loaded["dequeue"].sha, 1, "q", "", "", 1_000_000, 0, 4, "", 1, f"token-{number}")
+            pipe.evalsha(lab.scripts._loaded["dequeue"].sha, 1, "q", 4, "", "", 1_000_000, 0, "", 1, f"token-{number}")
         pipe.execute()
     late = ids[-OVERDUE:]
     lab.lapse(*late)
