@@ -7,6 +7,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import site
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -82,6 +83,7 @@ def _run(arguments: Sequence[str], env: Mapping[str, str], cwd: Path | str, stre
     os.environ.clear()
     os.environ.update(env)
     sys.path[:0] = env["PYTHONPATH"].split(os.pathsep)
+    site.execsitecustomize()  # as Python does when it starts
     sys.argv = ["queue-manager", *arguments]
     modes = (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC] * 2)
     for number, (stream, mode) in enumerate(zip(streams, modes, strict=True)):

@@ -19,6 +19,7 @@ from tests.web.web_process import Answer, Web, shared_web
 DATABASE = 7
 """Of the tests' Redis: nothing else uses it, so that a sweeper that runs alongside other tests disturbs none."""
 NAME = "tested"
+RECEIVE_BUFFER = 64 * 1024  # bytes
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,11 @@ class Stream:
     def __init__(
         self, web: Web, path: str = "/api/queue/events", *, last: str | None = None, query: str = "", **headers: str
     ) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", web.port), timeout=20)
+        self._socket = socket.socket()
+        # The kernel may let it grow to 32 MB: a server would not wait for a client that reads nothing.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+        self._socket.settimeout(20)
+        self._socket.connect(("127.0.0.1", web.port))
         sent = headers | ({"Last_Event_ID": last} if last is not None else {})
         header = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in sent.items())
         self._socket.sendall(f"GET {path}{query} HTTP/1.1\r\nHost: 127.0.0.1:{web.port}\r\n{header}\r\n".encode())
