@@ -21,7 +21,6 @@ from queue_manager.broker import channel
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import ScanFailed, Unavailable
-from queue_manager.core.settings import settings
 from queue_manager.leases import Leases
 from services import support_snooze
 from services.due_documents.work import DocumentWork
@@ -35,18 +34,6 @@ from tests.tasks.hand_worker import run, take, waiting_messages
 
 QUEUE = "support-snooze"
 SCAN = "tasks.support_snooze.scan_expired_snoozes"
-
-
-@pytest.fixture
-def with_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    def change(**values: str) -> None:
-        for name, value in values.items():
-            monkeypatch.setenv(name, value)
-        settings.cache_clear()
-
-    yield change
-    monkeypatch.undo()
-    settings.cache_clear()
 
 
 def test_scan_sends_one_message_per_room(broker: str) -> None:
@@ -119,10 +106,10 @@ def test_batch_refused_by_the_broker_is_released_and_the_scan_continues(
     state: str,
     broker: str,
     monkeypatch: pytest.MonkeyPatch,
-    with_settings: Callable[..., None],
+    change_settings: Callable[..., None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with_settings(QM_CLAIM_BATCH="2")
+    change_settings(QM_CLAIM_BATCH="2")
     rooms = [make_room(server_now() - minutes(age)) for age in (6, 5, 4, 3, 2, 1)]
     calls: list[Any] = []
 
@@ -239,8 +226,8 @@ def test_database_error_during_a_scan_is_raised_after_the_claimed_items_are_sent
     assert len(waiting_messages(broker, QUEUE)) == 1
 
 
-def test_full_queue_stops_new_claims(broker: str, with_settings: Callable[..., None]) -> None:
-    with_settings(QM_MAX_QUEUE="3")
+def test_full_queue_stops_new_claims(broker: str, change_settings: Callable[..., None]) -> None:
+    change_settings(QM_MAX_QUEUE="3")
     for _ in range(5):
         make_room(server_now() - minutes(1))
     first, second = scan_expired_snoozes(), scan_expired_snoozes()
