@@ -129,7 +129,7 @@ class Rule(StrEnum):
         CRITICAL,
         "`job-queues`",
         f"The lease of an executing job ended more than {LATE} ago.",
-        "Check that `celery beat` is running and that a worker consumes the queue `scans`.",
+        "Check that `celery -A tasks beat` is running and that a worker consumes the queue `scans`.",
         "executing",
     )
     UNADOPTED_JOBS = (
@@ -166,7 +166,7 @@ class Rule(StrEnum):
         CRITICAL,
         ANY_SYSTEM,
         f"The scan has not run for {LATE}, and it is not starting.",
-        "Check that `celery beat` is running and that a worker consumes the queue `scans`.",
+        "Check that `celery -A tasks beat` is running and that a worker consumes the queue `scans`.",
     )
     SCAN_ERRORS = (
         "scan-errors",
