@@ -111,7 +111,7 @@ def test_stats_that_hang_are_a_problem_and_occupy_few_threads(only: Callable[[Sy
             problem = found["trial-end"]
             assert isinstance(problem, Problem)
             assert problem.rule is Rule.UNKNOWN_STATE
-            assert problem.text.startswith("its `stats` did not return within 1 s, perhaps because MongoDB did not")
+            assert problem.text.startswith("Its `stats` did not return within 1 s, perhaps because MongoDB did not")
         eventually(lambda: len(calls) == readings.MAX_CALLS)
     finally:
         may_end.set()

@@ -291,7 +291,7 @@ def _print_health(screen: Console, state: Health) -> None:
         leader = state.leader
         screen.print(
             f"Leader   {leader['host']}:{leader['pid']} since {leader['since']}, epoch {leader['epoch']}, "
-            f"lease left {leader['lease_left']} s\n"
+            f"lease ends in {leader['lease_left']} s\n"
         )
     for name, run in state.scans.items():
         screen.print(f"Last scan of {name}  {_line(run) if run else 'none in 24 hours'}")

@@ -24,7 +24,7 @@ def doctor(
     """Check settings, servers, indexes, processes and queues.
 
     Also checks versions, permissions and clocks. For each problem, says what to do; for a check that cannot be made,
-    why. Writes only a document of its own, to test permissions. Takes at most 20 seconds, even while servers are
+    why. Writes only a document of its own, to test permissions. Takes at most about 20 seconds, even while servers are
     unavailable. Exit code 1 if there is a problem.
 
     Example: `queue-manager doctor --json`
@@ -45,7 +45,7 @@ def _print_report(screen: Console, report: Report) -> None:
     problems = sum(len(result.problems) for result in report.checks)
     summary = many(problems, "problem") if problems else "No problem"
     unknown = report.count(Status.NOT_CHECKED)
-    screen.print(f"\n{summary} in {len(report.checks)} checks" + (f", {unknown} not made" if unknown else ""))
+    screen.print(f"\n{summary} in {len(report.checks)} checks" + (f", {unknown} not checked" if unknown else ""))
 
 
 def _print_result(screen: Console, result: CheckResult) -> None:
@@ -60,7 +60,7 @@ def _print_result(screen: Console, result: CheckResult) -> None:
         _print_line(screen, f"{where}{problem.text}")
         _print_line(screen, f"  {problem.action}", "dim")
     for reason in result.not_checked:
-        _print_line(screen, f"Not checked: {reason}", "yellow")
+        _print_line(screen, reason[:1].upper() + reason[1:], "yellow")
 
 
 def _print_line(screen: Console, line: str, style: str = "") -> None:

@@ -57,7 +57,8 @@ def print_diagnosis(diagnosis: Diagnosis, id: str) -> None:
     for system, reason in diagnosis.unread.items():
         screen.print(f"{system} could not be searched: {printable(reason)}")
     if not diagnosis.found:
-        screen.print(f"Nothing has the id {printable(id)}.")
+        where = " elsewhere" if diagnosis.unread else ""
+        screen.print(f"No item, message, job or task has the id {printable(id)}{where}.")
 
 
 def _heading(found: Explanation) -> Text:

@@ -84,7 +84,8 @@ def write_concern() -> Iterator[Findings]:
     try:
         is_journaled = deployment.journals_majority_writes()
     except OperationFailure as error:
-        yield NotChecked(f"Whether the journal has a confirmed write is unknown ({reason(error)})")
+        text = "Could not read whether confirmed writes are in the journal, which needs the role clusterMonitor"
+        yield NotChecked(f"{text} ({reason(error)})")
     else:
         if not is_journaled:
             yield Finding(

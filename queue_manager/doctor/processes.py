@@ -84,7 +84,7 @@ def old_release() -> Iterator[Findings]:
             found = old_keys.count(client, queues_by_task())
         if found:
             yield Finding(
-                f"{many(found, 'message')} of ours in the keys of release 0.1 (celery, unacked)",
+                f"{many(found, 'message')} for tasks of Queue Manager in the keys of release 0.1 (celery, unacked)",
                 "Start a worker of this release, which moves them, and stop processes of release 0.1.",
             )
     indexes = [name for system in systems() if system.is_switched_on(settings()) for name in schema.obsolete(system)]

@@ -53,7 +53,7 @@ def _of_servers(readings: Readings) -> Iterator[Problem]:
         text = f"Redis at {redact_url(settings().redis_url)} refuses writes ({redis.refused_writes})"
         yield Problem(system="redis", rule=Rule.REFUSED_WRITES, text=text)
     if redis is not None and redis.unread:
-        text = f"Not read: {', '.join(redis.unread)} ({next(iter(redis.unread.values()))})"
+        text = f"Could not read {', '.join(redis.unread)}: {next(iter(redis.unread.values()))}"
         yield Problem(system="redis", rule=Rule.WRONG_TYPES, text=text)
     if mongo is not None and mongo.missing_shared_indexes:
         text = _missing(mongo.missing_shared_indexes)
@@ -77,7 +77,7 @@ def _of_processes(redis: InRedis | None) -> Iterator[Problem]:
     if redis is None:
         return
     if redis.dead_letters:
-        text = f"{many(redis.dead_letters, 'broker message')} could not be read or used"
+        text = f"{many(redis.dead_letters, 'Celery message')} could not be decoded or dispatched"
         yield Problem(system="broker", rule=Rule.DEAD_LETTERS, text=text)
     if redis.older_leader is not None:
         text = f"A beat of release 0.1 leads ({redis.older_leader}), and newer ones stand by"
@@ -86,14 +86,15 @@ def _of_processes(redis: InRedis | None) -> Iterator[Problem]:
         text = "No beat is the leader, so no scans run"
         yield Problem(system="beat", rule=Rule.NO_LEADER, text=text)
     if paused := [f"{worker.name}: {worker.paused}" for worker in redis.workers if worker.paused is not None]:
-        text = f"{many(len(paused), 'worker')} without MongoDB, which take no items: {'; '.join(paused[:MAX_IDS])}"
+        of = f"{len(paused)} of {many(len(redis.workers), 'worker')}"
+        text = f"{of} cannot reach MongoDB and cannot take items: {'; '.join(paused[:MAX_IDS])}"
         yield Problem(system="workers", rule=Rule.PAUSED_WORKERS, text=text)
     on = [system for system in systems() if system.is_on(settings())]
     if not on or redis.are_workers_starting or WORKERS in redis.unread:
         return
     if not redis.workers:
         queues = ", ".join([SCANS_QUEUE, *item_queues(on)])
-        text = f"No workers: none is online to consume the queues {queues}"
+        text = f"No worker is online to consume the queues {queues}"
         yield Problem(system="workers", rule=Rule.NO_WORKERS, text=text)
     elif worker_heartbeats.unconsumed(redis.workers, [SCANS_QUEUE]):
         text = f"No worker consumes the queue {SCANS_QUEUE}, so no scan runs"
@@ -117,8 +118,10 @@ def _of_scan(system: System, readings: Readings) -> Iterator[tuple[Rule, str]]:
     run = mongo.last_runs[system.name]
     if run is None or mongo.now - run["at"] > system.late_after(settings()):
         if not readings.is_starting(system):
-            last = "never in the last 24 hours" if run is None else f"last at {clock(run['at'], mongo.now)}"
-            yield Rule.LATE_SCAN, f"The scan is late ({last})"
+            last = "it has not run in the last 24 hours"
+            if run is not None:
+                last = f"it last ran at {clock(run['at'], mongo.now)}"
+            yield Rule.LATE_SCAN, f"The scan is late: {last}"
     elif run["errors"]:
         yield Rule.SCAN_ERRORS, f"The last scan had {many(run['errors'], 'error')}: {run.get('error')}"
 
@@ -129,8 +132,8 @@ def _of_queue(system: System, redis: InRedis | None) -> Iterator[tuple[Rule, str
     if lost := redis.losses[system.name]:
         yield (
             Rule.LOST_ITEMS,
-            f"{many(len(lost), 'item')} killed or hung the process at least {leases.OFTEN_LOST} "
-            f"times in a row ({first_ids(lost, len(lost))})",
+            f"The process died or hung at least {leases.OFTEN_LOST} times in a row in {many(len(lost), 'item')} "
+            f"({first_ids(lost, len(lost))})",
         )
     is_known = redis.workers and not redis.are_workers_starting
     if is_known and worker_heartbeats.unconsumed(redis.workers, [system.queue]):

@@ -218,7 +218,7 @@ async def _bounded(
     except TimeoutError:
         text = f"{server} did not answer within {limit:g} s"
         if rule is Rule.UNKNOWN_STATE:
-            text = f"its `stats` did not return within {limit:g} s, perhaps because {server} did not answer"
+            text = f"Its `stats` did not return within {limit:g} s, perhaps because {server} did not answer"
     except ConfigurationError as error:
         rule = Rule.SERVER_UNSUITABLE if rule is Rule.SERVER_AWAY else rule
         text = str(error)
@@ -231,7 +231,7 @@ async def _bounded(
     except Exception as error:
         log.error("A part of the health could not be read", server=server, error=reason(error), exc_info=error)
         text = (
-            f"its `stats` raised {typed_reason(error)}" if rule is Rule.UNKNOWN_STATE else f"{server}: {reason(error)}"
+            f"Its `stats` raised {typed_reason(error)}" if rule is Rule.UNKNOWN_STATE else f"{server}: {reason(error)}"
         )
     return Problem(system=system, rule=rule, text=text)
 

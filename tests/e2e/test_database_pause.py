@@ -83,7 +83,7 @@ def test_items_are_executed_by_a_worker_that_reaches_mongodb(
                 found = health(tmp_path, **SLOW, **env)
                 (text,) = [one["text"] for one in found.state["problems"] if one["rule"] == Rule.PAUSED_WORKERS.id]
                 assert text.startswith(
-                    f"1 worker without MongoDB, which take no items: {CUT_OFF}: MongoDB does not answer"
+                    f"1 of 2 workers cannot reach MongoDB and cannot take items: {CUT_OFF}: MongoDB does not answer"
                 )
                 assert paused(clean)[OTHER] is None
 

@@ -90,7 +90,7 @@ def test_json_shows_dead_letters_in_full() -> None:
 def test_health_and_metrics_show_dead_letters_until_they_are_cleared() -> None:
     problems = json.loads(invoke("health", "--json").stdout)["problems"]
     (problem,) = [one for one in problems if (one["system"], one["rule"]) == ("broker", "dead-letters")]
-    assert problem["text"] == "3 broker messages could not be read or used"
+    assert problem["text"] == "3 Celery messages could not be decoded or dispatched"
     assert "`queue-manager dead-letters`" in problem["action"]
     assert gauge() == "queue_manager_dead_letters 3.0"
 

@@ -369,5 +369,5 @@ def test_messages_and_indexes_of_the_first_release_are_named(well: Servers, tmp_
             messages, indexes = doctor(tmp_path).problems("old-release")
         finally:
             rooms.drop_index("claims_by_end")
-    assert messages == "2 messages of ours in the keys of release 0.1 (celery, unacked)"
+    assert messages == "2 messages for tasks of Queue Manager in the keys of release 0.1 (celery, unacked)"
     assert indexes == "Indexes that only earlier releases needed: support_rooms.claims_by_end"

@@ -233,7 +233,7 @@ def test_items_that_lost_their_process_three_times_are_named(well: Servers, tmp_
         client.hset("qm:lease:support-snooze:losses", mapping=losses)
     answer = health(tmp_path)
     assert answer.only_problem("support-snooze", Rule.LOST_ITEMS) == (
-        "1 item killed or hung the process at least 3 times in a row (room-1)"
+        "The process died or hung at least 3 times in a row in 1 item (room-1)"
     )
 
 
@@ -257,7 +257,7 @@ def test_a_queue_that_no_worker_consumes_is_a_problem(
 
 def test_absence_of_all_workers_is_one_problem(scanned: Servers, tmp_path: Path) -> None:
     problem = health(tmp_path, QM_JOBS="true").only_problem("workers", Rule.NO_WORKERS)
-    assert problem == ("No workers: none is online to consume the queues scans, support-snooze, jobs")
+    assert problem == ("No worker is online to consume the queues scans, support-snooze, jobs")
 
 
 def test_a_worker_without_known_queues_causes_no_problem(scanned: Servers, tmp_path: Path) -> None:
@@ -366,8 +366,8 @@ def test_key_of_another_type_is_one_problem(key: str, unread: str, well: Servers
         client.delete(key)
         client.set(key, "of another program")
         text = health_here().only_problem("redis", Rule.WRONG_TYPES)
-    assert text.startswith(f"Not read: {unread} (")
-    assert f"({key} is a string, and must be a " in text or unread == "counts"
+    assert text.startswith(f"Could not read {unread}: ")
+    assert f": {key} is a string, and must be a " in text or unread == "counts"
 
 
 def test_the_types_of_all_keys_are_read_once_if_several_have_another_type(
@@ -379,7 +379,7 @@ def test_the_types_of_all_keys_are_read_once_if_several_have_another_type(
         for key in (PAUSES_KEY, DEAD_LETTERS):
             client.set(key, "of another program")
     text = health_here().only_problem("redis", Rule.WRONG_TYPES)
-    assert text.startswith("Not read: dead letters, pauses (")
+    assert text.startswith("Could not read dead letters, pauses: ")
     assert (PAUSES_KEY in text, DEAD_LETTERS in text, of_other_types.call_count) == (True, True, 1)
 
 

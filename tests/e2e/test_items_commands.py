@@ -132,7 +132,7 @@ class TestShow:
 
     def test_unknown_id(self, clean: Servers) -> None:
         shown = items("show", ROOMS, GONE)
-        assert (shown.returncode, shown.stdout) == (1, f"Nothing has the id {GONE}.\n")
+        assert (shown.returncode, shown.stdout) == (1, f"No item, message, job or task has the id {GONE}.\n")
         document = items("show", ROOMS, GONE, "--document")
         assert (document.returncode, document.stdout) == (1, "")
         assert document.stderr == f"queue-manager: There is no item '{GONE}'\n"

@@ -45,7 +45,7 @@ def test_json_is_that_of_the_api() -> None:
 
 def test_unknown_id_and_unknown_system_are_reported() -> None:
     said = invoke("why", "nothing", "--system", "support-snooze")
-    assert (said.returncode, said.stdout) == (1, "Nothing has the id nothing.\n")
+    assert (said.returncode, said.stdout) == (1, "No item, message, job or task has the id nothing.\n")
     said = invoke("why", "nothing", "--system", "rooms")
     assert said.returncode == 2
     assert "There is no system 'rooms'; the systems are: support-snooze, " in said.stderr

@@ -22,7 +22,7 @@ from tests.real_servers import Servers
 
 LAG = Problem(system="support-snooze", rule=Rule.LAG, text="The oldest due item has waited 40 s")
 NO_LEADER = Problem(system="beat", rule=Rule.NO_LEADER, text="No leader")
-UNKNOWN_STATE = Problem(system="support-snooze", rule=Rule.UNKNOWN_STATE, text="its `stats` raised KeyError: 'x'")
+UNKNOWN_STATE = Problem(system="support-snooze", rule=Rule.UNKNOWN_STATE, text="Its `stats` raised KeyError: 'x'")
 LAG_KEY = Key("support-snooze", "lag")
 
 

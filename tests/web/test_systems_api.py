@@ -119,10 +119,10 @@ def test_a_system_that_never_ran_is_starting_until_it_is_late(clean: Servers, pr
     assert (body["systems"][0]["problems"], body["problems"]) == ([], [])
     lead(clean.valkey.url, since=server_now() - minutes(5))
     rooms = eventually(lambda: not (one := system(process))["is_starting"] and one)
-    assert rooms["problems"][0]["text"] == "The scan is late (never in the last 24 hours)"
+    assert rooms["problems"][0]["text"] == "The scan is late: it has not run in the last 24 hours"
     run_at = server_now() - minutes(30)
     scan_run.record(SCAN, RUN, error=None, now=run_at)
-    late = {f"The scan is late (last at {clock(run_at, now)})" for now in (run_at, run_at + hours(24))}
+    late = {f"The scan is late: it last ran at {clock(run_at, now)}" for now in (run_at, run_at + hours(24))}
     eventually(lambda: system(process)["problems"][0]["text"] in late)
     with connect(clean.valkey.url) as client:
         client.delete(LEADER_LOCK)
