@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from pymongo import MongoClient
@@ -34,6 +34,8 @@ class Valkey(EmbeddedServer):
     """A Valkey, or a Redis when that is what is installed, as a broker needs it: it evicts nothing."""
 
     program = VALKEY
+    fsync: ClassVar[str] = "everysec"
+    """When the log of writes is synchronized with the disk, as in `appendfsync`."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class Valkey(EmbeddedServer):
             "port": str(self.port),
             "maxmemory-policy": "noeviction",
             "appendonly": "yes" if appendonly else "no",
-            "appendfsync": "everysec",
+            "appendfsync": self.fsync,
             "save": '""',
             **config,
         }

@@ -40,6 +40,8 @@ os.environ.update(
 if _wheel := VALKEY.in_wheel():  # the same server on every machine, also where a redis-server is on PATH
     os.environ.setdefault(VALKEY.variable, str(_wheel))
 
+# A server that is killed then still loses nothing that it has answered, and no write waits for a disk.
+Valkey.fsync = "no"
 
 # A run of the suite is repeatable; the stress tests search with new examples.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)

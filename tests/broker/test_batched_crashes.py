@@ -22,12 +22,10 @@ from tests.pace import paced
 
 pytestmark = pytest.mark.crash
 
-CAREFUL = {"appendfsync": "always"}  # what is acknowledged is on disk
-
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Valkey]:
-    with Valkey(tmp_path / "redis", config=CAREFUL) as running:
+    with Valkey(tmp_path / "redis") as running:
         yield running
 
 

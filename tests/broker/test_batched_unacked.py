@@ -242,8 +242,7 @@ def test_pending_acks_are_sent_when_closing(server: Valkey, client: Redis) -> No
 
 
 def test_task_that_outlives_its_connection_is_acknowledged(tmp_path: Path) -> None:
-    careful = Valkey(tmp_path, config={"appendfsync": "always"})  # it keeps all that it answered
-    with careful as server, connected(server.url) as connection, Redis.from_url(server.url) as client:
+    with Valkey(tmp_path) as server, connected(server.url) as connection, Redis.from_url(server.url) as client:
         send(connection, "q", "one", "two")
         taker = Taker(connection, "q")
         taker.drain()

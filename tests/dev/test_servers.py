@@ -44,7 +44,7 @@ def test_valkey_answers_privately_and_evicts_nothing(tmp_path: Path) -> None:
 
 
 def test_killed_valkey_starts_again_on_its_port_with_its_data(tmp_path: Path) -> None:
-    with Valkey(tmp_path, config={"appendfsync": "always"}) as server:
+    with Valkey(tmp_path) as server:
         port = server.port
         with Redis.from_url(server.url) as client:
             client.set("kept", "yes")

@@ -51,8 +51,7 @@ STACKS_TIME = 0.2  # seconds in which processes write their stacks
 LEFT_OUT = (RELEASE, "flower")  # it only watches
 EVENTS = "socket.io"
 REDIS_DISK, MONGODB_DISK = 256, 1_024  # megabytes
-# A process that is killed then loses nothing that it has written, and no write waits for a disk.
-REDIS_CONFIG = {"appendfsync": "no", "repl-diskless-sync-delay": "0"}
+REDIS_CONFIG = {"repl-diskless-sync-delay": "0"}
 SETTINGS = {
     "QM_CONVERSATIONS": "true",
     "QM_MESSAGE_QUEUE": "true",
@@ -84,6 +83,8 @@ class IsolatedMember(Member):
 
 class IsolatedValkey(Valkey):
     """A Redis on a small disk, whose clock can be set."""
+
+    fsync = "no"  # a process that is killed loses nothing that it has written, and no write waits for a disk
 
     def __init__(self, directory: Path) -> None:
         isolation.mount_disk(directory, REDIS_DISK)

@@ -191,7 +191,7 @@ def test_no_message_is_missed_at_any_time_of_arrival(lab: Lab) -> None:
 def test_waiting_consumers_survive_a_restart_of_the_server(
     kind: str, server_of: Callable[[str], Valkey], tmp_path: Path
 ) -> None:
-    with type(server_of(kind))(tmp_path / "server", config={"appendfsync": "always"}) as server:
+    with type(server_of(kind))(tmp_path / "server") as server:
         with Lab(server.url) as lab:
             with waiting(lab, {}, {"type": "job"}) as consumers:
                 server.kill()
