@@ -18,10 +18,12 @@ from dev.ports import free_port
 from dev.servers import DATABASE, REPLICA_SET, Mongo, Valkey
 from models import database, item_events, schema
 from queue_manager import leases
+from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import counters, worker_heartbeats
 from services import support_snooze
 from services.due_documents.work import DocumentWork
+from tasks import scan
 from tests.real_servers import Servers
 from tests.rooms import AgingClock, RecordedEvents, make_work
 
@@ -42,6 +44,18 @@ if _wheel := VALKEY.in_wheel():  # the same server on every machine, also where 
 
 # A server that is killed then still loses nothing that it has answered, and no write waits for a disk.
 Valkey.fsync = "no"
+
+# Best effort in production: here nothing is given up, however busy the machine is.
+_PATIENT_BOUNDS = {
+    (counters, "COUNT_TIMEOUT"): 30.0,
+    (worker_heartbeats, "HEARTBEAT_TIMEOUT"): 30.0,
+    (leases, "START_TIMEOUT"): 30.0,
+    (item_events, "EVENT_INSERT_TIMEOUT"): seconds(30),
+    (scan, "RECORD_TIMEOUT"): seconds(30),
+}
+_PRODUCTION_BOUNDS = {(module, name): getattr(module, name) for module, name in _PATIENT_BOUNDS}
+for (_module, _name), _bound in _PATIENT_BOUNDS.items():
+    setattr(_module, _name, _bound)
 
 # A run of the suite is repeatable; the stress tests search with new examples.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -158,6 +172,13 @@ def own_valkey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Valk
         yield valkey
     monkeypatch.undo()
     forget_clients()
+
+
+@pytest.fixture
+def production_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up best-effort writes as early as in production."""
+    for (module, name), bound in _PRODUCTION_BOUNDS.items():
+        monkeypatch.setattr(module, name, bound)
 
 
 @pytest.fixture

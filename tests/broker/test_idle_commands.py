@@ -98,12 +98,6 @@ def test_an_acknowledgement_is_two_commands(connection: Connection, client: Redi
 
 
 @pytest.fixture
-def patient_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is given up on a busy machine."""
-    monkeypatch.setattr(worker_heartbeats, "HEARTBEAT_TIMEOUT", 30.0)
-
-
-@pytest.fixture
 def quiet_server(clean: Servers, own_valkey: Valkey) -> Iterator[Valkey]:
     """A server of the leases and messages of this test alone."""
     clients = (leases._client, message_queue._scripts)
@@ -114,7 +108,6 @@ def quiet_server(clean: Servers, own_valkey: Valkey) -> Iterator[Valkey]:
         client.take()
 
 
-@pytest.mark.usefixtures("patient_heartbeats")
 def test_unchanged_heartbeats_are_not_recorded_repeatedly(own_valkey: Valkey) -> None:
     with Redis.from_url(own_valkey.url, decode_responses=True) as client:
         worker_heartbeats.record("one@here", ["jobs"])
@@ -126,7 +119,6 @@ def test_unchanged_heartbeats_are_not_recorded_repeatedly(own_valkey: Valkey) ->
         worker_heartbeats.remove("one@here")
 
 
-@pytest.mark.usefixtures("patient_heartbeats")
 def test_a_worker_that_changes_nothing_records_only_its_time(own_valkey: Valkey) -> None:
     with Redis.from_url(own_valkey.url, decode_responses=True) as client:
         worker_heartbeats.record("one@here", ["jobs"])
@@ -143,7 +135,6 @@ def test_a_worker_that_changes_nothing_records_only_its_time(own_valkey: Valkey)
         worker_heartbeats.remove("one@here")
 
 
-@pytest.mark.usefixtures("patient_heartbeats")
 def test_a_worker_that_executes_nothing_records_only_its_time(own_valkey: Valkey) -> None:
     idle = Activity(pool="prefork", size=2, busy=0, done_per_minute=0, processes=[PoolProcess(pid=7, memory_bytes=1)])
     with Redis.from_url(own_valkey.url, decode_responses=True) as client:

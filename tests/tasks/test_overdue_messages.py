@@ -109,6 +109,7 @@ def test_each_sweep_schedules_the_sweep_of_the_next_deadline(queue: MessageQueue
     assert is_planned_for(planned, second, pace)
 
 
+@pytest.mark.usefixtures("production_bounds")
 def test_sweep_does_not_wait_for_an_unavailable_mongodb(queue: MessageQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = f"mongodb://127.0.0.1:{free_port()}/queue_manager"
     hold(queue, timeout=0.001)

@@ -55,6 +55,7 @@ def test_an_outage_is_logged_once_and_counting_resumes(
     assert said == ["Counts are not recorded", "Counts are recorded again"]
 
 
+@pytest.mark.usefixtures("production_bounds")
 def test_a_hanging_redis_delays_counting_only_once(own_valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "COUNT_RETRY_DELAY", 3600)
     before = connections(own_valkey)
