@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ from tests.command_log import commands
 from tests.odd_ids import ODD_IDS
 from tests.rooms import T0, AgingClock, execute, execute_batch, lease_state, scan
 
-pytestmark = pytest.mark.usefixtures("clean")
+pytestmark = pytest.mark.usefixtures("clean", "elapsed")
 
 OVER = T0 - minutes(5)
 Document = dict[str, Any]
@@ -91,14 +90,6 @@ def refusing() -> Iterator[None]:
 
 
 async def never_awaited() -> None: ...
-
-
-def set_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Let functions take the time that is added to the only element of the list."""
-    elapsed = [0.0]
-    for module in (work, updates):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: elapsed[0]))
-    return elapsed
 
 
 @pytest.mark.parametrize("options", [{"viewOn": "accounts"}, {"timeseries": {"timeField": "trial_ends_at"}}], ids=str)
@@ -527,10 +518,8 @@ class TestBatch:
         assert "told" not in get_account(ids[1])
 
     def test_a_transaction_calls_functions_for_a_quarter_of_a_second_and_the_next_one_continues(
-        self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+        self, clock: AgingClock, elapsed: list[float]
     ) -> None:
-        elapsed = set_clock(monkeypatch)
-
         def end(account: Document) -> Document:
             elapsed[0] += 0.1
             return EXPIRE
@@ -543,10 +532,8 @@ class TestBatch:
         assert seen.count("update accounts") == 2
 
     def test_a_batch_of_slow_functions_ends_after_a_second_and_another_batch_continues(
-        self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+        self, clock: AgingClock, elapsed: list[float]
     ) -> None:
-        elapsed = set_clock(monkeypatch)
-
         def end(account: Document) -> Document:
             elapsed[0] += 0.3
             return EXPIRE
@@ -561,8 +548,7 @@ class TestBatch:
         assert Verdict.UNREACHED not in ours.execute_batch(items[4:])
 
     @pytest.mark.slow
-    def test_large_documents_are_read_16_mb_at_a_time(self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch) -> None:
-        set_clock(monkeypatch)
+    def test_large_documents_are_read_16_mb_at_a_time(self, clock: AgingClock) -> None:
         ours = work_on(declare(lambda account: EXPIRE), clock)
         ids = [make_account(picture=b"1" * 6_000_000) for _ in range(5)]
         items = [item_of(ours, id) for id in [*ids[:2], ids[0], *ids[2:]]]  # one is there twice
@@ -573,9 +559,9 @@ class TestBatch:
         assert seen.count("update accounts") == 3  # transactions of two, two and one
 
     def test_item_whose_transaction_is_repeated_is_executed_once(
-        self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+        self, clock: AgingClock, elapsed: list[float], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        elapsed, decided = set_clock(monkeypatch), list[int]()
+        decided = list[int]()
 
         def postpone(account: Document) -> Document:
             if not decided:
@@ -872,9 +858,8 @@ class TestAfter:
         assert get_account(refused)["status"] == "trial"
 
     def test_few_refused_documents_need_few_extra_transactions(
-        self, clock: AgingClock, system: DueDocuments, calls: list[Written], monkeypatch: pytest.MonkeyPatch
+        self, clock: AgingClock, system: DueDocuments, calls: list[Written]
     ) -> None:
-        set_clock(monkeypatch)
         ours = work_on(system, clock)
         accounts = [make_account(**({"fixed": True} if number in (0, 17, 99) else {})) for number in range(100)]
         good = [id for id in accounts if "fixed" not in get_account(id)]
@@ -885,10 +870,7 @@ class TestAfter:
         assert {get_account(id)["status"] for id in good} == {"expired"}
         assert sum(one.startswith("find accounts") for one in sent) <= 40
 
-    def test_an_update_too_large_to_send_does_not_affect_its_batch(
-        self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        set_clock(monkeypatch)
+    def test_an_update_too_large_to_send_does_not_affect_its_batch(self, clock: AgingClock) -> None:
         large = {"$set": {"status": "expired", "text": "x" * 17_000_000}}
         ours = work_on(declare(lambda account: large if "large" in account else EXPIRE), clock)
         accounts = [make_account(), make_account(large=True), make_account()]
@@ -896,9 +878,8 @@ class TestAfter:
         assert [result is not None for result in results] == [True, False, True]
 
     def test_batch_of_refused_documents_is_soon_executed_by_single_tasks(
-        self, clock: AgingClock, system: DueDocuments, calls: list[Written], monkeypatch: pytest.MonkeyPatch
+        self, clock: AgingClock, system: DueDocuments, calls: list[Written]
     ) -> None:
-        set_clock(monkeypatch)
         ours = work_on(system, clock)
         accounts = [make_account(fixed=True) for _ in range(100)]
         with refusing(), commands() as sent:

@@ -34,7 +34,7 @@ from tests.rooms import (
     scan,
 )
 
-pytestmark = pytest.mark.usefixtures("clean")
+pytestmark = pytest.mark.usefixtures("clean", "elapsed")
 
 OVER, LATER = T0 - minutes(5), T0 + seconds(7)
 Document = dict[str, Any]
