@@ -85,7 +85,10 @@ def test_deletion_keeps_up_with_more_jobs_than_one_transaction_deletes(lab: Lab,
     assert (deleted, lab.states()) == ([45] * 3, {})
 
 
-def test_large_jobs_are_deleted_in_transactions_of_few(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_jobs_are_deleted_in_transactions_of_few(
+    lab: Lab, limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits(1_000, time_limit=60)
     monkeypatch.setattr(job, "MAX_TRANSACTION_BYTES", 25_000)
     transactions = count()
 
