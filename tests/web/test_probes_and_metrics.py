@@ -57,6 +57,16 @@ def scrape(process: Web) -> dict[str, float]:
     }
 
 
+def wait_for_reasons(process: Web, *reasons: str) -> None:
+    """Wait until these alone are why a process is not ready: a server that once answers too late is named, too."""
+
+    def are_named() -> bool:
+        answer = process.get("/readyz")
+        return answer.status == 503 and answer.body["reasons"] == [*reasons]
+
+    assert eventually(are_named)
+
+
 @pytest.mark.slow
 def test_readyz_names_unavailable_servers_and_recovers(lonely: Lonely) -> None:
     process, mongo, valkey = lonely.process, lonely.mongo, lonely.valkey
@@ -77,7 +87,8 @@ def test_readyz_names_unavailable_servers_and_recovers(lonely: Lonely) -> None:
             hanging = process.get("/readyz")
     finally:
         os.kill(valkey.pid, signal.SIGCONT)
-    assert (hanging.status, len(hanging.body["reasons"])) == (503, 1)
+    assert hanging.status == 503
+    assert "Redis does not answer" in hanging.body["reasons"]  # MongoDB is named, too, if it answers too late
     assert eventually(lambda: process.get("/readyz").status == 200)
 
 
@@ -88,8 +99,7 @@ def test_readyz_fails_if_redis_refuses_writes(lonely: Lonely) -> None:
     assert eventually(lambda: lonely.process.get("/readyz").status == 200)
     with connect(lonely.valkey.url) as client:
         client.replicaof("127.0.0.1", free_port())  # as after a failover: it answers, and is read-only
-        answer = eventually(lambda: (found := lonely.process.get("/readyz")).status == 503 and found)
-        assert answer.body["reasons"] == ["Redis refuses to write"]
+        wait_for_reasons(lonely.process, "Redis refuses to write")
         client.replicaof("NO", "ONE")
     assert eventually(lambda: lonely.process.get("/readyz").status == 200)
 
@@ -102,21 +112,17 @@ def test_readyz_fails_if_mongodb_refuses_writes(lonely: Lonely) -> None:
     with MongoClient[dict[str, Any]](lonely.mongo.url) as client:
         client.admin.command("fsync", lock=True)  # it answers pings and reads, and writes wait
         try:
-            answer = eventually(lambda: (found := lonely.process.get("/readyz")).status == 503 and found, within=15)
+            wait_for_reasons(lonely.process, "MongoDB does not answer")
         finally:
             client.admin.command("fsyncUnlock")
-        assert answer.body["reasons"] == ["MongoDB does not answer"]
-        assert eventually(lambda: lonely.process.get("/readyz").status == 200, within=15)
+        assert eventually(lambda: lonely.process.get("/readyz").status == 200)
         assert client.get_default_database()["qm_readiness"].count_documents({}) == 1
 
 
 def test_readyz_checks_the_server_of_the_message_queue(clean: Servers, tmp_path: Path) -> None:
     away = f"redis://127.0.0.1:{free_port()}/0"
     with forked_web(tmp_path, QM_MESSAGE_QUEUE="true", QM_QUEUE_REDIS_URL=away) as process:
-        # Others that do not answer in time are named, too.
-        missing = ["The message queue's Redis does not answer"]
-        answer = eventually(lambda: (found := process.get("/readyz")).body["reasons"] == missing and found)
-    assert answer.status == 503
+        wait_for_reasons(process, "The message queue's Redis does not answer")
 
 
 def test_readyz_writes_at_most_once_a_second(lonely: Lonely) -> None:
@@ -182,7 +188,7 @@ def test_metrics_omit_only_values_whose_key_has_another_type(clean: Servers, pro
 
 
 def test_metrics_show_totals_durations_and_stats(clean: Servers, process: Web) -> None:
-    make_room(server_now() - seconds(60))
+    make_room(server_now() - seconds(61))  # a second more, because two processes know the server's clock differently
     counters.scan(SCAN, RUN)
     counters.add(QUEUE, {"done": 2, "retried": 1})
     first = scrape(process)
