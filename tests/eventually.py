@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 # `...` and not `[]`: a lambda in a loop has the loop's variables as defaults of its parameters.
-def eventually(check: Callable[..., T | Literal[False] | None], *, within: float = 30.0, every: float = 0.02) -> T:
+def eventually(check: Callable[..., T | Literal[False] | None], *, within: float = 60.0, every: float = 0.02) -> T:
     """Return the first truthy value of `check`, asked every `every` seconds.
 
     Raises AssertionError, naming the check and its last value, after `within` seconds. An AssertionError

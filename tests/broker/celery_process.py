@@ -55,7 +55,7 @@ class CeleryProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def says(self, text: str, *, times: int = 1, within: float = 30.0) -> Self:
+    def says(self, text: str, *, times: int = 1, within: float = 60.0) -> Self:
         """Wait until the log holds `text`, `times` times."""
         eventually(lambda: self.log.count(text) >= times or self._not_yet(text), within=within)
         return self

@@ -72,7 +72,7 @@ def test_message_renewed_by_its_worker_does_not_count_as_waiting(app: Celery) ->
             return waiting(app, "items", just_delivered=seconds(1))
 
         assert waiting(app, "items") == 1
-        eventually(lambda: renewed_and_counted() == 0, within=30)
+        eventually(lambda: renewed_and_counted() == 0)
 
 
 def test_malformed_unacked_messages_do_not_break_the_count(app: Celery) -> None:

@@ -56,7 +56,6 @@ def test_prefetch_count_is_honoured(connection: Connection, client: Redis) -> No
     assert taker.drain() == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.timeout(20)  # the read would never end
 def test_broadcasts_are_not_read_from_an_outdated_connection(connection: Connection, client: Redis) -> None:
     channel = connection.default_channel
     broadcasts = Queue("mine", Exchange("broadcasts", type="fanout"), durable=False)(channel)
@@ -307,7 +306,7 @@ def test_no_message_is_missed_while_queues_become_empty_and_fill(server: Valkey)
             for number in range(sent):
                 producer.lpush(chance.choice(names), json.dumps(envelope(number)))
                 if chance.random() < 0.5 or number == sent - 1:
-                    eventually(lambda: not producer.exists(*names), within=30, every=0.0002)
+                    eventually(lambda: not producer.exists(*names), every=0.0002)
 
     with connected(server.url) as one, connected(server.url) as another, ThreadPoolExecutor() as threads:
         takers = [Taker(one, *names), Taker(another, *names[1:])]
@@ -330,7 +329,7 @@ def test_message_is_awaited_without_polling(connection: Connection, client: Redi
     taker.drain(timeout=0.2)
     threading.Timer(0.3, client.lpush, ("b", json.dumps(envelope("late")))).start()
 
-    connection.drain_events(timeout=5)
+    connection.drain_events(timeout=20)
     taker.drain(timeout=0.1)
 
     assert taker.bodies == ["late"]

@@ -80,12 +80,12 @@ def test_worker_killed_at_a_step_loses_nothing(step: str, server: Valkey, tmp_pa
     with client_app(server.url) as app:
         work.send(app, 40)
     with work.worker(app="tests.broker.dying_app", dies=step) as dying:
-        eventually(lambda: not dying.is_alive, within=60)
+        eventually(lambda: not dying.is_alive)
     with Redis.from_url(server.url) as client:
         assert client.hlen("unacked") > 0
 
     with work.worker():
-        eventually(work.is_done, within=60)
+        eventually(work.is_done)
         eventually(work.nothing_is_left)
 
 
@@ -96,16 +96,16 @@ def test_messages_of_a_killed_worker_are_requeued_in_time(
     with client_app(server.url) as app, work.worker() as first:
         app.send_task("guard_app.hold", [60, str(running)], queue="q")
         app.send_task("guard_app.hold", [60, str(running)], queue="q")
-        eventually(lambda: running.exists() and running.read_text().count("started") == 2, within=60)
+        eventually(lambda: running.exists() and running.read_text().count("started") == 2)
         work.send(app, 20)  # held behind the two
         with Redis.from_url(server.url) as client:
             eventually(lambda: client.hlen("unacked") == 22)
             with work.worker(level="info") as second:
-                second.says(" ready.", within=60)
+                second.says(" ready.")
                 with paced() as pace:
                     first.kill()
                     killed_at = time.monotonic()
-                    eventually(lambda: running.read_text().count("started") == 4, within=45)
+                    eventually(lambda: running.read_text().count("started") == 4)
                     took = time.monotonic() - killed_at
                 # visibility_timeout 8 s, looked for every second; timers of kombu come up to a second late
                 assert took < 8 + 1 + pace.allowed(3)
@@ -125,7 +125,7 @@ def storm(server: Valkey, directory: Path, *, tasks: int, kills: int) -> tuple[W
             workers[one].kill()
             workers[one] = work.worker()
         eventually(work.is_done, within=120, every=0.2)
-        eventually(work.nothing_is_left, within=30)
+        eventually(work.nothing_is_left)
     return work, sum(work.done.values()) - tasks
 
 
@@ -170,7 +170,7 @@ def restart(server: Valkey, directory: Path, *, times: int) -> tuple[Work, Seque
             assert all(worker.is_alive for worker in workers), turn
             server.start()
         eventually(work.is_done, within=90, every=0.2)
-        eventually(work.nothing_is_left, within=60)
+        eventually(work.nothing_is_left)
         assert all(worker.is_alive for worker in workers)
         assert not any("Unrecoverable" in worker.log for worker in workers)
     return work, workers
@@ -198,9 +198,9 @@ def test_full_server_is_emptied_by_a_worker(server: Valkey, tmp_path: Path) -> N
         work.send(app, 500)
         client.config_set("maxmemory", 1)
         with work.worker() as worker:
-            eventually(work.is_done, within=60)
+            eventually(work.is_done)
             eventually(work.nothing_is_left)
             client.config_set("maxmemory", 0)
             work.send(app, 5)
-            eventually(work.is_done, within=30)
+            eventually(work.is_done)
             assert worker.is_alive

@@ -33,7 +33,7 @@ def worker(server: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     log = tmp_path_factory.mktemp("worker") / "one.log"
     options = ("--queues=q,other", "--hostname=one@test", "--concurrency=2", "--loglevel=info")
     with CeleryProcess("worker", *options, log=log, broker_url=server.url, app="tests.broker.results_app") as worker:
-        yield worker.says(" ready.", within=60)
+        yield worker.says(" ready.")
 
 
 def numbers(app: Celery, *pairs: tuple[int, int]) -> Signature:

@@ -48,7 +48,7 @@ def start(server: Valkey, client: Redis, tmp_path: Path, monkeypatch: pytest.Mon
             settings=json.dumps(settings),
         )
         started.append(worker)
-        worker.says(" ready.", within=60)
+        worker.says(" ready.")
         # A worker subscribes to control commands a moment after it is ready; one sent before that is lost.
         eventually(lambda: subscribed() >= sum(one.is_alive for one in started))
         return worker

@@ -263,7 +263,7 @@ def test_broken_entry_is_skipped_and_logged_once(
             else:
                 client.hset("redbeat:a", mapping=BROKEN[kind])
 
-        eventually(lambda: scheduler.tick() and client.llen("items") >= 2, within=10)
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 2)
 
     assert client.llen("broken") == 0
     assert caplog.text.count("skipping the schedule entry") == (1 if score == 0 else 0)
@@ -277,12 +277,12 @@ def test_entry_whose_ticks_cannot_be_numbered_does_not_stop_the_others(
         key = "qm:scan-ticks:others"
         client.set(key, ticks) if isinstance(ticks, str) else client.hset(key, mapping=ticks)
 
-        eventually(lambda: scheduler.tick() and client.llen("items") >= 3, within=10)
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 3)
 
         assert client.llen("others") == 0
         assert caplog.text.count("skipping the schedule entry redbeat:others") == 1
         client.delete(key)
-        eventually(lambda: scheduler.tick() and client.llen("others") >= 1, within=10)
+        eventually(lambda: scheduler.tick() and client.llen("others") >= 1)
 
 
 @pytest.mark.parametrize("kind", [*BROKEN, "no-hash"])
@@ -293,7 +293,7 @@ def test_broken_entry_of_the_configuration_is_replaced(kind: str, server: Valkey
         client.hset("redbeat:items", mapping=BROKEN[kind])
 
     with scheduling(server, {"items": every(1, "items")}) as scheduler:
-        eventually(lambda: scheduler.tick() and client.llen("items") >= 1, within=10)
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 1)
 
 
 @pytest.mark.parametrize("ends", [{"count": 2}, {"until": True}])
@@ -305,13 +305,13 @@ def test_expired_entry_is_not_sent_and_the_others_continue(ends: dict[str, Any],
         options = {"queue": "ending"}
         StoredEntry("ending", "guard_app.tick", schedule, options=options, app=scheduler.app).save()
 
-        eventually(lambda: scheduler.tick() and client.llen("items") >= 4, within=20)
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 4)
 
         assert 1 <= client.llen("ending") <= 3
         assert client.zscore("redbeat::schedule", "redbeat:ending") == -1
         before = client.llen("ending")
         client.zadd("redbeat::schedule", {"redbeat:ending": 0})
-        eventually(lambda: scheduler.tick() and client.llen("items") >= 6, within=20)
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 6)
         assert client.llen("ending") == before
 
 
@@ -324,7 +324,7 @@ def test_old_entry_of_every_second_continues(server: Valkey, client: Redis) -> N
         definition["schedule"]["dtstart"] -= 365 * 24 * 3600
         client.hset(entry.key, "definition", json.dumps(definition))
 
-        eventually(lambda: scheduler.tick() and client.llen("old") >= 3 and client.llen("items") >= 3, within=30)
+        eventually(lambda: scheduler.tick() and client.llen("old") >= 3 and client.llen("items") >= 3)
 
 
 def test_entry_whose_schedule_takes_too_long_is_skipped_until_it_changes(
@@ -347,17 +347,17 @@ def test_entry_whose_schedule_takes_too_long_is_skipped_until_it_changes(
         StoredEntry("slow", "guard_app.tick", counted, **options).save()
         scheduler.tick()
         client.zadd("redbeat::schedule", {"redbeat:slow": 0})
-        eventually(lambda: scheduler.tick() and "to evaluate" in caplog.text, within=20)
+        eventually(lambda: scheduler.tick() and "to evaluate" in caplog.text)
 
         scheduler.tick()
         evaluations, sent, items = len(evaluated), client.llen("slow"), client.llen("items")
-        eventually(lambda: scheduler.tick() and client.llen("items") >= items + 2, within=20)
+        eventually(lambda: scheduler.tick() and client.llen("items") >= items + 2)
         assert len(evaluated) == evaluations
         assert client.llen("slow") == sent
         assert caplog.text.count("to evaluate") == 1
 
         StoredEntry("slow", "guard_app.tick", rrule("SECONDLY", app=scheduler.app), **options).save()
-        eventually(lambda: scheduler.tick() and client.llen("slow") > sent, within=20)
+        eventually(lambda: scheduler.tick() and client.llen("slow") > sent)
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=3), timedelta(days=400)])
@@ -383,11 +383,11 @@ def test_entries_continue_when_the_clock_of_redis_is_set_back(
         read = scheduler._redis_time
         monkeypatch.setattr(scheduler, "_redis_time", lambda: read() + hours(1))
         scheduler._clock = ServerClock(scheduler._redis_time)
-        eventually(lambda: scheduler.tick() and client.llen("items") >= 1, within=10)
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 1)
 
         scheduler._clock = ServerClock(read)
         sent = client.llen("items")
-        eventually(lambda: scheduler.tick() and client.llen("items") >= sent + 2, within=10)
+        eventually(lambda: scheduler.tick() and client.llen("items") >= sent + 2)
 
 
 def test_ticks_are_numbered_and_collapse_into_one_run(
@@ -396,7 +396,7 @@ def test_ticks_are_numbered_and_collapse_into_one_run(
     monkeypatch.setattr(scan_ticks, "_client", lambda: client)
     with scheduling(server, {"items": every(1, "items")}) as scheduler:
         for sent in range(1, 4):
-            eventually(lambda sent=sent: scheduler.tick() and client.llen("items") == sent, within=10)
+            eventually(lambda sent=sent: scheduler.tick() and client.llen("items") == sent)
         first, *others = [
             json.loads(raw)["headers"][scan_ticks.TICK_HEADER] for raw in reversed(client.lrange("items", 0, -1))
         ]
@@ -404,7 +404,7 @@ def test_ticks_are_numbered_and_collapse_into_one_run(
         assert scan_ticks.begin(first)
         assert not any(scan_ticks.begin(tick) for tick in others)  # sent before that run began
 
-        eventually(lambda: scheduler.tick() and client.llen("items") == 4, within=10)
+        eventually(lambda: scheduler.tick() and client.llen("items") == 4)
         last: Any = client.lindex("items", 0)
         assert scan_ticks.begin(json.loads(last)["headers"][scan_ticks.TICK_HEADER])
 

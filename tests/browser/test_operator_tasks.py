@@ -77,7 +77,7 @@ def test_an_alert_is_sent_for_a_problem_of_the_overview(
         page = visiting(process).open("/")
         needed = page.get_by_role("region", name="Needs attention").get_by_role("listitem")
         expect(needed.filter(has_text="No beat is the leader")).to_be_visible()
-        posted = eventually(lambda: told, within=40)
+        posted = eventually(lambda: told)
     assert ("beat", "no-leader") in [(one["system"], one["rule"]) for one in posted[0]["problems"]]
 
 

@@ -125,7 +125,7 @@ def test_selected_jobs_are_retried_canceled_and_deleted(
 def test_jobs_in_an_unsuitable_state_are_skipped(visit: Visit, queue: Queue) -> None:
     jobs = sample_data.jobs(queue)
     page = visit.open("/jobs")
-    eventually(lambda: len(visit.ids) == len(jobs), within=20)
+    eventually(lambda: len(visit.ids) == len(jobs))
     page.get_by_label("Select all on this page").check()
     visit.press("Delete …", page.locator("#picked"))
     visit.press("Delete jobs", visit.dialog)

@@ -191,7 +191,7 @@ def test_all_matching_items_are_retried_after_a_count(visit: Visit, clean: Serve
     loud = {str(make_room(server_now() - seconds(9), account_id=f"loud-{number}")) for number in range(3)}
     quiet = str(make_room(server_now() - seconds(9), account_id="quiet"))
     page = visit.open("/rooms?search=loud")
-    eventually(lambda: set(visit.ids) == loud, within=20)
+    eventually(lambda: set(visit.ids) == loud)
     visit.press("Dispatch all that match")
     expect(visit.dialog.get_by_role("heading")).to_contain_text("3 rooms")
     visit.press("Dispatch now", visit.dialog)
@@ -206,7 +206,7 @@ def test_the_other_systems_are_retried_alike(visit: Visit, clean: Servers, page:
     first, second = sample_data.agencies() if page == "reviews" else sample_data.sites()
     name = "review-request-pulse" if page == "reviews" else "stale-thumbnails"
     visit.open(f"/{page}")
-    eventually(lambda: sorted(visit.ids) == sorted([first, second]), within=20)
+    eventually(lambda: sorted(visit.ids) == sorted([first, second]))
     visit.press("Dispatch now", visit.row(first))
     expect(visit.page.locator("#toasts")).to_contain_text(re.compile(rf"Dispatched \w+ {first}"))
     (message,) = sent(clean, name)

@@ -137,7 +137,7 @@ def test_a_block_that_settled_its_message_is_not_warned_about_a_lost_lock(
         assert message is not None
         with message:
             message.ack()
-            eventually(lambda: not message._heartbeat.is_alive(), within=30)
+            eventually(lambda: not message._heartbeat.is_alive())
     assert not caplog.records
 
 
@@ -155,7 +155,7 @@ def test_the_deadline_is_extended_while_the_block_runs(client: Client) -> None:
     message = client.messages.dequeue(ack_timeout=6)
     assert message is not None
     with message:
-        eventually(lambda: sum(entry.touches or 0 for entry in client.messages.get(id).events) >= 3, within=30)
+        eventually(lambda: sum(entry.touches or 0 for entry in client.messages.get(id).events) >= 3)
     assert client.messages.get(id).state == "acknowledged"
 
 

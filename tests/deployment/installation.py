@@ -51,7 +51,7 @@ class Installation:
             child = spawn(words, env=self.environment(**env), cwd=directory, stdout=output, stderr=output, grace=30)
         try:
             if name in READY:
-                eventually(lambda: READY[name] in log.read_text(errors="replace"), within=60)
+                eventually(lambda: READY[name] in log.read_text(errors="replace"))
             yield child
         finally:
             child.kill()

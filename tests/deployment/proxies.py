@@ -85,7 +85,7 @@ def proxy(name: str, web: Web, prefix: str, directory: Path) -> Iterator[Proxy]:
     with (directory / f"{name}.log").open("wb") as log:
         child = spawn(command, cwd=directory, env={**os.environ, "HOME": str(directory)}, stdout=log, stderr=log)
     try:
-        eventually(lambda: is_answering(port), within=30)
+        eventually(lambda: is_answering(port))
         yield Proxy(web, port, prefix, ssl.create_default_context(cafile=str(certificate)))
     finally:
         child.kill()

@@ -87,9 +87,9 @@ def test_the_processes_wake_rooms_with_a_read_only_root(image: Image, clean: Ser
             for name, command in commands.items()
         }
         rooms = [make_room(server_now() - seconds(1)) for _ in range(3)]
-        eventually(lambda: all(map(is_open, rooms)), within=60)
+        eventually(lambda: all(map(is_open, rooms)))
         assert [len(moments) for moments in woken(rooms)] == [1, 1, 1]
-        eventually(lambda: status(port, "/readyz") == 200, within=60)
+        eventually(lambda: status(port, "/readyz") == 200)
         for service in ("worker", "web"):
             check = of_compose(service, {":6002": f":{port}"})
             run("sh", "-c", image.command(*check.command, **env, **check.env))

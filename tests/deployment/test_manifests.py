@@ -215,10 +215,10 @@ def test_sentinels_of_compose_replace_the_primary_and_take_it_back(tmp_path: Pat
         sentinels = [clients[f"sentinel{number}"] for number in (1, 2, 3)]
         processes = {name: start(name) for name in ports}
         for sentinel in sentinels:
-            eventually(lambda to=sentinel: known(to) == ("localhost", ports["redis1"], 1, 2), within=60)
+            eventually(lambda to=sentinel: known(to) == ("localhost", ports["redis1"], 1, 2))
         processes["redis1"].kill()
         for sentinel in sentinels:
-            eventually(lambda to=sentinel: known(to)[:2] == ("localhost", ports["redis2"]), within=60)
+            eventually(lambda to=sentinel: known(to)[:2] == ("localhost", ports["redis2"]))
         eventually(lambda: clients["redis2"].info("replication")["role"] == "master")
         clients["redis2"].set("key", "value")
         processes["redis1"].wait()

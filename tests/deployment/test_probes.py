@@ -58,11 +58,11 @@ def test_probe_of_a_worker_fails_if_it_hangs_or_has_no_broker(name: str, clean: 
             assert passing(probes) == {*probes} == {"compose", "startupProbe"}
             with stopped(process.pid):
                 assert passing(probes) == set()
-            eventually(lambda: passing(probes) == {*probes}, within=60)
+            eventually(lambda: passing(probes) == {*probes})
             valkey.kill()
             assert passing(probes) == set()
             valkey.start()
-            eventually(lambda: passing(probes) == {*probes}, within=60)
+            eventually(lambda: passing(probes) == {*probes})
             assert process.is_alive()
         assert passing(probes) == set()
 
@@ -76,15 +76,15 @@ def test_web_process_is_not_ready_without_its_servers_and_not_alive_if_it_hangs(
                 "compose": of_compose("web", {":6002": f":{process.port}"}),
                 **of_kubernetes("web", process.port),
             }
-            eventually(lambda: passing(probes) == {*probes} == {"compose", *KINDS}, within=30)
+            eventually(lambda: passing(probes) == {*probes} == {"compose", *KINDS})
             for server in (valkey, mongo):
                 server.kill()
-                eventually(lambda: passing(probes) == {"startupProbe", "livenessProbe"}, within=30)
+                eventually(lambda: passing(probes) == {"startupProbe", "livenessProbe"})
                 server.start()
-                eventually(lambda: passing(probes) == {*probes}, within=60)
+                eventually(lambda: passing(probes) == {*probes})
             with stopped(process.child.pid):
                 assert passing(probes) == set()
-            eventually(lambda: passing(probes) == {*probes}, within=30)
+            eventually(lambda: passing(probes) == {*probes})
 
 
 @pytest.mark.parametrize("name", ["redis1", "sentinel1"])

@@ -110,8 +110,8 @@ def test_the_processes_make_no_system_call_that_the_units_forbid(
             for name, trace in traces.items()
         ]
         room = make_room(server_now() - seconds(1))
-        eventually(lambda: is_open(room), within=60)
-        eventually(lambda: status(port, "/readyz") == 200, within=60)
+        eventually(lambda: is_open(room))
+        eventually(lambda: status(port, "/readyz") == 200)
         for process in processes:
             process.end()
     for name, trace in traces.items():
@@ -152,9 +152,9 @@ def test_the_commands_of_the_units_wake_rooms_and_stop_in_order(
         }
         assert {*READY} <= {*processes}
         rooms = [make_room(server_now() - seconds(1)) for _ in range(3)]
-        eventually(lambda: all(map(is_open, rooms)), within=60)
+        eventually(lambda: all(map(is_open, rooms)))
         assert [len(moments) for moments in woken(rooms)] == [1, 1, 1]
-        eventually(lambda: status(port, "/readyz") == 200, within=60)
+        eventually(lambda: status(port, "/readyz") == 200)
         for process in processes.values():  # as with KillMode=mixed: the main processes only
             os.kill(process.pid, signal.SIGTERM)
         assert {name: process.wait(30) for name, process in processes.items()} == dict.fromkeys(processes, 0)

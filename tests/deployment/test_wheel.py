@@ -88,10 +88,10 @@ def test_the_commands_of_the_procfile_work_in_an_empty_environment(
     with ExitStack() as stack:
         processes = {name: stack.enter_context(installation.process(name, tmp_path, **env)) for name in names}
         rooms = [make_room(server_now() - seconds(1)) for _ in range(3)]
-        eventually(lambda: all(map(is_open, rooms)), within=60)
+        eventually(lambda: all(map(is_open, rooms)))
         assert [len(moments) for moments in woken(rooms)] == [1, 1, 1]
         for name, path in SERVING.items():
-            eventually(lambda name=name, path=path: status(ports[name], path) == 200, within=60)
+            eventually(lambda name=name, path=path: status(ports[name], path) == 200)
 
         for process in processes.values():
             os.kill(process.pid, signal.SIGTERM)

@@ -127,7 +127,7 @@ class TestProcess:
     def test_demo_stores_jobs_by_itself(self, clean: Servers) -> None:
         imports = json.dumps([demo_jobs.MODULE])
         child = spawn(DEMO, env={**os.environ, "QM_CONVERSATIONS": "false", "QM_JOBS": "true", "JOBS_IMPORTS": imports})
-        eventually(lambda: {job["name"] for job in service.list()} == set(NAMES), within=30)
+        eventually(lambda: {job["name"] for job in service.list()} == set(NAMES))
         child.end(grace=30)
         assert child.wait() == 0
 

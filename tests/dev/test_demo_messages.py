@@ -142,7 +142,7 @@ class TestProcess:
     @pytest.mark.slow
     def test_messages_are_produced_and_handled(self, people: QueueAdmin) -> None:
         child = spawn(DEMO, env={**os.environ, **ON})
-        eventually(lambda: people.counts().total_acknowledged, within=30)
+        eventually(lambda: people.counts().total_acknowledged)
         child.end(grace=30)
         assert child.wait() == 0
 

@@ -39,7 +39,7 @@ class LoggedProcess:
         with self.log_path.open("ab") as log:
             self._child = spawn(self._command, env=self._env, cwd=self._cwd, stdout=log, stderr=log, grace=10)
         if ready:
-            eventually(lambda: self._ready in self.log[seen:], within=60)
+            eventually(lambda: self._ready in self.log[seen:])
         return self
 
     @property
@@ -93,7 +93,7 @@ class CeleryProcess(LoggedProcess):
 def log_of_refused_start(process: CeleryProcess) -> str:
     """Start a process that ends with exit code 1, without a traceback or a password; return its log."""
     with process.start(ready=False):
-        eventually(lambda: process.exit_code() is not None, within=60)
+        eventually(lambda: process.exit_code() is not None)
     assert process.exit_code() == 1
     assert "Traceback" not in process.log
     assert "s3cret" not in process.log

@@ -63,7 +63,7 @@ class LocalProcess:
         return {}
 
     def ready(self) -> bool:
-        eventually(lambda: READY[self._role] in self.logs(), within=60)
+        eventually(lambda: READY[self._role] in self.logs())
         return True
 
     def logs(self) -> str:

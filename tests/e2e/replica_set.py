@@ -49,8 +49,8 @@ class ReplicaSet:
         config = {"_id": REPLICA_SET, "members": hosts, "settings": {"electionTimeoutMillis": 2_000}}
         with self._direct(self.members[0]) as client:
             client.admin.command("replSetInitiate", config)
-        eventually(self.primary, within=30)
-        eventually(self.is_complete, within=30)
+        eventually(self.primary)
+        eventually(self.is_complete)
 
     def primary(self) -> Member | None:
         """Return the member that takes writes now."""
@@ -65,11 +65,11 @@ class ReplicaSet:
 
     def step_down(self) -> Member:
         """Let the primary step down and wait for another; return the one that stepped down."""
-        before = eventually(self.primary, within=30)
+        before = eventually(self.primary)
         with self._direct(before) as client:
             with suppress(AutoReconnect):  # some versions close the connection that asked
                 client.admin.command("replSetStepDown", 10, secondaryCatchUpPeriodSecs=5)
-        eventually(lambda: self.primary() not in (None, before), within=30)
+        eventually(lambda: self.primary() not in (None, before))
         return before
 
     def write_to_disk(self, member: Member) -> None:

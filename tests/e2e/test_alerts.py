@@ -59,8 +59,8 @@ def test_a_problem_is_posted_and_mailed_unless_it_is_silenced(clean: Servers, tm
         }
         assert alerts("silence", "support-snooze", "late-scan", "--reason", "a new deployment", **env)[0] == 0
         with web(tmp_path, **env) as process:
-            (post,) = eventually(lambda: posts, within=30)
-            (mail,) = eventually(lambda: mails, within=30)
+            (post,) = eventually(lambda: posts)
+            (mail,) = eventually(lambda: mails)
             listed = alerts("list", **env)[1]
     sent = {(one["system"], one["rule"]) for one in post["problems"]}
     assert {("beat", "no-leader"), ("workers", "no-workers")} <= sent

@@ -42,8 +42,8 @@ def test_health_shows_leader_scans_and_stats(clean: Servers, tmp_path: Path) -> 
     broken = make_room("tomorrow")
     with worker(tmp_path / "worker.log", env=env), CeleryProcess(tmp_path / "beat.log", "beat", env=env) as beat:
         room = make_room(server_now() - seconds(1))
-        eventually(lambda: is_open(room), within=60)
-        eventually(lambda: scan_run.last("tasks.support_snooze.scan_expired_snoozes"), within=20)
+        eventually(lambda: is_open(room))
+        eventually(lambda: scan_run.last("tasks.support_snooze.scan_expired_snoozes"))
         state = json.loads(queue_manager("health", "--json", cwd=tmp_path, **env).stdout)
         shown = queue_manager("health", cwd=tmp_path, **env).stdout
     assert state["leader"]["pid"] == beat.pid
@@ -96,10 +96,10 @@ def test_process_waits_for_an_unavailable_redis_and_continues(clean: Servers, tm
     valkey = Valkey(tmp_path / "valkey")
     env = {"REDIS_URL": valkey.url.replace("redis://", "redis://:s3cret@")}
     with worker(tmp_path / "log", env=env).start(ready=False) as process:
-        eventually(lambda: f"Redis at redis://***@127.0.0.1:{valkey.port}/0 is unreachable" in process.log, within=20)
+        eventually(lambda: f"Redis at redis://***@127.0.0.1:{valkey.port}/0 is unreachable" in process.log)
         assert "retrying until it is back" in process.log
         with Valkey(valkey.directory, valkey.port, config={"requirepass": "s3cret"}):
-            eventually(lambda: " ready." in process.log, within=20)
+            eventually(lambda: " ready." in process.log)
             assert "is back" in process.log
         assert process.log.count("is unreachable") == 1
         assert "s3cret" not in process.log
@@ -109,9 +109,9 @@ def test_worker_waits_for_an_unavailable_mongodb_and_continues(clean: Servers, t
     mongo = Mongo(tmp_path / "mongo")
     env = {"MONGO_DB_URL": mongo.url}
     with worker(tmp_path / "log", env=env).start(ready=False) as process:
-        eventually(lambda: f"MongoDB at {mongo.url} is unreachable" in process.log, within=30)
+        eventually(lambda: f"MongoDB at {mongo.url} is unreachable" in process.log)
         with mongo:
-            eventually(lambda: " ready." in process.log, within=30)
+            eventually(lambda: " ready." in process.log)
             assert process.log.count("is unreachable") == 1
 
 
@@ -142,10 +142,10 @@ def test_standalone_mongodb_is_refused(clean: Servers, tmp_path: Path) -> None:
 def test_process_that_waits_for_a_server_can_be_terminated(command: str, tmp_path: Path) -> None:
     env = {"REDIS_URL": f"redis://127.0.0.1:{free_port()}/0"}
     with CeleryProcess(tmp_path / "log", command, env=env).start(ready=False) as process:
-        eventually(lambda: "is unreachable" in process.log, within=20)
+        eventually(lambda: "is unreachable" in process.log)
         with promptly(5):
             process.signal(signal.SIGTERM)
-            eventually(lambda: not process.is_alive(), within=30)
+            eventually(lambda: not process.is_alive())
 
 
 def test_flower_starts_with_our_application(clean: Servers, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_flower_starts_with_our_application(clean: Servers, tmp_path: Path) -> N
     env = {"FLOWER_UNAUTHENTICATED_API": "1", "FLOWER_PORT": str(port), "FLOWER_ADDRESS": "127.0.0.1"}
     with CeleryProcess(tmp_path / "log", "flower", env=env) as flower:
         url = f"http://127.0.0.1:{port}/api/queues/length"
-        answer = eventually(lambda: _get(url), within=10)
+        answer = eventually(lambda: _get(url))
         names = {queue["name"] for queue in json.loads(answer)["active_queues"]}
         assert names <= {"queue-manager", "scans", *(system.queue for system in SYSTEMS)}
         assert "Traceback" not in re.sub(r"Inspect method.*", "", flower.log)
@@ -171,10 +171,10 @@ def test_commands_of_the_procfile_start(clean: Servers, tmp_path: Path) -> None:
             children.append(spawn(["/bin/sh", "-c", commands[name]], env=env, cwd=ROOT, stdout=log, stderr=log))
     try:
         for path in logs.values():
-            eventually(lambda path=path: " ready." in path.read_text(), within=60)
+            eventually(lambda path=path: " ready." in path.read_text())
         room = make_room(server_now() - seconds(1))
         queue_manager("scan", "support-snooze", cwd=tmp_path)
-        eventually(lambda: is_open(room), within=30)
+        eventually(lambda: is_open(room))
         assert get_room(room)["status"] == "open"
         assert "scans " not in logs["worker"].read_text().split("[queues]")[1].split("ready.")[0]
     finally:

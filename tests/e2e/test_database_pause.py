@@ -65,20 +65,20 @@ def test_items_are_executed_by_a_worker_that_reaches_mongodb(
         cut_off = item_worker(tmp_path, CUT_OFF, {**env, "MONGO_DB_URL": through_proxy})
         other = item_worker(tmp_path, OTHER, env)
         with cut_off.start(ready=False), other:
-            eventually(lambda: paused(clean) == {CUT_OFF: None, OTHER: None}, within=60)
+            eventually(lambda: paused(clean) == {CUT_OFF: None, OTHER: None})
             first = dispatch(20)
-            eventually(lambda: all(map(is_open, first)), within=60)
+            eventually(lambda: all(map(is_open, first)))
 
             with proxy.cut_off():
                 began = time.monotonic()
                 rooms = [*dispatch(ROOMS // 2), *dispatch(ROOMS // 2, soon=4)]
-                eventually(lambda: all(map(is_open, rooms)), within=60)
+                eventually(lambda: all(map(is_open, rooms)))
                 figure(
                     f"rooms open, {ids(env)}, after one of two workers lost MongoDB: {time.monotonic() - began:.1f} s"
                 )
-                eventually(lambda: paused(clean)[CUT_OFF], within=30)
+                eventually(lambda: paused(clean)[CUT_OFF])
                 later = dispatch(ROOMS)
-                eventually(lambda: all(map(is_open, later)), within=60)
+                eventually(lambda: all(map(is_open, later)))
 
                 found = health(tmp_path, **SLOW, **env)
                 (text,) = [one["text"] for one in found.state["problems"] if one["rule"] == Rule.PAUSED_WORKERS.id]
@@ -87,10 +87,10 @@ def test_items_are_executed_by_a_worker_that_reaches_mongodb(
                 )
                 assert paused(clean)[OTHER] is None
 
-            eventually(lambda: paused(clean) == {CUT_OFF: None, OTHER: None}, within=60)
+            eventually(lambda: paused(clean) == {CUT_OFF: None, OTHER: None})
             other.stop()
             last = dispatch(20)
-            eventually(lambda: all(map(is_open, last)), within=60)
+            eventually(lambda: all(map(is_open, last)))
             assert cut_off.is_alive()
     assert [len(moments) for moments in woken([*rooms, *later, *last])] == [1] * (2 * ROOMS + 20)
 
@@ -104,11 +104,11 @@ def test_a_worker_that_consumes_only_scans_does_not_pause(clean: Servers, tmp_pa
         env = {"MONGO_DB_URL": f"mongodb://{LOOPBACK}:{proxy.port}/{DATABASE}?directConnection=true"}
         scans = worker(tmp_path / "scans.log", "--queues", "scans", "--hostname", OTHER, env=env)
         with item_worker(tmp_path, CUT_OFF, env), scans:
-            eventually(lambda: paused(clean) == {CUT_OFF: None, OTHER: None}, within=60)
+            eventually(lambda: paused(clean) == {CUT_OFF: None, OTHER: None})
             with proxy.cut_off():
-                eventually(lambda: paused(clean)[CUT_OFF], within=30)
+                eventually(lambda: paused(clean)[CUT_OFF])
                 seen_until = server_now_of(clean) + LATER_PING
-                eventually(lambda: was_seen_after(clean, OTHER, seen_until), within=60)
+                eventually(lambda: was_seen_after(clean, OTHER, seen_until))
                 assert paused(clean)[OTHER] is None
 
 
@@ -139,11 +139,11 @@ def test_the_only_worker_executes_its_requeued_items(
         through_proxy = f"mongodb://{LOOPBACK}:{proxy.port}/{DATABASE}?directConnection=true"
         with item_worker(tmp_path, CUT_OFF, {**env, "MONGO_DB_URL": through_proxy}) as process:
             first = dispatch(5)
-            eventually(lambda: all(map(is_open, first)), within=60)
+            eventually(lambda: all(map(is_open, first)))
             with proxy.cut_off():
                 rooms = dispatch(number)
-                eventually(lambda: "takes no items until MongoDB answers" in process.log, within=60)
+                eventually(lambda: "takes no items until MongoDB answers" in process.log)
                 # They wait for a worker, however long that takes, and are not dispatched again when a lease ends.
-                eventually(lambda: leases(clean) == {"waiting": number, "running": 0}, within=30)
-            eventually(lambda: all(map(is_open, rooms)), within=60)
-            eventually(lambda: "takes items again" in process.log, within=30)
+                eventually(lambda: leases(clean) == {"waiting": number, "running": 0})
+            eventually(lambda: all(map(is_open, rooms)))
+            eventually(lambda: "takes items again" in process.log)

@@ -38,20 +38,20 @@ def test_event_is_received_by_a_server_that_subscribes_after_the_outage(
             CeleryProcess(tmp_path / "beat.log", "beat", env=env),
         ):
             room = make_room(server_now() - seconds(1))
-            eventually(lambda: is_open(room), within=60)  # and its event is not sent yet
+            eventually(lambda: is_open(room))  # and its event is not sent yet
             valkey.kill()
             resnooze(room, server_now() + seconds(3600))
             if is_killed:
                 process.kill()
             (tmp_path / "go on").touch()
             if not is_killed:
-                eventually(lambda: "`after` failed" in process.log, within=60)
+                eventually(lambda: "`after` failed" in process.log)
             valkey.start()
             if is_killed:
                 process.start()
 
-            eventually(postponed, within=60)  # it was sent while no server had subscribed
+            eventually(postponed)  # it was sent while no server had subscribed
             with listening(valkey.url) as heard:
-                (event, *_) = eventually(lambda: heard.of(room), within=60)
-            eventually(lambda: collection(outbox.OUTBOX_COLLECTION).count_documents({}) == 0, within=60)
+                (event, *_) = eventually(lambda: heard.of(room))
+            eventually(lambda: collection(outbox.OUTBOX_COLLECTION).count_documents({}) == 0)
     assert [to_iso(at) for at in times_woken(room)] == [event["timestamp"]]

@@ -110,10 +110,10 @@ def test_items_and_scans_of_an_external_system_are_started_manually_and_executed
     assert process.post(f"/api/systems/trial-end/items/{trial}/retry").status == 202
     assert 'queue_manager_queue_messages{queue="trials"} 1.0' in process.get("/metrics").text
     with CeleryProcess(tmp_path / "worker.log", "worker", *QUICK_START, "-P", "threads", env=env):
-        eventually(lambda: collection("trials").count_documents({}) == 0, within=30)
+        eventually(lambda: collection("trials").count_documents({}) == 0)
         add_trial()
         assert process.post("/api/trigger/systems/trial-end").status == 202
-        eventually(lambda: collection("trials").count_documents({}) == 0, within=30)
+        eventually(lambda: collection("trials").count_documents({}) == 0)
 
 
 @pytest.mark.smoke
@@ -123,7 +123,7 @@ def test_beat_scans_an_external_system(clean: Servers, env: dict[str, str], tmp_
         CeleryProcess(tmp_path / "beat.log", "beat", env=env),
     ):
         add_trial()
-        eventually(lambda: collection("trials").count_documents({}) == 0, within=60)
+        eventually(lambda: collection("trials").count_documents({}) == 0)
 
 
 @pytest.mark.smoke

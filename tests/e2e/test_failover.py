@@ -32,7 +32,7 @@ def valkeys(tmp_path: Path) -> Iterator[tuple[Valkey, Valkey]]:
     with Valkey(tmp_path / "old") as old, Valkey(tmp_path / "new") as new:
         with redis.Redis.from_url(new.url) as client:
             client.replicaof(LOOPBACK, str(old.port))
-            eventually(lambda: client.info("replication")["master_link_status"] == "up", within=30)
+            eventually(lambda: client.info("replication")["master_link_status"] == "up")
         yield old, new
 
 
@@ -59,7 +59,7 @@ def test_all_processes_follow_the_address_to_the_new_primary(
             web(tmp_path, **env) as the_web,
         ):
             before = make_room(server_now() - seconds(1))
-            eventually(lambda: is_open(before), within=60)
+            eventually(lambda: is_open(before))
             assert enqueue(the_web) == 201
             epoch = eventually(lambda: leadership(on_new, LEADER_LOCK)).epoch
 
@@ -67,18 +67,17 @@ def test_all_processes_follow_the_address_to_the_new_primary(
             proxy.target = new.port
             with redis.Redis.from_url(old.url) as on_old, listening(new.url) as heard:
                 on_old.replicaof(LOOPBACK, str(new.port))
-                eventually(lambda: enqueue(the_web) == 201, within=20)
+                eventually(lambda: enqueue(the_web) == 201)
                 rooms = [make_room(server_now() - seconds(1)) for _ in range(3)]
-                eventually(lambda: all(is_open(room) for room in rooms), within=60)
+                eventually(lambda: all(is_open(room) for room in rooms))
                 more = [make_room(server_now() - seconds(1)) for _ in range(3)]
-                eventually(lambda: all(is_open(room) for room in more), within=60)
+                eventually(lambda: all(is_open(room) for room in more))
                 eventually(lambda: all(heard.of(room) for room in more))
                 scanned = int(on_new.hget("qm:totals:tasks.support_snooze.scan_expired_snoozes", "runs") or 0)
                 eventually(
                     lambda: (
                         int(on_new.hget("qm:totals:tasks.support_snooze.scan_expired_snoozes", "runs") or 0) > scanned
-                    ),
-                    within=30,
+                    )
                 )
                 led = eventually(lambda: leadership(on_new, LEADER_LOCK))
                 assert led.pid == beat.pid

@@ -207,7 +207,7 @@ def test_dead_letters_of_the_message_queue_are_a_problem(well: Servers, tmp_path
     dead = [queue.enqueue("mail", {}, max_attempts=1, ack_timeout=0.1) for _ in range(6)]
     for _ in dead:
         assert queue.dequeue(timeout=0) is not None
-    eventually(lambda: sweeper().sweep() and queue_admin().counts().dead == 6, within=30)
+    eventually(lambda: sweeper().sweep() and queue_admin().counts().dead == 6)
     problem = health(tmp_path, QM_MESSAGE_QUEUE="true", QM_CONVERSATIONS="false").only_problem(
         "overdue-messages", Rule.DEAD_MESSAGES
     )
@@ -220,7 +220,7 @@ def test_overdue_messages_that_are_not_swept_are_a_problem(well: Servers, tmp_pa
     id = queue.enqueue("mail", {}, ack_timeout=0.1)
     assert queue.dequeue(timeout=0) is not None
     env = {"QM_MESSAGE_QUEUE": "true", "QM_CONVERSATIONS": "false", "OVERDUE_CHECK_INTERVAL_MS": "100"}
-    answer = eventually(lambda: found if (found := health(tmp_path, **env)).problems else None, within=60)
+    answer = eventually(lambda: found if (found := health(tmp_path, **env)).problems else None)
     problem = answer.only_problem("overdue-messages", Rule.LAG)
     assert problem.startswith("The oldest due item has waited")
     assert problem.endswith(f"({id})")
@@ -248,7 +248,7 @@ def test_a_queue_that_no_worker_consumes_is_a_problem(
     option: str, unconsumed: list[str], scanned: Servers, tmp_path: Path
 ) -> None:
     with worker(tmp_path / "worker.log", option), connect(scanned.valkey.url) as client:
-        eventually(lambda: worker_heartbeats.online(client), within=10)
+        eventually(lambda: worker_heartbeats.online(client))
         problems = health(tmp_path, QM_JOBS="true").problems
     assert [problem.split(",")[0] for problem in problems] == [
         f"No worker consumes the queue {queue}" for queue in unconsumed

@@ -58,7 +58,7 @@ def test_overdue_room_and_failing_jobs_are_problems(well: Servers, tmp_path: Pat
         lab.jobs.clear(["failure"])
         database.collection("support_rooms").delete_many({})
         for look in LOOKS:
-            assert eventually(lambda look=look: look(process) == [], within=10)
+            assert eventually(lambda look=look: look(process) == [])
     assert (health(tmp_path, **JOBS).problems, said(tmp_path, **JOBS)[-12:]) == ([], "no problems\n")
 
 

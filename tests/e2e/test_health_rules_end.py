@@ -397,12 +397,12 @@ def test_problem_is_shown_everywhere_until_its_cause_is_gone(
 ) -> None:
     shown = (system, rule.id)
     for look in LOOKS:
-        eventually(lambda look=look: look(process) == [], within=30)
+        eventually(lambda look=look: look(process) == [])
     with CAUSES[system, rule](well, process, queue_server):
         for look in LOOKS:
-            eventually(lambda look=look: shown in look(process), within=30)
+            eventually(lambda look=look: shown in look(process))
     for look in LOOKS:
-        eventually(lambda look=look: look(process) == [], within=30)
+        eventually(lambda look=look: look(process) == [])
 
 
 SHOWN_ELSEWHERE = {Rule.SERVER_AWAY, Rule.CLOCKS_APART, Rule.SETTINGS_WARNING}
@@ -421,10 +421,10 @@ def test_unavailable_server_is_a_problem_until_it_is_back(tmp_path: Path) -> Non
             for name, server in zip(names, (mongo, main, broker), strict=True):
                 server.kill()
                 for look in LOOKS:
-                    eventually(lambda look=look, name=name: (name, "server-away") in look(process), within=60)
+                    eventually(lambda look=look, name=name: (name, "server-away") in look(process))
                 server.start()
                 for look in LOOKS:
-                    eventually(lambda look=look: "server-away" not in dict(look(process)).values(), within=60)
+                    eventually(lambda look=look: "server-away" not in dict(look(process)).values())
 
 
 def test_wrong_clock_is_a_problem_until_it_is_set(well: Servers, tmp_path: Path) -> None:
@@ -437,4 +437,4 @@ def test_wrong_clock_is_a_problem_until_it_is_set(well: Servers, tmp_path: Path)
                 file.write(struct.pack("d", off))
             shown = [("clocks", "clocks-apart")] if off else []
             for look in LOOKS:
-                eventually(lambda look=look, shown=shown: look(process) == shown, within=30)
+                eventually(lambda look=look, shown=shown: look(process) == shown)

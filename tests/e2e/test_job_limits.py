@@ -30,7 +30,7 @@ def test_job_that_holds_the_gil_for_longer_than_its_lease_runs_once(short_jobs_b
     ids = [lab.run("holds_gil", 0) for _ in range(short_jobs_before)]
     ids += [lab.run("holds_gil", LONG_LEASE + 4), lab.run("holds_gil", 0)]
     with job_worker(tmp_path, env=LONG) as process, job_beat(tmp_path, env=LONG):
-        eventually(lambda: {lab.state(id) for id in ids} == {"success"}, within=60)
+        eventually(lambda: {lab.state(id) for id in ids} == {"success"})
         assert "claim of an executing job was lost" not in process.log
     assert [lab.jobs.get(id)["attempts"] for id in ids] == [1] * len(ids)
     assert len(notes("holds_gil")) == len(ids)
@@ -41,16 +41,16 @@ def test_hanging_job_is_killed_after_its_time_limit_and_others_continue(how: str
     lab, mark, others_mark = job_lab(), tmp_path / "may-end", tmp_path / "others-may-end"
     with job_worker(tmp_path, env=GRACE) as process, job_beat(tmp_path, env=GRACE):
         other = lab.run("n0", 0, str(others_mark))
-        eventually(lambda: lab.state(other) == "executing", within=20)
+        eventually(lambda: lab.state(other) == "executing")
         id = lab.run("hangs", how, str(mark))
-        eventually(lambda: lab.state(id) == "failure", within=30)
+        eventually(lambda: lab.state(id) == "failure")
         found = lab.jobs.get(id)
         assert found["last_error"] == "The job exceeded its time limit of 1 s"
         assert "losses" not in found
         assert lab.state(other) == "executing"
         mark.touch()
         others_mark.touch()
-        eventually(lambda: lab.state(id) == lab.state(other) == "success", within=40)
+        eventually(lambda: lab.state(id) == lab.state(other) == "success")
         assert lab.jobs.get(other)["attempts"] == 1
         assert process.log.count("exceeded its time limit of 1 s, and did not stop: its process is killed") == 1
 
@@ -59,15 +59,15 @@ def test_suspended_process_keeps_its_lease_until_the_time_limit(tmp_path: Path) 
     lab, mark, env = job_lab(), tmp_path / "may-end", {**GRACE, "JOBS_TIMEOUT_SECONDS": str(4 * LEASE)}
     with job_worker(tmp_path, env=env), job_beat(tmp_path, env=env):
         id = lab.run("fragile", str(mark))
-        [first] = eventually(lambda: notes("fragile"), within=20)
+        [first] = eventually(lambda: notes("fragile"))
         os.kill(first["pid"], signal.SIGSTOP)
         stopped_at = server_now()
         renewed = stopped_at + seconds(2.5 * LEASE)
-        eventually(lambda: lab.jobs.get(id)["claim"]["claimed_until"] > renewed, within=20)
-        eventually(lambda: lab.state(id) == "failure", within=30)
+        eventually(lambda: lab.jobs.get(id)["claim"]["claimed_until"] > renewed)
+        eventually(lambda: lab.state(id) == "failure")
         assert lab.jobs.get(id)["last_error"] == f"The job exceeded its time limit of {4 * LEASE:g} s"
         mark.touch()
-        eventually(lambda: lab.state(id) == "success", within=30)
+        eventually(lambda: lab.state(id) == "success")
     assert [entry.get("error") for entry in lab.jobs.get(id)["history"]].count(LOST_ERROR) == 0
     assert len(notes("fragile")) == 2
 
@@ -89,11 +89,11 @@ def test_canceled_job_stops_or_its_process_is_killed(tmp_path: Path, short_grace
     lab, mark = job_lab(), tmp_path / "never"
     with job_worker(tmp_path), job_beat(tmp_path):
         patient, fragile = lab.run("patient"), lab.run("fragile", str(mark))
-        [first] = eventually(lambda: notes("patient"), within=20)
-        eventually(lambda: notes("fragile"), within=20)
+        [first] = eventually(lambda: notes("patient"))
+        eventually(lambda: notes("fragile"))
         lab.jobs.cancel(patient)
-        eventually(lambda: lab.state(patient) == "canceled", within=20)
+        eventually(lambda: lab.state(patient) == "canceled")
         os.kill(first["pid"], 0)  # its process lives
         short_grace()
         lab.jobs.cancel(fragile)
-        eventually(lambda: lab.state(fragile) == "canceled", within=30)
+        eventually(lambda: lab.state(fragile) == "canceled")

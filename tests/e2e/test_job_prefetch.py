@@ -32,9 +32,9 @@ def test_busy_worker_leaves_the_other_queues_to_the_next(clean: Servers, tmp_pat
     with job_beat(tmp_path), listed("scans", scans, slots=1), listed("jobs", busy, slots=1):
         for name in NAMES:
             lab.run(name, 0, str(mark))
-        eventually(lambda: count("executing", *NAMES) == 1, within=20)
+        eventually(lambda: count("executing", *NAMES) == 1)
         with listed("jobs", idle, slots=4):
-            eventually(lambda: count("executing", *NAMES) == len(NAMES), within=20)
+            eventually(lambda: count("executing", *NAMES) == len(NAMES))
             assert count("success", *NAMES) == 0  # each is still executing: `mark` ends them
             mark.touch()
-            eventually(lambda: count("success", *NAMES) == len(NAMES), within=20)
+            eventually(lambda: count("success", *NAMES) == len(NAMES))

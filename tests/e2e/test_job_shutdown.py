@@ -23,7 +23,7 @@ def test_a_job_that_outlasts_the_shutdown_is_requeued_and_no_other_is_started(tm
     with job_beat(tmp_path):
         with job_worker(tmp_path, concurrency=1, env={"QM_SHUTDOWN_SECONDS": str(LIMIT)}) as worker:
             ids = [lab.run("fragile", str(mark)) for _ in range(2)]
-            eventually(lambda: notes("fragile"), within=60)
+            eventually(lambda: notes("fragile"))
 
             worker.signal(signal.SIGTERM)
 
@@ -33,7 +33,7 @@ def test_a_job_that_outlasts_the_shutdown_is_requeued_and_no_other_is_started(tm
         assert (interrupted["state"], interrupted.get("last_error")) == ("pending", None)
         mark.touch()
         with job_worker(tmp_path, 1):
-            eventually(lambda: count("success", "fragile") == 2, within=30)
+            eventually(lambda: count("success", "fragile") == 2)
     assert [(note["job"], note["attempt"]) for note in notes("fragile")] == [(ids[0], 1), (ids[0], 1), (ids[1], 1)]
 
 
@@ -41,7 +41,7 @@ def test_a_run_ends_with_the_job_it_executes_when_the_worker_shuts_down(tmp_path
     lab = job_lab()
     with job_worker(tmp_path, concurrency=1) as worker, job_beat(tmp_path):
         lab.jobs.run_many("n0", [[0.3] for _ in range(60)])
-        eventually(lambda: notes("n0"), within=60)
+        eventually(lambda: notes("n0"))
 
         worker.signal(signal.SIGTERM)
 
@@ -55,13 +55,13 @@ def test_a_terminated_process_requeues_its_job(tmp_path: Path) -> None:
     lab, mark = job_lab(), tmp_path / "may-end"
     with job_worker(tmp_path, concurrency=1), job_beat(tmp_path):
         id = lab.run("fragile", str(mark))
-        [first] = eventually(lambda: notes("fragile"), within=60)
+        [first] = eventually(lambda: notes("fragile"))
 
         os.kill(first["pid"], signal.SIGTERM)
 
-        eventually(lambda: len(notes("fragile")) == 2, within=30)
+        eventually(lambda: len(notes("fragile")) == 2)
         mark.touch()
-        eventually(lambda: lab.state(id) == "success", within=30)
+        eventually(lambda: lab.state(id) == "success")
     found = lab.jobs.get(id)
     assert [entry["state"] for entry in found["history"]] == ["pending", "pending", "success"]
     assert "last_error" not in found

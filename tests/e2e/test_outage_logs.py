@@ -143,7 +143,7 @@ def test_an_outage_is_one_line_of_each_component(victim: str, deployment: Deploy
     lab = job_lab()
     running = lab.run("fragile", str(mark))
     rooms = [make_room(server_now() + seconds(due)) for due in (3, 6, 9, 12) for _ in range(10)]
-    eventually(lambda: lab.state(running) == "executing", within=30)
+    eventually(lambda: lab.state(running) == "executing")
     if victim == "loading":
         fill(settings().redis_url)
     server, before = deployment.servers[victim], {name: len(found) for name, found in deployment.lines().items()}
@@ -162,8 +162,8 @@ def test_an_outage_is_one_line_of_each_component(victim: str, deployment: Deploy
     if victim != "loading":
         server.start()
     mark.touch()
-    eventually(lambda: all(is_open(room) for room in rooms), within=60)
-    eventually(lambda: lab.state(running) == "success", within=60)
+    eventually(lambda: all(is_open(room) for room in rooms))
+    eventually(lambda: lab.state(running) == "success")
     everything = {name: found[before[name] :] for name, found in deployment.lines().items()}
 
     internal = [(what, body) for what, _, body in responses if INTERNALS.search(body)]

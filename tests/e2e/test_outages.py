@@ -76,15 +76,15 @@ def test_processes_continue_after_an_outage_of_a_server(
     # Due now: running, or waiting for a retry. Due soon: held by the worker with its time. Later: not known yet.
     rooms = [make_room(now + seconds(due)) for due in (*[-1] * 12, *[7, 8, 9] * 2, *[14, 16] * 2)]
     due_at = {room: get_room(room)["snooze_time"]["time"] for room in rooms}
-    eventually(lambda: the_worker.log.count("Retry in") >= 3, within=30)
+    eventually(lambda: the_worker.log.count("Retry in") >= 3)
 
     server.kill()
     eventually(lambda: is_free(server.port))
-    eventually(lambda: OUTAGE_SEEN[victim] in the_worker.log, within=30)
+    eventually(lambda: OUTAGE_SEEN[victim] in the_worker.log)
     (tmp_path / "healthy").touch()
     server.start()
 
-    eventually(lambda: all(is_open(room) for room in rooms), within=60)
+    eventually(lambda: all(is_open(room) for room in rooms))
     assert the_worker.is_alive(), the_worker.log
     assert beat.is_alive(), beat.log
     for room in rooms:
@@ -104,11 +104,11 @@ def test_worker_survives_full_memory_of_redis(valkey: Valkey, mongo: Mongo, tmp_
         client.config_set("maxmemory", "1mb")
         the_worker.signal(signal.SIGCONT)
 
-        eventually(lambda: "refused a command (command not allowed when used memory" in the_worker.log, within=20)
+        eventually(lambda: "refused a command (command not allowed when used memory" in the_worker.log)
         client.config_set("maxmemory", "0")
         assert the_worker.is_alive()
         with CeleryProcess(tmp_path / "beat.log", "beat", env=env):
-            eventually(lambda: all(is_open(room) for room in rooms), within=60)
+            eventually(lambda: all(is_open(room) for room in rooms))
         assert the_worker.is_alive(), the_worker.log
         theirs.close()
 
@@ -125,16 +125,16 @@ def test_result_pending_since_an_outage_is_read_before_its_process_is_killed(
         CeleryProcess(tmp_path / "beat.log", "beat", env=env),
         redis.Redis.from_url(valkey.url) as client,
     ):
-        eventually(lambda: client.zcard("qm:lease:support-snooze:started"), within=30)
+        eventually(lambda: client.zcard("qm:lease:support-snooze:started"))
         pool = children(the_worker.pid)
         valkey.kill()
-        eventually(lambda: OUTAGE_SEEN["valkey"] in the_worker.log, within=30)
+        eventually(lambda: OUTAGE_SEEN["valkey"] in the_worker.log)
         may_end.touch()
-        eventually(lambda: is_open(room), within=30)
+        eventually(lambda: is_open(room))
         time.sleep(timeout)  # until its time is over
         valkey.start()
 
         another = make_room(server_now() - seconds(1))
-        eventually(lambda: is_open(another), within=60)
+        eventually(lambda: is_open(another))
         assert "took too long" not in the_worker.log
         assert children(the_worker.pid) == pool

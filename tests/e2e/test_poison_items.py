@@ -80,10 +80,10 @@ def test_neighbours_of_an_item_that_kills_its_process_are_executed_immediately(
         assert "each item is executed alone" in process.log
 
         # Alone, it loses its process again; then it is due again, long before its lease ends.
-        eventually(lambda: is_released(poison), within=20)
+        eventually(lambda: is_released(poison), within=LEASE - 5)
         scan()
-        eventually(lambda: losses(client, poison) == 2, within=20)
-        eventually(lambda: is_released(poison), within=20)
+        eventually(lambda: losses(client, poison) == 2)
+        eventually(lambda: is_released(poison), within=LEASE - 5)
 
     until = lease(poison).ends_at
     assert until is not None
@@ -102,7 +102,7 @@ def test_neighbours_of_an_item_that_raises_system_exit_are_executed_immediately(
         scan()
         eventually(lambda: all(is_open(room) for room in neighbours), within=LEASE - 5)
         assert "A batch failed as a whole" in process.log
-        eventually(lambda: "SystemExit: 1" in process.log, within=20)
+        eventually(lambda: "SystemExit: 1" in process.log)
         assert lease(poison).state == "in-progress"  # until its next attempt
     assert losses(client, poison) == 0
     assert client.zcard(STARTED) == 0
@@ -115,7 +115,7 @@ def test_batch_whose_process_is_killed_is_executed_two_seconds_later(tmp_path: P
     with poisoned_worker(tmp_path, poison, "hang", POISON_NOTE=str(note)):
         scan()
         eventually(lambda: note.exists() and note.read_text(), within=LEASE - 5)
-        in_batch = eventually(lambda: waiting_together(client, neighbours), within=20)
+        in_batch = eventually(lambda: waiting_together(client, neighbours))
         with promptly(2):
             os.kill(int(note.read_text()), signal.SIGKILL)
             eventually(lambda: all(map(is_open, in_batch)), within=LEASE - 5)
@@ -136,10 +136,10 @@ def test_item_that_kills_the_whole_worker_cools_down_after_its_second_loss(tmp_p
     scan()
     for _ in range(2):
         with process.start():
-            eventually(lambda: not process.is_alive(), within=30)
+            eventually(lambda: not process.is_alive())
     with process.start():
-        eventually(lambda: losses(client, poison) == 2, within=30)
-        eventually(lambda: all(is_open(room) for room in neighbours if losses(client, room) < 2), within=40)
+        eventually(lambda: losses(client, poison) == 2)
+        eventually(lambda: all(is_open(room) for room in neighbours if losses(client, room) < 2))
         assert process.is_alive()
         eventually(lambda: recorded_error(poison) == "its process was lost 2 times in a row")
     # Neighbours that were executed alone at the moment of the second kill are suspected like it.
@@ -150,8 +150,8 @@ def test_item_that_needs_too_much_memory_fails_by_itself(tmp_path: Path, client:
     poison, neighbours = make_rooms()
     with poisoned_worker(tmp_path, poison, "memory") as process:
         scan()
-        eventually(lambda: all(is_open(room) for room in neighbours), within=40)
-        eventually(lambda: "final attempt" in process.log or "retry" in process.log.lower(), within=20)
+        eventually(lambda: all(is_open(room) for room in neighbours))
+        eventually(lambda: "final attempt" in process.log or "retry" in process.log.lower())
         assert process.is_alive()
     assert losses(client, poison) == 0
 
@@ -163,8 +163,8 @@ def test_messages_that_came_back_unstarted_are_executed_as_a_batch(tmp_path: Pat
     held = poisoned_worker(tmp_path, rooms[0], "hang")
     with held:
         scan()
-        eventually(lambda: client.zcard(STARTED) > 0, within=20)
+        eventually(lambda: client.zcard(STARTED) > 0)
     started = client.zcard(STARTED)
     with poisoned_worker(tmp_path, nobody, "exit") as process:
-        eventually(lambda: all(is_open(room) for room in rooms), within=40)
+        eventually(lambda: all(is_open(room) for room in rooms))
         assert process.log.count("Unsnoozed 1 rooms") <= started

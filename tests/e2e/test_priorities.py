@@ -42,7 +42,7 @@ def test_messages_of_every_priority_are_executed(steps: str, clean: Servers, tmp
             send(
                 clean.valkey.url, "tasks.support_snooze.unsnooze_room", str(room), steps=STEPS[steps], priority=priority
             )
-        eventually(lambda: all(is_open(room) for room in rooms), within=30)
+        eventually(lambda: all(is_open(room) for room in rooms))
 
 
 def test_messages_of_every_priority_are_counted_and_purged(clean: Servers) -> None:
@@ -63,4 +63,4 @@ def test_messages_of_every_priority_are_counted_and_purged(clean: Servers) -> No
 def test_unknown_task_with_a_priority_is_a_dead_letter(clean: Servers, tmp_path: Path) -> None:
     with worker(tmp_path / "log"), redis.Redis.from_url(clean.valkey.url) as client:
         send(clean.valkey.url, "nobody.knows.this", steps=None, priority=9)
-        eventually(lambda: client.llen("qm:dead-letters") == 1, within=20)
+        eventually(lambda: client.llen("qm:dead-letters") == 1)

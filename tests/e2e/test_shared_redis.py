@@ -63,7 +63,7 @@ def test_applications_sharing_redis_execute_only_their_own_tasks_once(
     with worker(tmp_path / "ours", app="tests.e2e.short_timeout_app") as ours, theirs:
         for number in range(20):
             shop.send_task("shop.charge", [number])
-        eventually(lambda: charged(client) == [*range(20)], within=30)
+        eventually(lambda: charged(client) == [*range(20)])
 
         client.delete("shop:charged")
         for number in range(6):  # the last one is held three times as long as our timeout
@@ -72,8 +72,8 @@ def test_applications_sharing_redis_execute_only_their_own_tasks_once(
         rooms = [due_room() for _ in range(5)]
         for room in rooms:
             shop.send_task(UNSNOOZE, [str(room)], queue="support-snooze")
-        eventually(lambda: all(is_open(room) for room in rooms), within=30)
-        eventually(lambda: client.hlen(keys.OLD_UNACKED) == 0, within=40)
+        eventually(lambda: all(is_open(room) for room in rooms))
+        eventually(lambda: client.hlen(keys.OLD_UNACKED) == 0)
 
         assert charged(client) == [*range(6)]
         assert client.llen("qm:dead-letters") == 0
@@ -88,17 +88,17 @@ def test_broadcasts_reach_their_own_workers_alone(
         assert "ours@h" not in shop.control.inspect(timeout=3).ping()
 
         shop.control.shutdown()
-        eventually(lambda: not theirs.is_alive(), within=30)
+        eventually(lambda: not theirs.is_alive())
         room = due_room()
         app.send_task(UNSNOOZE, [str(room)], queue="support-snooze")
-        eventually(lambda: is_open(room), within=20)
+        eventually(lambda: is_open(room))
         assert ours.is_alive()
 
         with shop_worker(clean, tmp_path / "another") as another:
             app.control.shutdown()
-            eventually(lambda: not ours.is_alive(), within=30)
+            eventually(lambda: not ours.is_alive())
             shop.send_task("shop.charge", [1])
-            eventually(lambda: charged(client) == [1], within=20)
+            eventually(lambda: charged(client) == [1])
             assert another.is_alive()
 
 
@@ -113,7 +113,7 @@ def test_calls_without_a_queue_are_executed_and_foreign_tasks_are_kept(
     before = [message for message in client.lrange("celery", 0, -1) if "shop.charge" in message]
 
     with worker(tmp_path / "ours"):
-        eventually(lambda: all(is_open(room) for room in rooms), within=30)
+        eventually(lambda: all(is_open(room) for room in rooms))
 
     assert client.lrange("celery", 0, -1) == before
     assert client.llen(keys.list_of("celery", 6)) == 1
@@ -131,7 +131,7 @@ def test_messages_held_by_workers_of_release_0_1_are_requeued_when_overdue(
     hold(client, shop, OLD_TAG.replace("7", "9"), "shop.charge", 1, queue="celery", ago=60)
 
     with worker(tmp_path / "ours"):
-        eventually(lambda: is_open(overdue) and is_open(without_queue), within=30)
+        eventually(lambda: is_open(overdue) and is_open(without_queue))
         eventually(lambda: client.llen("celery") == 1)
 
     assert sorted(client.hkeys(keys.OLD_UNACKED)) == sorted(client.zrange(keys.OLD_UNACKED_INDEX, 0, -1))
@@ -166,13 +166,13 @@ def save_entry(app: Celery, name: str, task: str, prefix: str) -> None:
 
 def test_each_beat_keeps_its_own_lock_and_entries(clean: Servers, client: redis.Redis, tmp_path: Path) -> None:
     with shop_beat(clean, tmp_path / "theirs") as theirs:
-        eventually(lambda: client.llen("celery") >= 2, within=30)
+        eventually(lambda: client.llen("celery") >= 2)
         with CeleryProcess(tmp_path / "ours", "beat") as ours:
-            eventually(lambda: client.exists(LEADER_LOCK), within=30)
+            eventually(lambda: client.exists(LEADER_LOCK))
             save_entry(app, "of-a-user", UNSNOOZE, keys.SCHEDULE_PREFIX)
-            eventually(lambda: "sent of-a-user" in ours.log, within=20)
+            eventually(lambda: "sent of-a-user" in ours.log)
             before = client.llen("celery")
-            eventually(lambda: client.llen("celery") >= before + 3, within=20)
+            eventually(lambda: client.llen("celery") >= before + 3)
 
             assert client.type(OLD_LEADER_LOCK) == "string"
             assert client.smembers(old_schedule.OLD_STATICS) == {"charge"}
@@ -187,7 +187,7 @@ def test_leader_takes_our_entries_of_release_0_1_and_no_others(
     clean: Servers, client: redis.Redis, tmp_path: Path
 ) -> None:
     with CeleryProcess(tmp_path / "first", "beat"):
-        eventually(lambda: client.exists(SCHEDULE_KEY), within=30)
+        eventually(lambda: client.exists(SCHEDULE_KEY))
     client.delete(LEADER_LOCK)  # its beat was killed
     systems = client.zrange(SCHEDULE_KEY, 0, -1)
     app.loader.import_default_modules()
@@ -202,7 +202,7 @@ def test_leader_takes_our_entries_of_release_0_1_and_no_others(
     stored = client.hgetall("redbeat:shop.charge")
 
     with CeleryProcess(tmp_path / "ours", "beat") as ours:
-        eventually(lambda: f"sent {UNSNOOZE}" in ours.log, within=30)
+        eventually(lambda: f"sent {UNSNOOZE}" in ours.log)
 
     assert sorted(client.zrange(SCHEDULE_KEY, 0, -1)) == sorted([*systems, keys.SCHEDULE_PREFIX + UNSNOOZE])
     assert not client.exists("redbeat:" + UNSNOOZE)
@@ -215,14 +215,14 @@ def test_our_beat_stands_by_while_one_of_release_0_1_leads(clean: Servers, clien
     older = LeaderLock(client, OLD_LEADER_LOCK, lease=seconds(60))
     older.acquire()
     with CeleryProcess(tmp_path / "ours", "beat") as ours:
-        eventually(lambda: "a beat of release 0.1 leads" in ours.log, within=30)
+        eventually(lambda: "a beat of release 0.1 leads" in ours.log)
         assert not client.exists(LEADER_LOCK)
         older.release()
-        eventually(lambda: (found := leadership(client, LEADER_LOCK)) and found.epoch == 2, within=20)
+        eventually(lambda: (found := leadership(client, LEADER_LOCK)) and found.epoch == 2)
         sent = len(ours.log)
 
         older.acquire()
-        eventually(lambda: not client.exists(LEADER_LOCK), within=20)
+        eventually(lambda: not client.exists(LEADER_LOCK))
         assert older.epoch == 3  # of all beats, the one that took over last has the highest
         eventually(lambda: "a beat of release 0.1 leads" in ours.log[sent:])
 

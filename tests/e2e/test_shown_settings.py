@@ -31,13 +31,13 @@ def test_password_is_shown_by_no_report_and_not_by_flower(clean: Servers, tmp_pa
         beat = CeleryProcess(tmp_path / "beat", "beat", env=env)
         flower = CeleryProcess(tmp_path / "flower", "flower", env={**env, **flower_options})
         with worker(tmp_path / "worker", "--hostname", "one@h", env=env), beat, flower:
-            eventually(lambda: "leading (epoch 1)" in beat.log, within=30)  # the password is right
+            eventually(lambda: "leading (epoch 1)" in beat.log)  # the password is right
             shown = {
                 "report": celery("report", **env),
                 "conf": celery("inspect", "conf", "--json", "--timeout", "10", "--destination", "one@h", **env),
                 "stats": celery("inspect", "stats", "--json", "--timeout", "10", "--destination", "one@h", **env),
-                "workers": eventually(lambda: with_settings(f"{url}/api/workers?refresh=1"), within=30),
-                "page": eventually(lambda: with_settings(f"{url}/worker/one@h"), within=30),
+                "workers": eventually(lambda: with_settings(f"{url}/api/workers?refresh=1")),
+                "page": eventually(lambda: with_settings(f"{url}/worker/one@h")),
             }
 
     for name, text in shown.items():

@@ -51,23 +51,23 @@ def test_started_processes_work_and_a_killed_worker_is_replaced(clean: Servers, 
     try:
         opened(3)
         for port, path in zip(ports.values(), ("/readyz", "/"), strict=True):
-            eventually(lambda port=port, path=path: status(int(port), path) == 200, within=60)
+            eventually(lambda port=port, path=path: status(int(port), path) == 200)
         names = {name(pid): pid for pid in children(start.pid)}
         assert names.keys() == {f"qm-{process}" for process in PROCESSES}
 
         os.kill(names["qm-worker"], signal.SIGKILL)
-        eventually(lambda: {name(pid) for pid in children(start.pid)} == names.keys(), within=30)
+        eventually(lambda: {name(pid) for pid in children(start.pid)} == names.keys())
         opened(3)
 
         os.kill(names["qm-jobs"], signal.SIGHUP)  # Celery executes its command again
-        eventually(lambda: cmdline(names["qm-jobs"]).startswith("celery -A tasks worker --hostname jobs@"), within=30)
-        eventually(lambda: any(worker.startswith("jobs@") for worker in online()), within=30)
+        eventually(lambda: cmdline(names["qm-jobs"]).startswith("celery -A tasks worker --hostname jobs@"))
+        eventually(lambda: any(worker.startswith("jobs@") for worker in online()))
         assert start.poll() is None
 
         os.kill(start.pid, signal.SIGTERM)
         assert start.wait(60) == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in names.values())
-        eventually(lambda: not online(), within=30)  # the killed one did not say that it ends
+        eventually(lambda: not online())  # the killed one did not say that it ends
         lines = (tmp_path / "log").read_text()
         assert "Traceback" not in lines
         assert all(re.search(rf"^{process} *\| ", lines, re.MULTILINE) for process in PROCESSES), lines
@@ -108,7 +108,7 @@ def test_a_busy_port_ends_the_command(tmp_path: Path) -> None:
 def opened(number: int) -> None:
     """Wait until rooms that are due now have been opened, each once."""
     rooms = [make_room(server_now() - seconds(1)) for _ in range(number)]
-    eventually(lambda: all(map(is_open, rooms)), within=60)
+    eventually(lambda: all(map(is_open, rooms)))
     assert [len(moments) for moments in woken(rooms)] == [1] * number
 
 

@@ -74,7 +74,7 @@ def test_unexpected_error_ends_the_worker_and_its_traceback_is_logged_at_debug_l
 
     debug = CeleryProcess(tmp_path / "debug", "worker", env={**path, "QM_LOG_LEVEL": "DEBUG"}).start(ready=False)
     with debug:
-        eventually(lambda: debug.exit_code() is not None, within=60)
+        eventually(lambda: debug.exit_code() is not None)
     assert "Traceback" in debug.log
 
 

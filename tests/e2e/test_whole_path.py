@@ -116,5 +116,5 @@ def test_another_application_wakes_a_room(
     program = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
 
     assert program.returncode == 0, program.stderr
-    eventually(lambda: is_open(room), within=10)
+    eventually(lambda: is_open(room))
     assert get_room(room)["unsnoozed_by_task"] == program.stdout.strip()

@@ -68,7 +68,7 @@ def test_each_process_shows_the_item_or_job_it_executes(clean: Servers, tmp_path
     with working(tmp_path, room):
         wake_rooms()
         app.send_task("tasks.job_queues.run_queue", args=["long", None], queue="jobs")
-        eventually(lambda: running().keys() == {"support-snooze", "job-queues"}, within=60)
+        eventually(lambda: running().keys() == {"support-snooze", "job-queues"})
         tasks, shown = running(), seen()
         assert (shown.pool, shown.size, shown.busy) == ("prefork", 2, 2)
         assert all(process.memory_bytes for process in shown.processes)
@@ -82,8 +82,8 @@ def test_each_process_shows_the_item_or_job_it_executes(clean: Servers, tmp_path
         assert f"version {worker_heartbeats.OWN_RELEASE}" in lines
 
         mark.touch()
-        eventually(lambda: "job-queues" not in running(), within=60)
-        eventually(lambda: seen().done_per_minute, within=60)
+        eventually(lambda: "job-queues" not in running())
+        eventually(lambda: seen().done_per_minute)
         of_page: dict[str, Any] = json.loads(run(tmp_path, "--json"))
         assert of_page["workers"][0]["busy"] == 1
         assert of_page["queues_without_worker"] == []
@@ -95,7 +95,7 @@ def test_a_batch_is_shown_as_one_activity(clean: Servers, tmp_path: Path) -> Non
         due_room()
     with working(tmp_path, room, "--prefetch-multiplier", "100"):
         wake_rooms()
-        task = eventually(lambda: running().get("support-snooze"), within=60)
+        task = eventually(lambda: running().get("support-snooze"))
         assert (task.tasks, task.item, task.page) == (21, None, "/rooms")
         assert "21 items tasks.support_snooze.unsnooze_room  for " in run(tmp_path)
 
@@ -104,7 +104,7 @@ def test_a_pool_of_threads_shows_its_tasks_in_one_process(clean: Servers, tmp_pa
     room = due_room()
     with working(tmp_path, room, "--pool", "threads") as process:
         wake_rooms()
-        task = eventually(lambda: running().get("support-snooze"), within=60)
+        task = eventually(lambda: running().get("support-snooze"))
         assert task.item == str(room)
         shown = seen()
         assert (shown.pool, shown.size, [one.pid for one in shown.processes]) == ("threads", 2, [process.pid])
@@ -115,7 +115,7 @@ def test_workers_command_names_queues_without_a_worker(clean: Servers, tmp_path:
     assert said.startswith("No workers are online.\n")
     assert "No worker consumes the queue jobs (Jobs).\n" in said
     with worker(tmp_path / "worker.log", "--queues", "scans,jobs", env=ENV):
-        eventually(lambda: read_workers().count == 1, within=60)
+        eventually(lambda: read_workers().count == 1)
         said = run(tmp_path)
         assert "No worker consumes" not in said
         assert "\n  queues: jobs, scans\n" in said

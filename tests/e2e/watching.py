@@ -92,7 +92,7 @@ class Heard:
 def listening(url: str) -> Iterator[Heard]:
     with redis.Redis.from_url(url) as connection, connection.pubsub() as pubsub:
         pubsub.subscribe("socketio")
-        assert pubsub.get_message(timeout=5) is not None
+        assert pubsub.get_message(timeout=20) is not None
         yield Heard(pubsub)
 
 

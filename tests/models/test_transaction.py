@@ -6,14 +6,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from pymongo.client_session import ClientSession
 from pymongo.errors import PyMongoError
 
-from models.database import collection, within
+from models.database import client, collection, within
 from models.transaction import MAX_TRANSACTION, end_abandoned, transact
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Contended
@@ -41,8 +42,21 @@ def lock(servers: Servers) -> Iterator[Lock]:
             assert process.stdout.readline() == "locked\n"
             return process
 
-        yield start
-    eventually(can_write_all, within=10)  # the next test deletes the accounts
+        with transactions_living(seconds(150)):  # longer than a test waits
+            yield start
+    eventually(can_write_all)  # the next test deletes the accounts
+
+
+@contextmanager
+def transactions_living(limit: timedelta) -> Iterator[None]:
+    """Let MongoDB keep the locks of an abandoned transaction for this long."""
+    admin, name = client().admin, "transactionLifetimeLimitSeconds"
+    before = admin.command({"getParameter": 1, name: 1})[name]
+    admin.command({"setParameter": 1, name: int(limit.total_seconds())})
+    try:
+        yield
+    finally:
+        admin.command({"setParameter": 1, name: before})
 
 
 def can_write_all() -> bool:
@@ -68,7 +82,7 @@ def written_by(account: str) -> object:
 
 def test_abandoned_transaction_of_a_killed_process_is_aborted(lock: Lock) -> None:
     lock("a").kill()
-    eventually(can_write_all, within=10)  # MongoDB would keep the lock for 15 s here, and for 60 s by default
+    eventually(can_write_all)
     assert written_by("a") is None
 
 
@@ -82,7 +96,7 @@ def test_transaction_of_a_running_process_is_not_aborted(lock: Lock) -> None:
 def test_only_the_abandoned_one_of_two_transactions_is_aborted(lock: Lock) -> None:
     lock("a").kill()
     lock("b")
-    eventually(lambda: end_abandoned() == 1, within=10)
+    eventually(lambda: end_abandoned() == 1)
     write("a")
     with pytest.raises(Contended):
         write("b")

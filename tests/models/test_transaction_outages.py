@@ -71,7 +71,7 @@ def test_a_commit_that_a_frozen_primary_does_not_answer_happens_once(
         transact(add)
     finally:
         os.kill(before.pid, signal.SIGCONT)
-    eventually(members.is_complete, within=60)
+    eventually(members.is_complete)
     assert collection("accounts").find_one({"_id": "a"}) == {"_id": "a", "amount": 1}
 
 

@@ -26,7 +26,7 @@ class NodeProcess:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def next(self, *, within: float = 30.0) -> Any:
+    def next(self, *, within: float = 60.0) -> Any:
         """Return the next document that it prints. Raises `queue.Empty` if there is none in time."""
         return json.loads(self._lines.get(timeout=within))
 

@@ -33,12 +33,12 @@ def test_each_job_is_run_once_side_by_side_after_the_adoption_and_back_again(cle
     lab = job_lab()
     with job_worker(tmp_path), job_beat(tmp_path):
         ours = {lab.run(OURS) for _ in range(10)}
-        eventually(lambda: {*runs()} == ours, within=60)
+        eventually(lambda: {*runs()} == ours)
         with steve_jobs(THEIRS, clean, new_jobs=60) as application:
             ours |= {lab.run(OURS) for _ in range(10)}
             theirs = [application.next() for _ in range(5)]
         theirs += application.rest()  # it was killed while it ran a job
-        eventually(lambda: {*runs()} == ours, within=60)
+        eventually(lambda: {*runs()} == ours)
 
         adopted = queue_manager("adopt", "jobs", THEIRS, "--yes", cwd=tmp_path, **ENV)
         assert adopted.stdout.endswith("60 adopted\n")
@@ -49,7 +49,7 @@ def test_each_job_is_run_once_side_by_side_after_the_adoption_and_back_again(cle
 
         assert queue_manager("jobs", "pause", THEIRS, cwd=tmp_path, **ENV).returncode == 0
         last = {lab.run(THEIRS) for _ in range(5)}
-        eventually(lambda: count("executing", THEIRS) == 0, within=60)
+        eventually(lambda: count("executing", THEIRS) == 0)
         with steve_jobs(THEIRS, clean) as application:
             assert {application.next() for _ in last} == last
         assert {lab.state(id) for id in last} == {"success"}

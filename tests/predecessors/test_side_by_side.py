@@ -39,7 +39,7 @@ def test_every_room_wakes_although_the_other_program_is_killed(clean: Servers, t
             assert any("1 worker of Bull's queue" in note for note in adoption.plan(support_snooze.system).notes)
             processes.enter_context(worker(tmp_path / "worker.log", env=ENV))
             processes.enter_context(CeleryProcess(tmp_path / "beat.log", "beat", env=ENV))
-            eventually(lambda: support_room.rooms().count_documents(OURS), within=60)
+            eventually(lambda: support_room.rooms().count_documents(OURS))
             theirs |= {application.next() for _ in range(10)}
             rooms.append(make_room(snooze_queue_in_progress=True))  # as it leaves a room when it is killed
         eventually(lambda: all(map(is_open, rooms)), within=120, every=0.5)
@@ -53,9 +53,9 @@ def test_application_takes_over_again_and_every_room_wakes_once(clean: Servers, 
     now = server_now()
     rooms = [make_room(now + seconds(number * 0.05)) for number in range(ROOMS)]
     with worker(tmp_path / "worker.log", env=ENV), CeleryProcess(tmp_path / "beat.log", "beat", env=ENV):
-        eventually(lambda: support_room.rooms().count_documents(OURS) >= 20, within=60)
+        eventually(lambda: support_room.rooms().count_documents(OURS) >= 20)
         assert queue_manager("systems", "pause", "support-snooze", cwd=tmp_path).returncode == 0
-        eventually(lambda: in_progress(tmp_path) == 0, within=60)
+        eventually(lambda: in_progress(tmp_path) == 0)
         rooms += [make_room(server_now()) for _ in range(20)]
         assert in_progress(tmp_path) == 0
     ours = {str(room["_id"]) for room in support_room.rooms().find(OURS)}

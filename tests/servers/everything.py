@@ -97,7 +97,7 @@ def do_everything(running: Processes) -> None:
     ):
         assert client.call("join", str(account)) == {"joined": [str(account)]}
         room = make_room(server_now() - seconds(1), account_id=account)
-        eventually(lambda: is_open(room), within=60)
+        eventually(lambda: is_open(room))
         assert client.next_event()[1]["room_id"] == str(room)
         assert running.add_message() == 201
         assert stream.until(lambda event: event["type"] == "enqueue")
@@ -106,8 +106,8 @@ def do_everything(running: Processes) -> None:
 
     trial = collection("second_try").insert_one({"status": "trial", "ends_at": server_now()}).inserted_id
     job_lab().run("now")
-    eventually(lambda: (collection("second_try").find_one({"_id": trial}) or {})["status"] == "expired", within=30)
-    eventually(lambda: len(notes("now")) == 1, within=30)
+    eventually(lambda: (collection("second_try").find_one({"_id": trial}) or {})["status"] == "expired")
+    eventually(lambda: len(notes("now")) == 1)
 
     session = {"Cookie": cookie(running.web, OPERATOR), "Sec_Fetch_Site": "same-origin"}
     assert running.web.post("/logout", **session).status == 303
@@ -120,7 +120,7 @@ def do_everything(running: Processes) -> None:
 def shown(running: Processes) -> str:
     """Return what logs, reports, health, the doctor, our pages and Flower's show of the settings."""
     env = dict(running.env)
-    health, doctor = (eventually(lambda name=name: command(name, **env), within=30) for name in ("health", "doctor"))
+    health, doctor = (eventually(lambda name=name: command(name, **env)) for name in ("health", "doctor"))
     inspected = [
         celery("inspect", what, "--json", "--timeout", "10", "--destination", "one@h", **env)
         for what in ("conf", "stats", "report")
@@ -135,7 +135,5 @@ def shown_by_flower(running: Processes) -> str:
     options = {"FLOWER_UNAUTHENTICATED_API": "1", "FLOWER_PORT": str(port), "FLOWER_ADDRESS": LOOPBACK}
     with CeleryProcess(running.directory / "flower", "flower", env={**running.env, **options}) as flower:
         pages = ("api/workers?refresh=1", "worker/one@h")
-        shown = [
-            eventually(lambda page=page: with_settings(f"http://{LOOPBACK}:{port}/{page}"), within=30) for page in pages
-        ]
+        shown = [eventually(lambda page=page: with_settings(f"http://{LOOPBACK}:{port}/{page}")) for page in pages]
         return "\n".join([flower.log, *shown])

@@ -129,5 +129,5 @@ def under_load(running: Processes) -> Iterator[Load]:
         }
         for kind in KINDS:
             stack.enter_context(in_thread(partial(load.repeat, kind, acts[kind]), name=kind))
-        eventually(lambda: all(load.succeeded(kind, 0) >= 2 for kind in KINDS), within=60)
+        eventually(lambda: all(load.succeeded(kind, 0) >= 2 for kind in KINDS))
         yield load

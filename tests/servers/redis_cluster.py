@@ -86,9 +86,9 @@ def redis_cluster(directory: Path) -> Iterator[Cluster]:
             node.ask("CLUSTER", "ADDSLOTSRANGE", begin, end - 1)
             replica.ask("CLUSTER", "MEET", LOOPBACK, node.port, node.bus_port)
         for node in nodes:
-            eventually(lambda node=node: node.knows(len(nodes)), within=60)
+            eventually(lambda node=node: node.knows(len(nodes)))
         cluster = Cluster(nodes)
         owner = eventually(cluster.owner)
         replica.ask("CLUSTER", "REPLICATE", owner.ask("CLUSTER", "MYID"))
-        eventually(replica.is_synchronized, within=60)
+        eventually(replica.is_synchronized)
         yield cluster

@@ -133,9 +133,9 @@ class Group:
                 return bool(master["num-slaves"] >= 1 and master["num-other-sentinels"] == SENTINELS - 1)
 
         with make_client(self.servers[1].url) as client:
-            eventually(lambda: client.info("replication")["master_link_status"] == "up", within=30)
+            eventually(lambda: client.info("replication")["master_link_status"] == "up")
         for sentinel in self.sentinels:
-            eventually(lambda sentinel=sentinel: is_redundant(sentinel), within=30)
+            eventually(lambda sentinel=sentinel: is_redundant(sentinel))
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def cluster(running: Cluster) -> Cluster:
     """An empty cluster."""
-    owner = eventually(running.owner, within=30)
+    owner = eventually(running.owner)
     owner.ask("FLUSHALL")
     return running
 
@@ -84,14 +84,14 @@ def test_the_new_primary_is_used_although_the_old_one_keeps_its_connections(
     before = eventually(cluster.owner)
     replica = cluster.nodes[-1]
     replica.ask("CLUSTER", "FAILOVER")
-    eventually(lambda: cluster.owner() is replica, within=30)
+    eventually(lambda: cluster.owner() is replica)
     assert before.is_running
     message = queue.dequeue()
     assert message is not None
     assert message.id == "first"
     queue.ack(message.id, message.lock_token)
     before.ask("CLUSTER", "FAILOVER")
-    eventually(lambda: cluster.owner() is before, within=30)
+    eventually(lambda: cluster.owner() is before)
 
 
 def received(queue: message_queue.MessageQueue) -> list[tuple[str, int]]:
@@ -120,19 +120,19 @@ def test_a_pause_outlives_a_dead_consumer_and_a_restart_of_all_nodes(
         queue.enqueue_batch([{"type": "mail", "id": f"m{number}"} for number in range(7)])
         consumer = LoggedProcess(tmp_path / "consumer", "-m", "tests.servers.consumer", "mail", str(file), "600")
         with consumer.start(ready=False):
-            eventually(file.exists, within=30)
+            eventually(file.exists)
             held = queue.dequeue(type="mail")
             assert held is not None
             message_queue.queue_admin().pause(["mail"], by="ada", reason="spilling mail")
         queue.enqueue("sms", id="s0")
-        eventually(lambda: message_queue.sweeper().sweep().requeued == ["m0"], within=30)  # the consumer was killed
+        eventually(lambda: message_queue.sweeper().sweep().requeued == ["m0"])  # the consumer was killed
         assert received(queue) == [("s0", 1)]
 
         for node in cluster.nodes:
             node.kill()
         for node in cluster.nodes:
             node.start()
-        assert eventually(paused_types, within=60) == ["mail"]
+        assert eventually(paused_types) == ["mail"]
         queue.nack(held.id, held.lock_token)
         queue.enqueue_batch([{"type": "mail", "id": "m7"}, {"type": "sms", "id": "s1"}])
         assert received(queue) == [("s1", 1)]
@@ -163,9 +163,9 @@ def test_messages_continue_when_the_node_of_the_queue_dies(
 
             owner.kill()
             began = time.monotonic()
-            eventually(lambda: cluster.owner() is replica, within=60)
+            eventually(lambda: cluster.owner() is replica)
             elected = time.monotonic() - began
-            eventually(lambda: running.ask("GET", "/api/queue/status").status == 200, within=30)
+            eventually(lambda: running.ask("GET", "/api/queue/status").status == 200)
             assert running.acknowledge(taken.pop()) == 200
             followed = time.monotonic() - began - elected
             figure(
@@ -180,7 +180,7 @@ def test_messages_continue_when_the_node_of_the_queue_dies(
             for _ in range(left):
                 assert running.acknowledge(running.take()) == 200
             assert works(running)
-            eventually(lambda: running.web.get("/readyz").status == 200, within=30)
+            eventually(lambda: running.web.get("/readyz").status == 200)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def everything_under_load(deployment: Deployment) -> Iterator[Load]:
     with under_load(deployment.running) as load:
         send = partial(sent_and_received, deployment, count(), sent)
         with in_thread(partial(load.repeat, "consumer", send), name="consumer"):
-            eventually(lambda: load.succeeded("consumer", 0) >= 2, within=60)
+            eventually(lambda: load.succeeded("consumer", 0) >= 2)
             before = {name: len(lines) for name, lines in deployment.logs().items()}
             yield load
             require_quiet_logs(deployment, before)
@@ -154,10 +154,10 @@ def require_quiet_logs(deployment: Deployment, before: dict[str, int]) -> None:
 
 
 def require_all_done(deployment: Deployment, load: Load, sent: list[str]) -> None:
-    eventually(lambda: job.jobs().count_documents({"state": {"$ne": "success"}}) == 0, within=60)
-    eventually(lambda: all(map(is_open, load.rooms)), within=60)
+    eventually(lambda: job.jobs().count_documents({"state": {"$ne": "success"}}) == 0)
+    eventually(lambda: all(map(is_open, load.rooms)))
     assert {len(moments) for moments in woken(load.rooms)} == {1}
-    eventually(lambda: deployment.lab.contents.counts().total_acknowledged == len(sent), within=60)
+    eventually(lambda: deployment.lab.contents.counts().total_acknowledged == len(sent))
     assert {line.split()[0] for line in deployment.received.read_text().splitlines()} == {*sent}
     assert deployment.running.worker.is_alive()
     assert deployment.running.beat.is_alive()

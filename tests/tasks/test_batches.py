@@ -68,7 +68,7 @@ class Watched:
 
     def wait_until_done(self) -> None:
         """Wait until nothing waits and everything is acknowledged."""
-        eventually(self.is_idle, within=40)
+        eventually(self.is_idle)
 
     def listen(self) -> None:
         def note(event: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def test_failing_item_does_not_affect_its_batch_and_each_item_has_its_own_attemp
     names = ["ok-1", "poison-1", "ok-2", "permanent-1", "early-1", "ok-3"]
 
     watched.send_together(*names)
-    eventually(lambda: watched.events["poison-1"][-1:] == ["failed"], within=30)
+    eventually(lambda: watched.events["poison-1"][-1:] == ["failed"])
     watched.wait_until_done()
 
     first, *again = watched.batches()
@@ -249,7 +249,7 @@ def test_items_that_a_batch_did_not_reach_are_executed_by_the_next_one(watched: 
 def test_during_a_mongodb_outage_attempts_are_repeated_and_only_the_first_item_waits(watched: Watched) -> None:
     names = [f"flaky-{number}" for number in range(20)]
     watched.send_together(*names)
-    eventually(lambda: len(watched.batches()) >= 3, within=40)  # more often than there are attempts
+    eventually(lambda: len(watched.batches()) >= 3)  # more often than there are attempts
     assert watched.batches()[0] == names
     asked = [(name, repeats) for kind, (name, *repeats) in watched.calls() if kind == "outage"]
     assert not [name for name, repeats in asked if repeats == ["0"]]  # none of them after the batch had
@@ -280,14 +280,14 @@ def test_item_whose_retry_cannot_be_published_is_redelivered_as_the_same_attempt
         watched.send(*names)
         eventually(lambda: watched.client.hlen("qm:unacked") == 1 + len(names))
         may_publish(False)
-    eventually(lambda: all("rejected" in watched.events[name] for name in names), within=20)
+    eventually(lambda: all("rejected" in watched.events[name] for name in names))
     lines = ("The next attempt could not be published", "Couldn't reject")
     for line in lines:
-        eventually(lambda line=line: line in watched.process.log, within=20)
+        eventually(lambda line=line: line in watched.process.log)
     watched.client.set("healthy", 1)
     may_publish(True)
 
-    eventually(lambda: all("succeeded" in watched.events[name] for name in names), within=40)
+    eventually(lambda: all("succeeded" in watched.events[name] for name in names))
     watched.wait_until_done()
     assert [watched.process.log.count(line) for line in lines] == [1, 1]  # once for the whole outage
     assert watched.client.llen("qm:dead-letters") == 0
@@ -323,7 +323,7 @@ def test_after_its_process_is_killed_each_item_of_a_batch_is_executed_alone_and_
 
 def test_item_that_runs_out_of_memory_fails_and_its_worker_survives(watched: Watched) -> None:
     watched.send_together("ok-1", "memory-1", "ok-2")
-    eventually(lambda: watched.events["memory-1"][-1:] == ["failed"], within=30)
+    eventually(lambda: watched.events["memory-1"][-1:] == ["failed"])
     assert ["give up", ["memory-1", "not enough memory"]] in watched.calls()
     watched.send("ok-3")
     eventually(lambda: watched.events["ok-3"][-1:] == ["succeeded"])
@@ -360,7 +360,7 @@ def test_warm_shutdown_requeues_the_items_that_wait(watched: Watched) -> None:
         eventually(lambda: watched.client.hlen("qm:unacked") == 301)
         watched.process.signal(signal.SIGTERM)
         eventually(lambda: "Warm shutdown" in watched.process.log)
-    eventually(lambda: not watched.process.is_alive(), within=30)
+    eventually(lambda: not watched.process.is_alive())
     assert watched.batches() == []
     assert (watched.client.llen(QUEUE), watched.client.hlen("qm:unacked")) == (300, 0)
 
@@ -477,8 +477,8 @@ def test_rate_limited_items_are_not_batched(watched: Watched) -> None:
     assert limit_rate("1/m")
 
     watched.send("ok-1", "ok-2", "ok-3")
-    eventually(lambda: watched.events["ok-1"][-1:] == ["succeeded"], within=20)
-    eventually(lambda: watched.client.hlen("qm:unacked") == 2, within=20)
+    eventually(lambda: watched.events["ok-1"][-1:] == ["succeeded"])
+    eventually(lambda: watched.client.hlen("qm:unacked") == 2)
 
     with app.connection_for_write() as connection:
         reserved = app.control.inspect(timeout=3, connection=connection).reserved() or {}
@@ -491,4 +491,4 @@ def test_rate_limited_items_are_not_batched(watched: Watched) -> None:
     watched.send("ok-4", "ok-5")
     eventually(lambda: watched.client.hlen("qm:unacked") == 5)
     watched.client.set("go", 1)
-    eventually(lambda: watched.batches() == [["ok-4", "ok-5"]], within=20)
+    eventually(lambda: watched.batches() == [["ok-4", "ok-5"]])

@@ -62,7 +62,7 @@ def test_shutdown_completes_tasks_that_end_in_time_and_requeues_the_others(
     one = start(QM_SHUTDOWN_SECONDS="4")
     for name in ("hold-1", "holdshort-1"):  # one by one: together they could be one batch, in one process
         send(name)
-        eventually(lambda name=name: name in calls(client), within=20)
+        eventually(lambda name=name: name in calls(client))
     send("ok-1", "ok-2")  # they wait in the worker
     eventually(lambda: client.hlen(keys.UNACKED) == 4)
 
@@ -71,13 +71,13 @@ def test_shutdown_completes_tasks_that_end_in_time_and_requeues_the_others(
     one.signal(signal.SIGTERM)
     client.set("goshort", 1)
 
-    eventually(lambda: not one.is_alive(), within=30)
+    eventually(lambda: not one.is_alive())
     assert "Tasks are still running" in one.log
     assert client.hlen(keys.UNACKED) == 0
     assert client.llen(QUEUE) == 3
     client.set("go", 1)
     start()
-    eventually(lambda: client.llen(QUEUE) + client.hlen(keys.UNACKED) == 0, within=20)
+    eventually(lambda: client.llen(QUEUE) + client.hlen(keys.UNACKED) == 0)
     assert sorted(calls(client)).count("hold-1") == 2
     assert calls(client).count("holdshort-1") == 1
 
@@ -87,12 +87,12 @@ def test_worker_whose_tasks_end_in_time_does_not_wait_for_the_limit(
 ) -> None:
     one = start(QM_SHUTDOWN_SECONDS="3600")
     send("hold-1")
-    eventually(lambda: calls(client) == ["hold-1"], within=20)
+    eventually(lambda: calls(client) == ["hold-1"])
 
     one.signal(signal.SIGTERM)
     client.set("go", 1)
 
-    eventually(lambda: not one.is_alive(), within=30)
+    eventually(lambda: not one.is_alive())
     assert one.exit_code() == 0
     assert (client.llen(QUEUE), client.hlen(keys.UNACKED)) == (0, 0)
     assert "put back" not in one.log

@@ -80,7 +80,7 @@ def read(queue: Queue, reasons: set[str], query: str = "") -> list[Any]:
         found: list[Any] = answer.body["groups"]
         return found if {one["reason"] for one in found} == reasons else None
 
-    return eventually(groups, within=30)
+    return eventually(groups)
 
 
 def test_failures_of_each_kind_are_grouped_by_name_and_reason(clean: Servers, queue: Queue) -> None:

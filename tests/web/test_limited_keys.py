@@ -115,7 +115,7 @@ def test_workers_are_shown_without_their_items_of_other_systems(clean: Servers, 
     def queues_in_the_overview() -> list[Any]:
         return [one["queues"] for one in process.get("/api/overview", **AS_READER).body["workers"]]
 
-    eventually(lambda: queues_in_the_overview() == [["scans"]], within=10)  # it is up to a second old
+    eventually(lambda: queues_in_the_overview() == [["scans"]])  # it is up to a second old
     with Stream(process, "/api/overview/events", **AS_READER) as stream:
         _, state = next(stream.events())
         assert [one["queues"] for one in state["workers"]] == [["scans"]]

@@ -191,7 +191,7 @@ def test_clients_that_disconnect_before_the_dequeue_take_no_message(queue: Queue
     time.sleep(0.5)
     for one in clients:
         one.close()
-    eventually(lambda: queue.sizes()[1] > 0, within=20)
+    eventually(lambda: queue.sizes()[1] > 0)
     time.sleep(0.5)
     waiting, held, *_ = queue.sizes()
     assert waiting + held == len(ids)
@@ -247,7 +247,7 @@ def test_process_ends_orderly_during_a_long_clear(servers: Servers, tmp_path: Pa
             pipe.execute()
         with socket.create_connection(("127.0.0.1", process.port), timeout=20) as clearing:
             clearing.sendall(b"DELETE /api/queue/clear HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            eventually(lambda: client.xlen(NAME) < many, within=20)
+            eventually(lambda: client.xlen(NAME) < many)
             os.kill(process.child.pid, signal.SIGTERM)
             assert process.child.wait(20) == 0
         assert 0 < client.xlen(NAME) < many

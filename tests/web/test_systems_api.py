@@ -225,16 +225,16 @@ def test_runs_of_a_paused_system_are_marked(clean: Servers, process: Web) -> Non
 @pytest.mark.processes
 def test_next_scans_are_those_of_a_real_beat(clean: Servers, process: Web, tmp_path: Path) -> None:
     with CeleryProcess(tmp_path / "beat.log", "beat", env={"QM_SNOOZE_SCAN_SECONDS": "30"}):
-        leader = eventually(lambda: get(process, "/schedule")["leader"], within=15)
+        leader = eventually(lambda: get(process, "/schedule")["leader"])
         assert leader["lease_left_seconds"] <= 6
         with promptly(5):
-            entry = datetime.fromisoformat(eventually(lambda: next_run(process), within=30))
+            entry = datetime.fromisoformat(eventually(lambda: next_run(process)))
         assert (entry.second % 30, entry.microsecond) == (0, 0)
         assert entry - server_now() < seconds(31)
         with promptly(3):
-            eventually(lambda: system(process)["next_scan_at"] == next_run(process), within=20)
+            eventually(lambda: system(process)["next_scan_at"] == next_run(process))
     # It was killed: after its lock has ended nobody leads, and nobody knows.
-    assert eventually(lambda: system(process)["next_scan_at"] is None and next_run(process) is None, within=10)
+    assert eventually(lambda: system(process)["next_scan_at"] is None and next_run(process) is None)
 
 
 def next_run(process: Web) -> Any:
@@ -263,7 +263,7 @@ def test_values_of_unavailable_servers_are_null_with_a_reason(lonely: Lonely) ->
     unknown = ("due", "in_progress", "lag_seconds", "done_per_minute", "errors", "last_scan", "next_scan_at")
     assert {one[field] for one in body["systems"] for field in unknown} == {None}
     # An outage is remembered for a moment: each look takes seconds to find it.
-    eventually(lambda: process.get("/api/overview").took < 0.5, within=30, every=0)
+    eventually(lambda: process.get("/api/overview").took < 0.5, every=0)
     valkey.start()
     presence_of(valkey.url, "worker@there 1")
     body = eventually(lambda: (b := get(process, "/overview"))["servers"]["redis"] is None and b)

@@ -51,12 +51,12 @@ def test_triggers_that_no_worker_took_are_one_run(clean: Servers, hooked: Web, t
             collection(scan_run.RUNNING_COLLECTION).delete_many({})  # as after a period
         skipped = hooked.post(SNOOZE).body["task_id"]
         with worker(tmp_path / "worker.log"):
-            eventually(lambda: client.llen("scans") == 0 and client.hlen("qm:unacked") == 0, within=20)
+            eventually(lambda: client.llen("scans") == 0 and client.hlen("qm:unacked") == 0)
             marks = collection(scan_run.RUNNING_COLLECTION)
-            eventually(lambda: marks.find_one({"runs.token": skipped}) is None, within=20)
-            eventually(lambda: len(scan_run.latest(TASK, limit=10)) == 1, within=20)
-            eventually(lambda: hooked.post(SNOOZE).status == 202, within=20)
-            eventually(lambda: len(scan_run.latest(TASK, limit=10)) == 2, within=20)
+            eventually(lambda: marks.find_one({"runs.token": skipped}) is None)
+            eventually(lambda: len(scan_run.latest(TASK, limit=10)) == 1)
+            eventually(lambda: hooked.post(SNOOZE).status == 202)
+            eventually(lambda: len(scan_run.latest(TASK, limit=10)) == 2)
 
 
 def test_one_of_many_concurrent_triggers_is_accepted(clean: Servers, hooked: Web) -> None:
@@ -108,7 +108,7 @@ def test_a_trigger_wakes_due_rooms_although_the_system_is_off(clean: Servers, ho
     room = make_room(server_now() - seconds(1))
     assert hooked.post(SNOOZE).status == 202
     with worker(tmp_path / "worker.log", env={"QM_CONVERSATIONS": "false"}):
-        eventually(lambda: is_open(room), within=20)
+        eventually(lambda: is_open(room))
 
 
 def test_an_unavailable_broker_is_503_and_leaves_no_mark(clean: Servers, tmp_path: Path) -> None:

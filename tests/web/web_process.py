@@ -160,7 +160,7 @@ def _answering(directory: Path, start: Callable[[int], Child | Forked]) -> Itera
     port = free_port()
     child = start(port)
     try:
-        eventually(lambda: is_answering(port) or child.poll() is not None, within=60)
+        eventually(lambda: is_answering(port) or child.poll() is not None)
         yield Web(child=child, port=port, log_path=directory / "web.log")
     finally:
         child.kill()

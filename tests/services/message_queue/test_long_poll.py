@@ -23,7 +23,7 @@ from tests.pace import paced
 from tests.services.message_queue import message_lab
 from tests.services.message_queue.message_lab import Lab
 
-PATIENT = 10.0  # seconds
+PATIENT = 20.0  # seconds
 LONGER = 3 * PATIENT
 LATE = 2.5  # a message that is missed is found twice as late
 MOMENTS = 200
@@ -218,7 +218,7 @@ def test_unavailable_server_is_reported_immediately(
                 lab.queue.dequeue(timeout=PATIENT)
             with pytest.raises(QueueUnavailable):
                 lab.queue.enqueue("job")
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < PATIENT
 
 
 @pytest.mark.parametrize("timeout", [-1, 61, float("nan"), "5", None])

@@ -265,7 +265,7 @@ def test_message_changed_to_another_type_wakes_a_consumer_of_that_type(lab: Lab)
     id = lab.queue.enqueue("letter")
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(lab.queue.dequeue, timeout=60, type="mail")
-        eventually(lambda: lab.arrivals._is_reading, within=30)
+        eventually(lambda: lab.arrivals._is_reading)
         lab.contents.update(id, {"type": "mail"})
         received = waiting.result(timeout=30)
     assert received is not None
@@ -276,8 +276,8 @@ def test_message_changed_to_another_type_wakes_a_consumer_of_that_type(lab: Lab)
 def test_resume_wakes_the_consumers_that_wait(parked: Lab, type: str | None) -> None:
     with ThreadPoolExecutor(2) as threads:
         waiting = [threads.submit(parked.queue.dequeue, timeout=60, type=type) for _ in range(2)]
-        eventually(lambda: len(parked.arrivals._subscribers) == 2, within=30)
-        eventually(lambda: parked.arrivals._is_reading, within=30)
+        eventually(lambda: len(parked.arrivals._subscribers) == 2)
+        eventually(lambda: parked.arrivals._is_reading)
         parked.contents.resume(["mail"])
         ids = [message.id for future in waiting if (message := future.result(timeout=30))]
     assert sorted(ids) == ["m1", "m2"]
