@@ -113,9 +113,11 @@ def sent_by_celery(client: redis.Redis, task: Any, items: list[DueItem]) -> list
 def within_a_scan() -> Iterator[None]:
     scan_expired_snoozes.push_request(id="scan-1", root_id="root-1", called_directly=False, delivery_info={})
     _task_stack.push(scan_expired_snoozes)
-    yield
-    _task_stack.pop()
-    scan_expired_snoozes.pop_request()
+    try:
+        yield
+    finally:
+        _task_stack.pop()
+        scan_expired_snoozes.pop_request()
 
 
 @pytest.mark.parametrize(

@@ -165,9 +165,10 @@ def test_consumer_that_times_out_when_woken_passes_the_wake_up_on(lab: Lab) -> N
 def test_no_message_is_missed_at_any_time_of_arrival(lab: Lab) -> None:
     """The moments at which somebody begins to wait, and the reader stops, are hit often."""
     taken: list[str] = []
+    is_over = threading.Event()
 
     def consume() -> None:
-        while len(taken) < MOMENTS:
+        while len(taken) < MOMENTS and not is_over.is_set():
             message = lab.queue.dequeue(timeout=random.choice([0.002, 2 * LATE]))
             if message is not None:
                 taken.append(message.id)
@@ -175,14 +176,17 @@ def test_no_message_is_missed_at_any_time_of_arrival(lab: Lab) -> None:
     consumer = threading.Thread(target=consume)
     consumer.start()
     slowest = 0.0
-    with paced() as pace:
-        for number in range(MOMENTS):
-            time.sleep(random.random() * 0.004)  # a moment that is not always the same
-            sent = time.monotonic()
-            lab.queue.enqueue("job", id=f"{number}")
-            eventually(lambda: len(taken) > number, every=0.0005)  # noqa: B023
-            slowest = max(slowest, time.monotonic() - sent)
-    consumer.join(PATIENT)
+    try:
+        with paced() as pace:
+            for number in range(MOMENTS):
+                time.sleep(random.random() * 0.004)  # a moment that is not always the same
+                sent = time.monotonic()
+                lab.queue.enqueue("job", id=f"{number}")
+                eventually(lambda: len(taken) > number, every=0.0005)  # noqa: B023
+                slowest = max(slowest, time.monotonic() - sent)
+    finally:
+        is_over.set()  # or else it would take the messages of later tests
+        consumer.join()
 
     assert taken == [f"{number}" for number in range(MOMENTS)]
     assert slowest < pace.allowed(LATE)
