@@ -24,7 +24,7 @@ def test_every_file_of_the_packages_is_installed() -> None:
         path
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyc")
+        if path.suffix != ".py" and "__pycache__" not in path.parts and path.is_file()
     }
     assert present - installed == set()
     assert installed
