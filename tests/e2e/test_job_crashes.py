@@ -36,13 +36,13 @@ def test_job_is_retried_when_its_worker_is_killed(victim: str, tmp_path: Path, f
         id = lab.run("fragile", str(mark))
         behind = lab.run("fragile", str(mark))
         [first] = eventually(lambda: notes("fragile"))
+        assert lab.state(id) == "executing"
         with paced() as pace:
             if victim == "worker":
                 process.kill()
             else:
                 os.kill(first["pid"], signal.SIGKILL)
             killed_at = server_now()
-            assert lab.state(id) == "executing"
             mark.touch()
             if victim == "worker":
                 process.start()
