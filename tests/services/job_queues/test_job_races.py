@@ -96,24 +96,27 @@ def test_reap_racing_with_finish_one_wins_and_the_job_is_completed_once(lab: Lab
         job.jobs().delete_many({})
 
 
-def test_two_concurrent_dispatches_send_a_queue_once(lab: Lab, racing: Any) -> None:
-    for epoch in range(1, 30):
+def test_of_concurrent_dispatches_one_sends_a_queue(lab: Lab, racing: Any) -> None:
+    lab.dispatch(epoch=1)  # the takeover
+    for _ in range(30):
         lab.hand.advance(seconds(1))
         for name in ("mail", "report"):
             lab.run(name)
         lost = lab.run("mail")
         lab.executing(lost)
         lost_lease(lost)
-        dispatches = racing(*[lambda epoch=epoch: lab.dispatch(epoch=epoch)] * 3)
-        names = Counter(item.args[0] for items, _ in dispatches for item in items)
+        dispatches = racing(*[lambda: lab.dispatch(epoch=1)] * 3)
+        sent = [item for items, _ in dispatches for item in items]
+        names = Counter(item.args[0] for item in sent)
         assert sum(noted.get("reaped", 0) for _, noted in dispatches) == 1
-        assert set(names) == {"mail", "report"}
-        # A takeover is done by each that sees it begin, and frees what another of them has just dispatched.
-        assert all(number <= 3 for number in names.values())
+        assert names["report"] == 1
+        assert 1 <= names["mail"] <= 2  # the dispatch that requeues a lost job frees a queue that another has just sent
+        for item in sent:
+            lab.end_run(item)
         job.jobs().delete_many({})
 
 
-def test_concurrent_runs_of_all_names_execute_each_job_once_and_in_order(lab: Lab) -> None:
+def test_concurrent_runs_of_all_names_execute_each_job_once(lab: Lab) -> None:
     names = [f"n{number}" for number in range(4)]
     lab = Lab(lab.hand, *names)
     at_work, overlaps, most = Counter[str](), list[str](), [0]
