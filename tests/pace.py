@@ -1,4 +1,8 @@
-"""Time limits for a busy machine: each grows with how much longer work takes there, and how long it stood still."""
+"""Time limits for a busy machine: each grows with how much longer work takes there, and how long it stood still.
+
+They allow for contention for processors and for stalls of this process, and not for a server that waits for a disk: a
+Valkey of the tests never does.
+"""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Listener:
         self._events.append((name, data))
 
     def _receive(self) -> str:
-        """Return the next packet that is no ping. Raises TimeoutError when none comes within 10 s."""
+        """Return the next packet that is not a ping. Raises TimeoutError if none comes within 30 s."""
         while True:
             while not self._packets:
                 self._read()
