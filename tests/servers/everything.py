@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from dev.ports import LOOPBACK, free_port
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
 from tests.e2e.celery_processes import CeleryProcess, worker
-from tests.e2e.commands import queue_manager
+from tests.e2e.commands import COMMAND, environment
 from tests.e2e.job_processes import ENV as JOBS
 from tests.e2e.job_processes import job_lab, notes
 from tests.e2e.test_shown_settings import celery, with_settings
@@ -82,8 +83,11 @@ def processes(directory: Path, *, migrate_as: str | None = None, **env: str) -> 
 
 
 def command(*arguments: str, **env: str) -> str:
-    """Return what `queue-manager …` prints, which must succeed."""
-    run = queue_manager(*arguments, **env)
+    """Return what `queue-manager …` prints, which must succeed.
+
+    It is not forked: the process from which it would be forked may have another network.
+    """
+    run = subprocess.run([*COMMAND, *arguments], env=environment(**env), capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout + run.stderr
 
