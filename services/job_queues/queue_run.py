@@ -54,10 +54,10 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
         grace=seconds(settings().jobs_grace_seconds),
     )
     with _alone_in_this_process(token) as is_alone:
-        report = runner.run() if is_alone else RunReport(stopped="this process already runs this task")
-    outcomes = {"done": report.succeeded, "failed": report.failed, **runner.durations}
-    counters.items(JOBS_INITIATOR, outcomes)
-    counters.items_by_hour(f"{JOBS_INITIATOR}/{name}", outcomes)
+        try:
+            report = runner.run() if is_alone else RunReport(stopped="this process already runs this task")
+        finally:  # also if the worker shuts down or MongoDB is away
+            _count(runner)
     due = None if report.stopped else job.next_due(name)
     remaining = None if due is None else due - server_now()
     if remaining is None or remaining > system.period(settings()):
@@ -65,6 +65,13 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
     if remaining > timedelta(0):
         raise NotYetDue(remaining)
     raise ContinueLater
+
+
+def _count(runner: Runner) -> None:
+    """Count the outcomes that a run has written."""
+    outcomes = {"done": runner.report.succeeded, "failed": runner.report.failed, **runner.durations}
+    counters.items(JOBS_INITIATOR, outcomes)
+    counters.items_by_hour(f"{JOBS_INITIATOR}/{runner.name}", outcomes)
 
 
 def counts_by_name(client: redis.Redis) -> dict[str, Totals]:

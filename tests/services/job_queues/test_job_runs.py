@@ -17,6 +17,7 @@ from socket import gethostname
 from typing import Any
 from weakref import ref
 
+import billiard.common
 import pytest
 from bson import ObjectId
 from pymongo.errors import AutoReconnect, OperationFailure
@@ -27,6 +28,7 @@ from models.job import MAX_HISTORY, JobState
 from models.job_attempt import JobOutcome
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue, PermanentError
+from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
 from services import job_queues
 from services.job_queues import JobCancelled, JobRun, queue_run
@@ -677,6 +679,34 @@ def test_run_with_more_due_jobs_continues_later_when_its_time_is_used_up(
     with pytest.raises(ContinueLater):
         job_queues.run_queue("mail", None, token="t")
     assert 1 <= len(installed.ran) < 3
+
+
+@pytest.mark.parametrize(("how", "raised"), [("outage", AutoReconnect), ("shutdown", SystemExit)])
+def test_jobs_that_were_done_before_a_run_ended_with_an_error_are_counted(
+    installed: Lab,
+    clean: Servers,
+    outage: threading.Event,
+    change_settings: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    raised: type[BaseException],
+) -> None:
+    def act(number: int, run: Any) -> None:
+        if number == 2 and how == "outage":
+            outage.set()
+        elif number == 2:
+            monkeypatch.setattr(billiard.common, "_should_have_exited", [True])
+            raise SystemExit(-241)
+
+    change_settings(JOBS_LEASE_SECONDS="1")  # an outage that takes longer ends the run
+    installed.works["mail"] = act
+    ids = [installed.run("mail", number) for number in range(3)]
+    with pytest.raises(raised):
+        job_queues.run_queue("mail", None, token="t")
+    outage.clear()
+    with connect(clean.valkey.url) as client:
+        done = job_queues.counts_by_name(client)["mail"]["done"]
+    assert done == sum(map(successes, ids)) >= 1
 
 
 def test_second_copy_of_a_task_in_the_same_process_runs_nothing(installed: Lab) -> None:
