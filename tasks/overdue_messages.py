@@ -39,14 +39,14 @@ def requeue_overdue_messages() -> ScanReport:
 @app.task(queue_name=SCANS_QUEUE, acks_late=False, Strategy="queue_manager.batching.strategy:by_server_clock")
 def requeue_at_deadline() -> None:
     """Sweep between two periods; the periodic scan compensates for a lost one."""
-    swept = sweep()
+    swept = sweep(is_scheduled=True)
     if swept.requeued or swept.dead_lettered:
         log.info(requeue_overdue_messages.sent, requeued=len(swept.requeued), dead_lettered=len(swept.dead_lettered))
 
 
-def sweep() -> SweepResult:
+def sweep(*, is_scheduled: bool = False) -> SweepResult:
     """Requeue overdue messages, and schedule a sweep at the next deadline."""
-    swept = sweeper().sweep(can_schedule=True)
+    swept = sweeper().sweep(can_schedule=True, is_scheduled=is_scheduled)
     if swept.next_sweep_in is not None:
         schedule_sweep(swept.next_sweep_in)
     return swept

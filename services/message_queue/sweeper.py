@@ -59,11 +59,13 @@ class Sweeper:
         *,
         triggered_by: str = TRIGGERED_BY_SCHEDULER,
         can_schedule: bool = False,
+        is_scheduled: bool = False,
         budget: timedelta | None = None,
         progress: Callable[[SweepResult], object] | None = None,
     ) -> SweepResult:
         """Requeue or dead-letter all overdue messages within `budget`, by default 80% of a period.
 
+        `can_schedule`: the caller schedules the sweep that the result asks for. `is_scheduled`: this is such a sweep.
         `progress` is called after each batch with the result so far.
 
         Raises: QueueUnavailable.
@@ -72,7 +74,9 @@ class Sweeper:
         sweep_period = milliseconds(self._options.sweep_period) if can_schedule else 0
         swept = SweepResult()
         while True:
-            answer = self._scripts.run("requeue", self._batch, self._options.max_attempts, triggered_by, sweep_period)
+            answer = self._scripts.run(
+                "requeue", self._batch, self._options.max_attempts, triggered_by, sweep_period, int(is_scheduled)
+            )
             if answer is None:
                 swept.is_locked = True
                 return swept

@@ -11,7 +11,7 @@ from pymongo import MongoClient
 
 from dev.ports import free_port
 from models import database
-from queue_manager.core.clock import ServerClock, seconds
+from queue_manager.core.clock import ServerClock, seconds, unix_ms
 from queue_manager.core.redis_client import connect, time_of
 from queue_manager.core.settings import settings
 from services.message_queue import MessageQueue, message_queue, queue_admin
@@ -107,6 +107,17 @@ def test_each_sweep_schedules_the_sweep_of_the_next_deadline(queue: MessageQueue
     assert [message.id for message in queue_admin().list("processing").messages] == [second]
     [planned] = waiting_messages(clean.valkey.url, "scans")
     assert is_planned_for(planned, second, pace)
+
+
+def test_scheduled_sweep_that_comes_too_early_schedules_another(queue: MessageQueue, clean: Servers) -> None:
+    held = hold(queue, timeout=60)
+    with connect(clean.valkey.url) as client:
+        in_a_moment = time_of(client.time()) + seconds(0.1)
+        client.set("queue:next_sweep", unix_ms(in_a_moment))
+    with paced() as pace:
+        requeue_at_deadline()
+    [planned] = waiting_messages(clean.valkey.url, "scans")
+    assert is_planned_for(planned, held, pace)
 
 
 @pytest.mark.usefixtures("production_bounds")

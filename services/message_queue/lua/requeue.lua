@@ -3,7 +3,8 @@
 --
 -- KEYS[1]  queue name
 -- ARGV     maximum number of messages (a slice may be smaller), default max attempts, trigger ('scheduler' for the
---          schedule), ms between periodic sweeps (0: no sweep can be scheduled)
+--          schedule), ms between periodic sweeps (0: no sweep can be scheduled), '1' if this sweep was scheduled for
+--          NEXT_SWEEP, otherwise '0'
 -- Returns  {ids requeued, ids dead-lettered, overdue messages scanned, next deadline in ms or 0, now in ms (0 without a
 --          deadline), ms until a sweep that the caller must schedule, or 0}; false if another sweeper holds the lock,
 --          which a sweep of the schedule looks at only if messages are overdue
@@ -13,8 +14,9 @@
 -- needs none. allow-oom, so that a full server can be drained.
 
 local MIN_SWEEP_DELAY = 50 -- ms, so that many deadlines in a row need few sweeps
+local MAX_EARLINESS = 500 -- ms by which the clocks of other machines may let a scheduled sweep start too early
 
-local batch, max_attempts, triggered_by, sweep_period = unpack(ARGV)
+local batch, max_attempts, triggered_by, sweep_period, is_scheduled = unpack(ARGV)
 
 -- Returns the first deadline in ms; nil if there is none.
 local function first_deadline()
@@ -112,6 +114,9 @@ end
 deadline = deadline or 0
 local next_sweep_ms = 0
 if deadline > NOW_MS and handled < tonumber(batch) then
+  if is_scheduled == '1' and tonumber(redis.call('GET', NEXT_SWEEP) or 0) <= NOW_MS + MAX_EARLINESS then
+    redis.call('DEL', NEXT_SWEEP) -- this sweep is the one; if NEXT_SWEEP is later, another sweep has followed already
+  end
   next_sweep_ms = schedule_sweep(math.max(deadline, NOW_MS + MIN_SWEEP_DELAY), tonumber(sweep_period))
 end
 return { requeued, dead, handled, deadline, NOW_MS, next_sweep_ms }

@@ -159,15 +159,36 @@ def test_sweep_schedules_the_next_one_once(server: Valkey) -> None:
             lab.queue.enqueue("job")
         lab.take(ack_timeout=20)
         lab.take(ack_timeout=600)
-        lab.client.delete("q:next_sweep")  # the planned one is this one
+        lab.take(ack_timeout=0.001)
+        lab.until_passed(lab.now_ms() + 2)
 
-        swept = lab.sweeper.sweep(can_schedule=True)
+        swept = lab.sweeper.sweep(can_schedule=True, is_scheduled=True)
+        assert len(swept.requeued) == 1
         assert swept.next_sweep_in is not None
         assert seconds(10) < swept.next_sweep_in <= seconds(20)
         assert swept.next_deadline_in is not None
         assert abs(swept.next_deadline_in - swept.next_sweep_in) < milliseconds_of(5)
         assert lab.sweeper.sweep(can_schedule=True).next_sweep_in is None
+        assert (
+            lab.sweeper.sweep(can_schedule=True, is_scheduled=True).next_sweep_in is None
+        )  # another one, which is late
         assert lab.sweeper.sweep().next_sweep_in is None
+
+
+def test_scheduled_sweep_that_comes_too_early_is_scheduled_again(server: Valkey) -> None:
+    with Lab(server.url, within=seconds(50), schedule_sweep=print) as lab:
+        for id in ("a", "b"):
+            lab.queue.enqueue("job", id=id)
+        lab.take(ack_timeout=20)
+        lab.take(ack_timeout=0.1)
+        deadline_ms = lab.now_ms() + 101
+
+        early = lab.sweeper.sweep(can_schedule=True, is_scheduled=True)
+        lab.until_passed(deadline_ms)
+        swept = lab.sweeper.sweep(can_schedule=True, is_scheduled=True)
+
+        assert early.next_sweep_in is not None
+        assert early.requeued + swept.requeued == ["b"]
 
 
 def milliseconds_of(amount: int) -> timedelta:
