@@ -139,8 +139,8 @@ def clear(
 
 def count_up_to(limit: int, states: Sequence[JobState], name: str | None) -> int:
     """Return the number of jobs in `states`, of one name or of all names, up to `limit`, which bounds the cost."""
-    index = "jobs_in_a_state" if name is None else "jobs_of_a_name"
-    return jobs().count_documents(_of(states, name), limit=limit, hint=index)
+    index = "jobs_in_a_state_by_attempts" if name is None else "jobs_of_a_name_by_attempts"
+    return jobs().count_documents({**_of(states, name), **COUNTED_ATTEMPTS}, limit=limit, hint=index)
 
 
 def _of(states: Sequence[JobState], name: str | None) -> Document:
