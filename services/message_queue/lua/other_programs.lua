@@ -71,6 +71,7 @@ local function create_record(stream, sid, data)
     record.type = given.type -- records of other consumers have no type
   end
   record.stream, record.sid = stream, sid
+  record.created_at = math.min(record.created_at, string.match(sid, '^%d+') / 1000) -- its producer's clock may be ahead
   if stream == QUEUE or priority_of(stream) > 0 then
     record.priority = priority_of(stream)
   end

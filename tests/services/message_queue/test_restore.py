@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -78,6 +79,14 @@ def test_restored_messages_are_received_by_their_type(lab: Lab) -> None:
     received = lab.queue.dequeue(type="mail")
     assert received is not None
     assert received.id == id
+
+
+def test_cleared_message_of_a_producer_whose_clock_is_ahead_is_restored(lab: Lab) -> None:
+    created_at, kept = lab.now_ms() / 1000 + 60, Kept()
+    lab.client.xadd("q", {"data": json.dumps({"id": "a", "type": "mail", "created_at": created_at, "payload": 1})})
+    assert sum(lab.contents.clear_in_batches("main", keep=kept)) == 1
+    assert lab.contents.restore(kept) == 1
+    assert lab.take().id == "a"
 
 
 @pytest.mark.slow
