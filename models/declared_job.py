@@ -18,11 +18,9 @@ def declared_id(name: str) -> str:
 def stored() -> dict[str, Document]:
     """Return the repetitions of declared jobs in any state, by name, without malformed ones."""
     ids = {"$gte": DECLARED_PREFIX, "$lt": f"{DECLARED_PREFIX}\uffff"}
-    found = jobs().find(
-        {"_id": ids, "repetition.since": {"$type": "date"}, **COUNTED_ATTEMPTS}, {"name": 1, "repetition": 1}
-    )
+    found = jobs().find({"_id": ids, "repetition.since": {"$type": "date"}, **COUNTED_ATTEMPTS}, {"repetition": 1})
     return {
-        one["name"]: one["repetition"]
+        one["_id"].removeprefix(DECLARED_PREFIX): one["repetition"]
         for one in found
         if isinstance(one["repetition"], dict) and isinstance(one["repetition"]["since"], datetime)
     }

@@ -70,6 +70,16 @@ def test_a_malformed_declared_job_does_not_stop_others(lab: Lab, repetition: Any
     assert (stored()["repetition"], lab.state(id)) == (repetition, "success")
 
 
+@pytest.mark.parametrize("change", [{"$unset": {"name": ""}}, {"$set": {"name": ["sweep"]}}], ids=["none", "list"])
+def test_a_declared_job_whose_name_is_malformed_does_not_stop_others(lab: Lab, change: dict[str, Any]) -> None:
+    lab.serve(epoch=1)
+    job.jobs().update_one({"_id": ID}, change)
+    id = lab.run("mail")
+    lab.serve(epoch=1)
+    assert lab.state(id) == "success"
+    assert details(lab) == []
+
+
 def test_cron_line_gives_the_first_due_time(clean: Servers) -> None:
     lab = declaring(cron="0 3 * * *")
     lab.hand.now = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
