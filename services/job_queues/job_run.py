@@ -12,7 +12,7 @@ from models.database import Document, Error
 from models.job import JobState, as_count
 from models.job_attempt import JobOutcome
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import AppError, reason, rendered
+from queue_manager.core.errors import AppError, Contended, reason, rendered
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
 
@@ -105,6 +105,7 @@ class JobRun:
 
         Raises:
             JobCancelled: the job has lost its lease.
+            Contended: the transaction of another process has locked the job.
         """
         self._claim()
         found = job_attempt.read_claim(self._document, token=self._token)
@@ -133,14 +134,14 @@ class JobRun:
         try:
             self._claim()
             self._use(job_attempt.set_progress(self._document, progress, token=self._token))
-        except Error as error:
+        except (Error, Contended) as error:
             log.warning("Progress could not be written", job=self.id, error=reason(error))
 
     def _read_claim(self) -> None:
         try:
             self._claim()
             self._use(job_attempt.read_claim(self._document, token=self._token))
-        except Error as error:
+        except (Error, Contended) as error:
             log.warning("Whether the job was canceled could not be read", job=self.id, error=reason(error))
 
     def _use(self, found: Document | None) -> None:

@@ -357,6 +357,8 @@ class Runner:
     def _claim_or_log(self) -> None:
         try:
             self._claim_executing()
+        except Contended:
+            pass  # the next heartbeat tries again
         except Error as error:
             log.warning("A reserved job that runs for long could not be claimed", name=self.name, error=reason(error))
 
@@ -367,12 +369,9 @@ class Runner:
             if executing is None or executing is self._claimed:
                 return
             now = self.clock()
-            try:
-                is_claimed = job_attempt.hand_over(
-                    self._ended, executing, token=self.token, now=now, until=now + self.lease, batch=[*self._batch]
-                )
-            except Contended:
-                return  # the next heartbeat tries again
+            is_claimed = job_attempt.hand_over(
+                self._ended, executing, token=self.token, now=now, until=now + self.lease, batch=[*self._batch]
+            )
             self._claimed = executing
             if is_claimed:
                 for one in self._ended:

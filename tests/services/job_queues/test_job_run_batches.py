@@ -18,6 +18,7 @@ from models.database import Document
 from models.job import JobState, NameBusy
 from models.job_attempt import EndedAttempt, JobOutcome
 from queue_manager.core.clock import seconds
+from queue_manager.core.errors import Contended
 from services.job_queues import WrongState, runner
 from services.job_queues.runner import BATCH_TIME, MAX_JOBS_PER_BATCH
 from tests.eventually import eventually
@@ -147,6 +148,29 @@ def test_progress_of_a_job_within_a_batch_is_shown(lab: Lab) -> None:
             assert lab.jobs.get(ids[3])["progress"] == {"percent": 40.0, "note": "half"}
             assert states(ids, lab) == ["success"] * 3 + ["executing", "pending"]
 
+    lab.works["mail"] = report
+    assert lab.run_through().succeeded == 5
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_job_within_a_batch_that_another_transaction_locks_has_not_lost_its_lease(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> bool:
+        raise Contended(seconds(5))
+
+    def report(number: int, run: Any) -> None:
+        if number != 3:
+            return
+        with monkeypatch.context() as locked:
+            locked.setattr(job_attempt, "hand_over", refuse)
+            run.progress(100)
+            with pytest.raises(Contended):
+                _ = run.fencing_token
+        assert run.fencing_token > 0
+
+    for number in range(5):
+        lab.run("mail", number)
     lab.works["mail"] = report
     assert lab.run_through().succeeded == 5
 
