@@ -40,6 +40,13 @@ local function priority_in(message)
   return math.min(math.floor(positive(message.priority) or 0), HIGHEST_PRIORITY)
 end
 
+-- Returns true if an older service requeues the message at this moment: its pipeline, which is not a transaction, has added
+-- the new entry, and has not deleted the old one yet.
+local function is_being_requeued(id, record)
+  return record.deadline_at and redis.call('EXISTS', QUEUE .. ':overdue_requeue_lock') == 1
+    and redis.pcall('SISMEMBER', PENDING, id) == 0
+end
+
 -- Creates the record of an entry that another producer, or the requeue of another consumer, has added to the stream.
 -- Returns nil and the reason if the entry is not a valid message or its id exists.
 local function create_record(stream, sid, data)
@@ -62,7 +69,11 @@ local function create_record(stream, sid, data)
   elseif not (record.stream == stream and record.sid == sid) then
     local _, is_there = entry_at(record.stream, record.sid)
     if is_there then
-      return nil, nil, 'Duplicate id'
+      if not is_being_requeued(id, record) then
+        return nil, nil, 'Duplicate id'
+      end
+      redis.call('XACK', record.stream, GROUP, record.sid)
+      redis.call('XDEL', record.stream, record.sid)
     end
     end_delivery(id, record)
     unindex(id, record)

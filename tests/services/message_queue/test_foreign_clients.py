@@ -414,6 +414,29 @@ def test_requeue_of_another_worker_keeps_the_attempts(lab: Lab) -> None:
     assert not lab.client.exists("q:type:job")
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "dies"])
+def test_message_that_another_worker_has_half_requeued_is_received_once(lab: Lab, ends: bool) -> None:
+    """The older service's pipeline is not a transaction."""
+    lab.queue.enqueue("job", id="a")
+    old = lab.take().fields["_stream_id"]
+    [(_, fields)] = lab.client.xrange("q")
+    lab.client.set("q:overdue_requeue_lock", "theirs", px=30_000)
+    lab.client.srem("q:pending_ids", "a")
+    lab.client.xadd("q", fields)
+    message = lab.take()
+    if ends:
+        lab.client.xack("q", "q_group", old)
+        lab.client.xdel("q", old)
+    lab.client.delete("q:overdue_requeue_lock")
+
+    assert (message.id, message.attempt) == ("a", 2)
+    lab.queue.ack("a", message.lock_token)
+    lab.heal()
+    assert lab.queue.dequeue() is None
+    assert lab.ids("dead") == []
+    assert lab.ids("acknowledged") == ["a"]
+
+
 def test_sweep_does_nothing_while_another_sweeper_holds_the_lock(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a")
     lab.take()
