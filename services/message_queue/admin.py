@@ -86,7 +86,8 @@ class QueueAdmin(MessageBrowser):
         about = json.dumps({"by": by, "reason": reason})[1:-1]
         for type in checked_types(types):
             if not self._scripts.run("pause", type, about, MAX_PAUSED_TYPES):
-                raise InvalidMessage("types", f"resumed first: at most {MAX_PAUSED_TYPES} types can be paused")
+                at_most = f"at most {MAX_PAUSED_TYPES} in total, with those that are paused already; resume some first"
+                raise InvalidMessage("types", at_most)
 
     def resume(self, types: Sequence[str]) -> None:
         """Deliver messages of these types again, in the order in which they were added."""
