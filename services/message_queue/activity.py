@@ -178,7 +178,7 @@ class _Context:
         if delivery.attempt is not None:
             left = (delivery.max_attempts or self._options.max_attempts) - delivery.attempt
             if left <= NEAR_DLQ_ATTEMPTS:
-                description = f"After this delivery, {max(left, 0)} of its attempts are left"
+                description = f"{many(max(left, 0), 'attempt')} left after this delivery"
                 yield Anomaly(type="near_dlq", severity="warning", description=description)
         age = delivery.age_ms
         if age is not None and age > ZOMBIE_MS:

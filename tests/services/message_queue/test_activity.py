@@ -107,6 +107,8 @@ def test_anomalies_of_deliveries_are_detected(lab: Lab) -> None:
     store(lab, "dequeue", "last", attempt=3, age_ms=5_000)
     store(lab, "dequeue", "own", attempt=3, age_ms=5_000, max_attempts=9)
     assert anomalies(lab) == [None, "flash_message", "zombie_message", "near_dlq", "near_dlq", None]
+    descriptions = [entry.anomaly.description for entry in lab.contents.activity() if entry.anomaly]
+    assert descriptions[2:] == ["1 attempt left after this delivery", "0 attempts left after this delivery"]
 
 
 def test_burst_anomaly_is_detected_per_consumer(lab: Lab) -> None:
