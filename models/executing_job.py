@@ -8,7 +8,7 @@ from datetime import datetime
 from pymongo import ASCENDING
 
 from models.database import Document
-from models.job import COUNTED_ATTEMPTS, IS_JOB, JobId, JobState, as_count, jobs
+from models.job import COUNTED_ATTEMPTS, IS_JOB, JobId, JobState, as_count, attempt_of, jobs
 from queue_manager.core.clock import EPOCH
 
 MALFORMED_CLAIM_ERROR = "The claim of the executing job was malformed: `claim.claimed_until` must be a date"
@@ -57,7 +57,7 @@ def find(where: Document | None = None) -> list[ExecutingJob]:
             since=job["updated"] if isinstance(job.get("updated"), datetime) else job["claim"]["claimed_until"],
             worker=job["claim"].get("worker"),
             losses=as_count(job.get("losses")),
-            attempt=as_count(job["attempts"]) - as_count(job.get("settled")),
+            attempt=attempt_of(job),
             token=job["claim"].get("token", ""),
             timeout_seconds=job["claim"].get("timeout_seconds"),
             ends_at=job["claim"].get("ends_at"),

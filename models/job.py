@@ -128,6 +128,11 @@ def as_count(value: Any) -> int:
     return int(min(max(value, 0), MAX_EXACT_COUNT)) if isinstance(value, int | float) and isfinite(value) else 0
 
 
+def attempt_of(job: Document) -> int:
+    """Return the number of the latest attempt, counted from 1, also after each success of a repeating job."""
+    return as_count(job["attempts"]) - as_count(job.get("settled"))
+
+
 def collections() -> dict[str, list[IndexModel]]:
     """Return the collections of this module with their indexes, for `migrate`."""
     waiting = {"partialFilterExpression": STARTABLE}

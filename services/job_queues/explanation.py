@@ -100,14 +100,14 @@ class _Reasons:
                 yield from self._failed()
             case JobState.SUCCESS:
                 yield f"succeeded at {self._when(self._job['updated'])}"
-                yield f"at attempt {self._job['attempts']}"
+                yield f"at attempt {job.attempt_of(self._job)}"
             case JobState.CANCELED:
                 yield f"canceled at {self._when(self._job['updated'])}, so it is not executed until someone retries it"
 
     def _executing(self) -> Iterator[str]:
         claim, since = self._job["claim"], self._when(self._job["updated"])
         by = f" by {claim['worker']}" if "worker" in claim else ""
-        yield f"being executed{by} since {since}, in its {ordinal(self._job['attempts'])} attempt"
+        yield f"being executed{by} since {since}, in its {self._attempt()}"
         until = claim["claimed_until"]
         if until > self._now:
             yield f"its worker's lease is renewed, and ends at {self._when(until)}"
@@ -116,15 +116,19 @@ class _Reasons:
             yield self._dispatch.scan()
 
     def _failed(self) -> Iterator[str]:
-        number, stored = self._job["attempts"], self._job.get("last_error")  # of any type, by another program
+        stored = self._job.get("last_error")  # of any type, by another program
         error = "unknown" if stored is None else error_summary(str(stored))
         if "waiting" not in self._job:
-            yield f"its {ordinal(number)} attempt failed, and it is not retried by itself. Last error: {error}"
+            yield f"its {self._attempt()} failed, and it is not retried by itself. Last error: {error}"
             return
-        yield f"its {ordinal(number)} attempt failed"
+        yield f"its {self._attempt()} failed"
         *clauses, last = self._waiting("the next one is")
         yield from clauses
         yield f"{last}. Last error: {error}"
+
+    def _attempt(self) -> str:
+        attempt = f"{ordinal(job.attempt_of(self._job))} attempt"
+        return f"{attempt} for this due time" if "repetition" in self._job else attempt
 
     def _waiting(self, subject: str = "") -> Iterator[str]:
         """Yield when it may be started and, if it is due, why it was not."""

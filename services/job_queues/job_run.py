@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from models import job_attempt
 from models.database import Document, Error
-from models.job import JobState, as_count
+from models.job import JobState, attempt_of
 from models.job_attempt import JobOutcome
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import AppError, Contended, reason, rendered
@@ -63,7 +63,7 @@ class JobRun:
         self, document: Document, token: str, *, claim: Callable[[], None], timeout: timedelta | None = None
     ) -> None:
         self.id = str(document["_id"])
-        self.attempt = as_count(document["attempts"]) - as_count(document.get("settled")) + 1
+        self.attempt = attempt_of(document) + 1
         self._document, self._token, self._claim, self._timeout = document, token, claim, timeout
         self._claim_read_at = time.monotonic()
         self._ends_at = self._claim_read_at + (timeout.total_seconds() if timeout else 0)

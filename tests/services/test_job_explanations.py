@@ -86,6 +86,17 @@ def test_failed_job(lab: Lab) -> None:
     assert why(given_up).answer == "Its 1st attempt failed, and it is not retried by itself. Last error: Boom."
 
 
+def test_attempts_of_a_repeating_job_are_counted_from_its_last_success(lab: Lab) -> None:
+    id = lab.run("mail", every=hours(1))
+    end_job(id, JobState.SUCCESS, next_due=server_now())
+    start_job(id)
+    assert ", in its 1st attempt for this due time; " in why(id).answer
+    failed = lab.run("report", every=hours(1))
+    end_job(failed, JobState.SUCCESS, next_due=server_now())
+    end_job(failed, JobState.FAILURE, error="Boom")
+    assert why(failed).answer.startswith("Its 1st attempt for this due time failed, and it is not retried by itself.")
+
+
 def test_finished_job(lab: Lab) -> None:
     done, canceled = lab.run("mail"), lab.run("report")
     end_job(done, JobState.SUCCESS)
