@@ -73,9 +73,9 @@ def rounded(time: timedelta | float, *, least: int = 2) -> str:
     return f"{left / size:.0f} {unit}"
 
 
-def many(count: int, thing: str) -> str:
-    """Return `1 room`, `1,204 rooms`."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+def many(count: int, thing: str, *, limit: int | None = None) -> str:
+    """Return `1 room`, `1,204 rooms`; `at least 10,000 rooms` if no more than that `limit` were counted."""
+    return f"{'at least ' if count == limit else ''}{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def ordinal(number: int) -> str:

@@ -67,7 +67,7 @@ def adoption_notes() -> list[str]:
     """Return a line about documents that could be adopted, for `queue-manager adopt`."""
     if not (found := foreign_job.count_unindexed()):
         return []
-    what = many(found, "document")
+    what = many(found, "document", limit=foreign_job.MAX_FOREIGN_COUNT)
     return [f"{what} in {JOBS_COLLECTION} of another program; `queue-manager adopt jobs` makes jobs of them"]
 
 

@@ -58,8 +58,8 @@ def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:
         stats.details.append(f"paused: {'; '.join(names)}")
     if others:
         stats.details.append(
-            f"{job.JOBS_COLLECTION} has {others} documents that are not jobs, which are ignored; "
-            "`queue-manager adopt jobs` shows which of them can be adopted"
+            f"ignored: {many(others, 'document', limit=foreign_job.MAX_FOREIGN_COUNT)} in {job.JOBS_COLLECTION} that "
+            "another program stored; `queue-manager adopt jobs` shows which of them can be adopted"
         )
         _add_unadopted(stats)
     stats.details.extend(_long_running(executing, now))
@@ -87,8 +87,8 @@ def _add_job_problems(
 ) -> None:
     if failing:
         names = first_ids((f"{name} ({count})" for name, count in failing.items()), len(failing))
-        at_least = "at least " if sum(failing.values()) == MAX_COUNT else ""
-        stats.problems[Rule.FAILING_JOBS] = f"{at_least}{many(sum(failing.values()), 'failing job')}: {names}"
+        failing_jobs = many(sum(failing.values()), "failing job", limit=MAX_COUNT)
+        stats.problems[Rule.FAILING_JOBS] = f"{failing_jobs}: {names}"
     lost = [one for one in executing if one.claimed_until <= now - late]
     if lost:
         shown = first_ids((f"{one.name} {one.id}" for one in lost), len(lost))
@@ -101,9 +101,9 @@ def _add_job_problems(
 def _add_unadopted(stats: SystemStats) -> None:
     found = foreign_job.unfinished()
     if found.count:
-        at_least = "at least " if found.count == foreign_job.MAX_FOREIGN_COUNT else ""
+        documents = many(found.count, "unfinished document", limit=foreign_job.MAX_FOREIGN_COUNT)
         stats.problems[Rule.UNADOPTED_JOBS] = (
-            f"{at_least}{many(found.count, 'unfinished document')} of another program in {job.JOBS_COLLECTION}, "
+            f"{documents} of another program in {job.JOBS_COLLECTION}, "
             f"which is not executed here ({first_ids(map(shown_id, found.ids), found.count)})"
         )
 

@@ -16,6 +16,7 @@ from queue_manager.core.clock import hours
 from queue_manager.health_rules import Rule
 from services import job_queues
 from services.job_queues import WrongState
+from services.job_queues.adoption import adoption_notes
 from tests.foreign_jobs import STATES, TEXT_ID, add_foreign_jobs, foreign_jobs
 from tests.job_lab import Lab, end_job, listed, lost_lease
 from tests.models.test_due_at_scale import profile
@@ -259,9 +260,19 @@ def test_foreign_documents_are_counted_and_not_listed_as_queues(lab: Lab) -> Non
     stats = job_queues.stats()
     assert stats.numbers["other_documents"] == len(others)
     assert stats.details == [
-        f"jobs_data has {len(others)} documents that are not jobs, which are ignored; `queue-manager adopt jobs` shows "
+        f"ignored: {len(others)} documents in jobs_data that another program stored; `queue-manager adopt jobs` shows "
         "which of them can be adopted"
     ]
+
+
+def test_foreign_documents_that_are_counted_up_to_a_limit_are_at_least_so_many(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign_job, "MAX_FOREIGN_COUNT", 2)
+    add_foreign_jobs(NAME, lab.clock())
+    assert job_queues.stats().details[0].startswith("ignored: at least 2 documents in jobs_data")
+    [note] = adoption_notes()
+    assert note.startswith("at least 2 documents in jobs_data of another program")
 
 
 def test_unfinished_foreign_documents_are_a_problem_that_names_five(lab: Lab) -> None:
