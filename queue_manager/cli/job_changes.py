@@ -165,7 +165,7 @@ def clear(
     """Delete the jobs in some states, after confirmation.
 
     Above 1,000 jobs, the name (`all names` without `--name`) must be typed. Can be undone for 10 minutes, unless there
-    are more than 100,000. Ctrl-C leaves the rest.
+    are more than 100,000. After Ctrl-C, the remaining jobs are kept.
 
     Example: `queue-manager jobs clear success canceled --name send_invoice`
     """

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from models.database import Document
+from models.foreign_job import MAX_FOREIGN_COUNT
 from models.job import WAITING_STATES, JobState
 from queue_manager.cli.terminal import (
     MAX_ERROR_LENGTH,
@@ -23,7 +24,7 @@ from queue_manager.cli.terminal import (
     print_rows,
     printable,
 )
-from queue_manager.core.wording import rounded, without_traceback
+from queue_manager.core.wording import many, rounded, without_traceback
 from queue_manager.pauses import PauseState
 from services.job_queues import as_json
 
@@ -77,13 +78,14 @@ def print_status(console: Console, status: dict[str, Any], now: datetime) -> Non
     """Print the leader, and a table of the queues."""
     leader = status["leader"]
     if leader is None:
-        text = "no leader has dispatched jobs yet: start `celery beat` and workers with QM_JOBS=true"
+        text = "no leader has dispatched jobs yet: start `celery -A tasks beat` and workers with QM_JOBS=true"
     else:
         heartbeat, since = _ago(leader["heartbeat"], now), _ago(leader["since"], now)
-        text = f"leader of epoch {leader['epoch']}, last heartbeat {heartbeat}, took over {since}"
+        text = f"leader: epoch {leader['epoch']}, took over {since}, last heartbeat {heartbeat}"
     console.print(text)
     if others := status["other_documents"]:
-        console.print(f"{others} documents that are not jobs, which are ignored; see `queue-manager adopt jobs`")
+        documents = many(others, "document", limit=MAX_FOREIGN_COUNT)
+        console.print(f"ignored: {documents} that another program stored; see `queue-manager adopt jobs`")
     if not status["queues"]:
         console.print("no queue")
         return

@@ -261,7 +261,7 @@ def requeue() -> None:
             swept = message_queue.sweeper().sweep(triggered_by=TRIGGERED_BY, budget=SWEEP_BUDGET, progress=_Progress())
             action.count = len(swept.requeued) + len(swept.dead_lettered)
     if swept.is_locked:
-        fail("another sweeper holds the lock, for at most 30 s", code=1)
+        fail("another sweep is running; try again in at most 30 s", code=1)
     typer.echo(json.dumps(swept.as_dict()))
 
 
@@ -273,8 +273,8 @@ for _command in (add, edit, replay, move, delete, clear):
 def pause(types: MessageTypes, reason: PauseReason = None) -> None:
     """Deliver no messages of these types until they are resumed.
 
-    They wait; `queue list` shows the reason. Messages that a consumer already holds are not affected. If no message has
-    a type, it is paused with a note.
+    They wait; `queue list` shows the reason. Messages that a consumer already holds are not affected. A
+    type without messages is paused, too; the output mentions it.
 
     Example: `queue-manager queue pause send_mail --reason "the mail server is down"`
     """

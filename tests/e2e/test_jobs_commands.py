@@ -255,7 +255,7 @@ class TestStatus:
         model.jobs().update_one({"_id": runs["_id"]}, {"$set": {"claim.worker": "here:1"}})
         jobs.pause([REPORT])
         leader, title, *rows = run("status").stdout.splitlines()
-        assert leader.startswith("leader of epoch 3, last heartbeat 30 min ago, took over 30 min ago")
+        assert leader.startswith("leader: epoch 3, took over 30 min ago, last heartbeat 30 min ago")
         assert title.split()[:6] == ["name", "pending", "executing", "success", "failure", "canceled"]
         by_name = {row.split()[0]: row for row in rows}
         assert by_name[INVOICE].split()[1:6] == ["2", "1", "0", "0", "0"]
@@ -399,7 +399,7 @@ def test_documents_of_another_program_are_left_out_and_can_be_shown(clean: Serve
 
     assert [job["_id"] for page in (first, rest) for job in page["jobs"]] == ids[::-1]
     assert run("list").returncode == 0
-    assert f"{len(others)} documents that are not jobs" in run("status").stdout
+    assert f"ignored: {len(others)} documents that another program stored" in run("status").stdout
     assert others[0]["serverId"] in run("show", TEXT_ID).stdout
     refused = run("cancel", TEXT_ID)
     assert (refused.returncode, "was stored by another program" in refused.stdout) == (1, True)

@@ -265,7 +265,7 @@ class TestRequeue:
             client.set("queue:overdue_requeue_lock", 1, px=seconds(30))
         result = run("requeue")
         assert result.returncode == 1
-        assert result.stderr.startswith("queue-manager: another sweeper holds the lock")
+        assert result.stderr.startswith("queue-manager: another sweep is running")
 
 
 @pytest.mark.processes
