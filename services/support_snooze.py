@@ -37,7 +37,7 @@ EMIT_ATTEMPTS = 3
 log = get_logger(INITIATOR)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SupportSnooze(DueDocuments):
     """Snoozed rooms, with the field names and results that the product uses."""
 

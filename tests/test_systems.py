@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily
 
 from beat_schedule import SYSTEMS
+from models import schema
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import Settings
@@ -24,6 +25,7 @@ from queue_manager.web.routes.metrics import distinct, statistics
 from services.job_queues import InvalidJob, job
 from tasks.systems import require_tasks
 from tests.eventually import eventually
+from tests.services.test_due_documents import declare
 
 
 def trial_end(**fields: Any) -> System:
@@ -91,6 +93,16 @@ def test_stats_that_fail_are_omitted_from_the_metrics(only: Callable[[System], N
     assert numbers_of() == {}
     only(trial_end(stats=lambda: of_numbers({"due": 5})))
     eventually(lambda: numbers_of() == {"queue_manager_due": 5})
+
+
+@pytest.mark.usefixtures("clean")
+def test_slow_numbers_of_documents_are_added_to_their_stats(only: Callable[[System], None]) -> None:
+    system = declare(slow_numbers=lambda: {"unpaid": 5})
+    schema.migrate([system])
+    only(system)
+    found = asyncio.run(readings.read()).stats["trial-end"]
+    assert isinstance(found, SystemStats)
+    assert found.numbers["unpaid"] == 5
 
 
 def test_stats_that_hang_are_a_problem_and_occupy_few_threads(only: Callable[[System], None]) -> None:
@@ -177,8 +189,9 @@ def test_the_decorator_of_a_job_needs_a_name() -> None:
         job(lambda: None)  # type: ignore[arg-type]
 
 
-def test_built_in_systems_are_distinct() -> None:
+def test_built_in_systems_are_distinct_and_hashable() -> None:
     require_distinct(SYSTEMS)
+    assert len({*SYSTEMS}) == len(SYSTEMS)
 
 
 @pytest.mark.parametrize(

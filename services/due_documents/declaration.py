@@ -159,7 +159,7 @@ class Reasons:
     changed: str = "Changed"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DueDocuments(System):
     """A system whose items are documents of one collection, due when a date of theirs has come."""
 
@@ -188,7 +188,7 @@ class DueDocuments(System):
     arguments: tuple[str, str] = ("id", "due_at")
     """The names of the arguments of the item's task in errors."""
     reasons: Reasons = Reasons()
-    functions: Functions = field(default_factory=Functions, repr=False, compare=False)
+    functions: Functions = field(default_factory=Functions, repr=False)
 
     def __post_init__(self) -> None:
         word = str(self.name).replace("-", "_")
