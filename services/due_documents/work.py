@@ -183,7 +183,10 @@ class DocumentWork(DueWork):
             self.release([item])
             return
         failure = failed_item.record(self.system.name, key, due_at, error=error, now=now)
-        self.leases.release([item.lease], cool_down=failure.retry_at - now)
+        lease = self.due_of(due[0]).lease  # the one that scans check; that of `delay` has no due time
+        if item.lease != lease:
+            self.leases.release([item.lease])
+        self.leases.release([lease], cool_down=failure.retry_at - now)
         self._log.error(
             "All attempts failed; the next ones come after a cool-down",
             id=shown_id(key),

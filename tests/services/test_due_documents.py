@@ -1016,6 +1016,17 @@ class TestFailure:
         assert lease_state(ours, item) == "cooling"
         assert collection(failed_item.FAILED_ITEMS_COLLECTION).count_documents({}) == 1
 
+    def test_document_of_a_failed_task_without_a_due_time_cools_down(self, clock: AgingClock) -> None:
+        ours = work_on(declare(), clock)
+        item = item_of(ours, make_account(), None)
+        ours.postpone([item], wait=seconds(0))
+        ours.give_up(item, error="boom")
+        assert scan(ours) == []
+        assert [one.id for one in DocumentList(work=ours).items("failed")] == [item.args[0]]
+        assert lease_state(ours, item) == "free"
+        clock.advance(minutes(1))
+        assert len(scan(ours)) == 1
+
     def test_document_that_is_no_longer_due_has_no_failure_record(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
         id = make_account()
