@@ -9,6 +9,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import chain, islice
@@ -19,7 +20,7 @@ from uuid import uuid4
 from queue_manager import leases, pauses
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import seconds, to_iso
-from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.errors import ConfigurationError, Unavailable
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem
 from queue_manager.leases import Leases
@@ -196,25 +197,34 @@ class DueWork(ItemWork, ABC):
         flagged_for = self.ahead + 2 * self.leases.lease if self.flags_documents else seconds(0)
         names = [one.lease for one in fit]
         taken = self.leases.take(names, is_forced=is_manual, flagged_for=flagged_for)
-        ours = [fit[position] for position in taken.positions]
-        if ours:
-            self.flag(ours)
+        ours, held = [fit[one] for one in taken.positions], [names[one] for one in taken.positions]
+        try:
+            if ours:
+                self.flag(ours)
+            items = self._items(ours, held, is_manual=is_manual)
+        except Exception:  # nothing was sent: the next scan may take the items at once
+            with suppress(Unavailable):
+                self.leases.release(held)
+            raise
+        other_counts = Counter(one.counted_as for one in some if one.counted_as is not None)
+        found = len(ours) + sum(one.is_excluded for one in some)  # items in flight were counted by an earlier scan
+        return DueBatch(found=found, items=items, other_counts=other_counts, lease_ends_ms=taken.ends_ms)
+
+    def _items(self, taken: Sequence[Due], held: Sequence[str], *, is_manual: bool) -> list[DueItem]:
+        """Return the items to send for what was taken, with the names of their leases."""
         now, batch = self.clock(), uuid4().hex
-        times = [one.due_at for one in ours]
-        if self.max_rate is not None and ours and not is_manual:
+        times = [one.due_at for one in taken]
+        if self.max_rate is not None and taken and not is_manual:
             times = self.leases.reserve(times, interval=seconds(1) / self.max_rate, now=now)
-        items = [
+        return [
             DueItem(
                 task_id=self.task_id(one, batch=batch, number=number),
                 args=one.args,
                 eta=at if at > now else None,
-                lease=names[position],
+                lease=lease,
             )
-            for number, (one, at, position) in enumerate(zip(ours, times, taken.positions, strict=True))
+            for number, (one, at, lease) in enumerate(zip(taken, times, held, strict=True))
         ]
-        other_counts = Counter(one.counted_as for one in some if one.counted_as is not None)
-        found = len(ours) + sum(one.is_excluded for one in some)  # items in flight were counted by an earlier scan
-        return DueBatch(found=found, items=items, other_counts=other_counts, lease_ends_ms=taken.ends_ms)
 
     def mark_dispatched(self, batch: DueBatch) -> None:
         """Record that the items of a batch were sent: their leases last until workers receive them."""

@@ -16,8 +16,9 @@ from models.database import collection
 from queue_manager import DueDocuments, pauses
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes, seconds
-from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.errors import ConfigurationError, Unavailable
 from queue_manager.items import DueItem
+from queue_manager.leases import Leases
 from services.due_documents import work_of
 from services.due_documents.work import DocumentWork
 from services.due_work import DueBatch
@@ -176,6 +177,20 @@ def test_an_item_found_twice_is_dispatched_once(work: DocumentWork) -> None:
     add(1)
     [found] = work.find_due(work.clock())
     assert [len(work._take([found, found, found]).items), work._take([found]).items] == [1, []]
+
+
+def test_items_are_due_again_at_once_if_a_scan_fails_before_it_sends_them(
+    work: DocumentWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise Unavailable("Redis does not answer")
+
+    add(3)
+    with monkeypatch.context() as patched:
+        patched.setattr(Leases, "reserve", fail)
+        with pytest.raises(Unavailable):
+            scan(work)
+    assert len(items_of(scan(work))) == 3
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("inf")])

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from bson import Binary, Code, Decimal128, MaxKey, MinKey, ObjectId, Regex, Timestamp
-from pymongo.errors import AutoReconnect
+from pymongo.errors import AutoReconnect, WriteError
 
-from models import due_documents, failed_item, support_room
+from models import database, due_documents, failed_item, support_room
 from models.database import collection
 from models.listing import Sample
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
@@ -138,6 +138,18 @@ class TestScan:
         room, other = make_room(OVER), make_room(OVER, snooze_queue_in_progress=True)
         assert set(scanned_ids(snooze)) == {room, other}
         assert "snooze_queue_in_progress" not in get_room(room)
+
+    def test_rooms_whose_flag_cannot_be_set_are_due_for_the_next_scan(self, snooze: DocumentWork) -> None:
+        for _ in range(3):
+            make_room()
+        refuse_flag = {support_room.FLAG: {"$ne": True}}
+        database.database().command("collMod", support_room.rooms().name, validator=refuse_flag)
+        try:
+            with pytest.raises(WriteError):
+                scan(snooze)
+        finally:
+            database.database().command("collMod", support_room.rooms().name, validator={})
+        assert len(scan(snooze)) == 3
 
     def test_room_with_an_odd_id_does_not_stop_the_others(self, snooze: DocumentWork) -> None:
         support_room.rooms().insert_one({"_id": {"a": 1}, "status": "snoozed", "snooze_time": {"time": OVER}})
