@@ -127,7 +127,8 @@ class DocumentWork(DueWork):
     def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | Verdict | None]:
         """Act on many documents as `execute` does, in one transaction, or in several if they are large or take long.
 
-        A document whose update is refused is left to its own task. To find it, the batch is halved repeatedly.
+        A document whose update is refused is left to its own task. To find it, the batch is halved repeatedly. If a
+        transaction fails after another was written, its items are left to their own tasks.
 
         Returns:
             The result of each item; `None` if its own task must execute it; `UNREACHED` if `MAX_BATCH_TIME` was over.
@@ -150,6 +151,11 @@ class DocumentWork(DueWork):
                     self._log.warning("An update was refused; its batch is written in parts", error=reason(error))
                 if refusals <= MAX_REFUSALS:
                     parts += _halves(part)
+            except Exception as error:
+                if not any(results):
+                    raise
+                self._log.warning("A batch was written only in part", error=reason(error))
+                break
             else:
                 for number, one in enumerate(arguments):
                     if one and one[0] in written:

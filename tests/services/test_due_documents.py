@@ -16,7 +16,7 @@ from pymongo.errors import OperationFailure, WriteError
 
 from models import database, failed_item, outbox, schema, transaction
 from models.database import collection
-from models.document_id import MAX_ID_DEPTH, id_text
+from models.document_id import MAX_ID_DEPTH, id_text, read_id
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import ConfigurationError, Contended, FunctionExited, NotYetDue, PermanentError, reason
 from queue_manager.core.retry import RetryPolicy
@@ -87,6 +87,16 @@ def refusing() -> Iterator[None]:
         yield
     finally:
         database.database().command("collMod", "accounts", validator={})
+
+
+@contextmanager
+def locked(id: Any) -> Iterator[None]:
+    """Lock an account by the transaction of another program."""
+    with database.client().start_session() as other:
+        other.start_transaction()
+        collection("accounts").update_one({"_id": id}, {"$set": {"status": "held"}}, session=other)
+        yield
+        other.abort_transaction()
 
 
 async def never_awaited() -> None: ...
@@ -177,13 +187,9 @@ class TestFinding:
         work = work_on(declare(), clock)
         account = make_account()
         (item,) = scan(work)
-        with database.client().start_session() as other:
-            other.start_transaction()
-            collection("accounts").update_one({"_id": account}, {"$set": {"status": "held"}}, session=other)
-            with pytest.raises(Contended) as early:
-                execute(work, item)
-            assert early.value.remaining == transaction.CONFLICT_WAIT
-            other.abort_transaction()
+        with locked(account), pytest.raises(Contended) as early:
+            execute(work, item)
+        assert early.value.remaining == transaction.CONFLICT_WAIT
         assert execute(work, item)["success"] is True
 
     def test_document_due_soon_is_dispatched_ahead_with_its_eta(self, clock: AgingClock) -> None:
@@ -546,6 +552,23 @@ class TestBatch:
         assert [result is Verdict.UNREACHED for result in results] == [False] * 4 + [True] * 2
         assert collection("accounts").count_documents({"status": "expired"}) == 4
         assert Verdict.UNREACHED not in ours.execute_batch(items[4:])
+
+    def test_results_are_kept_if_a_later_transaction_of_the_batch_fails(
+        self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        elapsed = set_clock(monkeypatch)
+
+        def end(account: Document) -> Document:
+            elapsed[0] += 0.1
+            return EXPIRE
+
+        ours = work_on(declare(end), clock)
+        items = [item_of(ours, make_account()) for _ in range(6)]
+        with locked(read_id(items[-1].args[0], field="id")):
+            assert [result is None for result in ours.execute_batch(items)] == [False] * 3 + [True] * 3
+            with pytest.raises(Contended):
+                ours.execute_batch(items[-1:])
+        assert None not in ours.execute_batch(items[3:])
 
     @pytest.mark.slow
     def test_large_documents_are_read_16_mb_at_a_time(self, clock: AgingClock) -> None:
