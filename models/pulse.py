@@ -26,6 +26,7 @@ REVIEW_REQUEST = "review_request"
 OPEN = ["pending", "in_progress"]
 _KEYS = ("account_id", "metadata.parent_account")
 MAX_NAMED_GROUPS = 20
+MAX_SHOWN_REQUESTS = 20  # of one agency
 
 
 def pulses() -> Collection[Document]:
@@ -102,11 +103,14 @@ def _statuses(agencies: Sequence[Agency], since: datetime) -> list[str]:
 def _blocking(agencies: Sequence[Agency], since: datetime) -> Document:
     """Return the condition on a pulse that blocks one of the agencies."""
     block = blocking(since)
-    same = [
-        {"account_id": {"$in": [one for of in agencies for one in account.spellings(of.account_id)]}},
-        {"metadata.parent_account": {"$in": [one for of in agencies for one in account.spellings(of.parent_account)]}},
-    ]
-    return {"$and": [{"$or": same}, {"$or": block.pop("$or")}], **block}
+    return {"$and": [_addressed_to(agencies), {"$or": block.pop("$or")}], **block}
+
+
+def _addressed_to(agencies: Sequence[Agency]) -> Document:
+    """Return the condition on a pulse that it has the account or the parent account of one of the agencies."""
+    accounts = [one for of in agencies for one in account.spellings(of.account_id)]
+    parents = [one for of in agencies for one in account.spellings(of.parent_account)]
+    return {"$or": [{"account_id": {"$in": accounts}}, {"metadata.parent_account": {"$in": parents}}]}
 
 
 def _new(agency: Agency, now: datetime) -> Document:
@@ -126,10 +130,10 @@ def _new(agency: Agency, now: datetime) -> Document:
     return {"$setOnInsert": pulse}
 
 
-def of_accounts(accounts: Sequence[Any]) -> list[Document]:
-    """Return the latest review requests of some accounts or parent accounts, newest first."""
-    where = {"type": REVIEW_REQUEST, "created_at": A_DATE, "$or": [{key: {"$in": list(accounts)}} for key in _KEYS]}
-    return list(pulses().find(where, sort=[("created_at", DESCENDING)], limit=MAX_NAMED_GROUPS))
+def of_agency(agency: Agency) -> list[Document]:
+    """Return the latest review requests to an agency's account or parent account, newest first."""
+    where = {"type": REVIEW_REQUEST, "created_at": A_DATE, **_addressed_to([agency])}
+    return list(pulses().find(where, sort=[("created_at", DESCENDING)], limit=MAX_SHOWN_REQUESTS))
 
 
 def count_open() -> int:

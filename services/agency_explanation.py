@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from models import account, item_events, pulse, subscription
-from models.database import Document
+from models.database import Document, value_at
 from models.pulse import Agency
 from queue_manager.core.wording import sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 def explain(system: System, requests: ReviewRequests, id: str, dispatch: DispatchState) -> list[Explanation]:
     """Explain the agencies that an id names: a parent account, or the account of an agency that was asked before."""
-    asked = pulse.of_accounts(account.spellings(id))
-    parents = [one.get("metadata", {}).get("parent_account") for one in asked]
+    named = Agency(account_id=id, parent_account=id, subscription_ids=[], oldest_subscription=dispatch.now)
+    asked = pulse.of_agency(named)
+    parents = [value_at(one, "metadata.parent_account") for one in asked]
     accounts = {spelling for one in (id, *parents) for spelling in account.spellings(one)}
     agencies = list(subscription.agencies(requests.product_types, accounts=list(accounts)))
     if not agencies and asked:
-        agencies = [Agency(account_id=id, parent_account=id, subscription_ids=[], oldest_subscription=dispatch.now)]
-    return [_explanation(system, requests, agency, asked, dispatch) for agency in agencies]
+        agencies = [named]
+    return [_explanation(system, requests, agency, dispatch) for agency in agencies]
 
 
-def _explanation(
-    system: System, requests: ReviewRequests, agency: Agency, asked: list[Document], dispatch: DispatchState
-) -> Explanation:
+def _explanation(system: System, requests: ReviewRequests, agency: Agency, dispatch: DispatchState) -> Explanation:
+    asked = pulse.of_agency(agency)
     id = str(agency.parent_account)
     history = item_events.of_item(system.name, requests.due_of(agency).id)
     path = system.path_of_item(id)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
-from models import item_events, site, subscription
+from models import item_events, pulse, site, subscription
 from models.database import collection, server_now
 from models.document_id import id_text
 from queue_manager import leases
@@ -412,6 +412,13 @@ class TestAgencies:
         assert found.label == "asked"
         assert found.answer.startswith("A review request has been open since ")
         assert self.why(item.args[0]).id == str(parent)
+
+    def test_agency_that_is_blocked_by_a_request_to_another_agency_of_its_account(self) -> None:
+        account_id = ObjectId()
+        parent = self.subscribe(server_now() - timedelta(days=40), metadata={"account_id": account_id})
+        request = {"type": pulse.REVIEW_REQUEST, "account_id": str(account_id), "status": "pending"}
+        pulse.pulses().insert_one({**request, "created_at": server_now(), "metadata": {"parent_account": ObjectId()}})
+        assert self.why(parent).label == "asked"
 
     def test_agency_that_is_not_yet_a_customer_for_long_enough(self) -> None:
         found = self.why(self.subscribe(server_now() - timedelta(days=4)))
