@@ -39,7 +39,7 @@ def systems() -> tuple[System, ...]:
 
 @cache
 def _checked(modules: tuple[str, ...], dry_run: tuple[str, ...]) -> tuple[System, ...]:
-    systems = (*SYSTEMS, *declared(modules))
+    systems = (*SYSTEMS, *(one for one in declared(modules) if one not in SYSTEMS))
     require_distinct(systems)
     message_queue.require_own_key(item_queues(one for one in systems if one.is_switched_on(settings())))
     try:

@@ -106,6 +106,11 @@ def test_message_queue_may_have_the_name_of_a_celery_queue(
     assert beat_schedule.systems()
 
 
+def test_a_built_in_system_that_qm_systems_names_is_registered_once(change_settings: Callable[..., None]) -> None:
+    change_settings(QM_SYSTEMS='["services.support_snooze"]')
+    assert beat_schedule.systems() == SYSTEMS
+
+
 def test_absence_of_systems_is_one_warning(change_settings: Callable[..., None]) -> None:
     change_settings(QM_CONVERSATIONS="false")
     (warning,) = warnings()
