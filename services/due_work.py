@@ -232,13 +232,12 @@ class DueWork(ItemWork, ABC):
         due = [item.lease for item in batch.items if item.eta is None]
         self.leases.mark_dispatched(due, ends_ms=batch.lease_ends_ms)
         self.record_dispatched(batch.items)
-        if ahead := [item for item in batch.items if item.eta is not None]:
-            longest = max(item.eta for item in ahead if item.eta is not None)
-            self.mark_dispatched_ahead(ahead, wait=max(longest - now, seconds(0)))
+        if waits := {item.lease: max(item.eta - now, seconds(0)) for item in batch.items if item.eta is not None}:
+            self.mark_dispatched_ahead(waits)
 
-    def mark_dispatched_ahead(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
-        """Record that items were sent with an ETA in `wait`: from then on they wait for a worker, for any time."""
-        self.postpone(items, wait=wait)
+    def mark_dispatched_ahead(self, waits: Mapping[str, timedelta]) -> None:
+        """Record that items were sent with an ETA, which comes after the wait of each lease."""
+        self.leases.mark_sent_again(waits)
 
     def task_id(self, due: Due, *, batch: str, number: int) -> str:
         """Return the id of an item's task: a random part for the batch, and the item's number in it."""

@@ -70,7 +70,7 @@ class ItemWork:
 
     def postpone(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
         """Keep the leases of items that are sent again, with an ETA in `wait`, until a worker receives them."""
-        self.leases.mark_sent_again([item.lease for item in items], wait=wait)
+        self.leases.mark_sent_again({item.lease: wait for item in items})
 
     def cool_down_lost(self, item: DueItem, lost: MustCoolDown) -> None:
         """Handle an item whose process died several times in a row: no scan takes it for a while."""

@@ -199,9 +199,10 @@ class Leases:
         """Extend held leases to one lease from now, or from the end of `wait`."""
         self._each(RENEW, names, self._lease_ms + milliseconds(wait))
 
-    def mark_sent_again(self, names: Sequence[str], *, wait: timedelta) -> None:
-        """Mark held items as sent with an ETA in `wait`: from then on they wait for a worker, for any time."""
-        self._each(SENT_AGAIN, names, milliseconds(wait))
+    def mark_sent_again(self, waits: Mapping[str, timedelta]) -> None:
+        """Mark held items as sent with an ETA after the wait of each: they then wait for a worker, for any time."""
+        pairs = [part for name, wait in waits.items() for part in (milliseconds(wait), name)]
+        self._each(SENT_AGAIN, pairs)  # which keeps pairs together, because `MAX_ARGUMENTS` is even
 
     def end_early(self, names: Sequence[str]) -> None:
         """End the leases of items whose ETA has not come."""
@@ -353,7 +354,7 @@ class Leases:
         with lease_server() as client:
             return script(client, self.keys, arguments)
 
-    def _each(self, script: Script, names: Sequence[str], *arguments: Any) -> None:
+    def _each(self, script: Script, names: Sequence[str | int], *arguments: Any) -> None:
         for first in range(0, len(names), MAX_ARGUMENTS):
             self._run(script, *arguments, *names[first : first + MAX_ARGUMENTS])
 

@@ -156,12 +156,13 @@ end
 
 # Mark held items as sent with an ETA, or as sent again: they wait for a worker, for any time.
 #
-# ARGV     ms until the ETA, names
+# ARGV     by item: ms until its ETA, name
 SENT_AGAIN = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
-for i = 2, #ARGV do
-    if redis.call('ZREM', running, ARGV[i]) == 1 or redis.call('ZSCORE', waiting, ARGV[i]) then
-        redis.call('ZADD', waiting, now + ARGV[1], ARGV[i])
+for i = 1, #ARGV, 2 do
+    local wait, name = ARGV[i], ARGV[i + 1]
+    if redis.call('ZREM', running, name) == 1 or redis.call('ZSCORE', waiting, name) then
+        redis.call('ZADD', waiting, now + wait, name)
     end
 end
 """)

@@ -152,9 +152,9 @@ class Dispatch(DueWork):
             self.leases.end_early(due)
         return super()._take(some, is_manual=is_manual)
 
-    def mark_dispatched_ahead(self, items: Sequence[DueItem], *, wait: timedelta) -> None:
+    def mark_dispatched_ahead(self, waits: Mapping[str, timedelta]) -> None:
         """Hold queues for one lease after their due time: `end_early` recognizes them by the end of their lease."""
-        self.leases.renew([item.lease for item in items], wait=wait)
+        self.leases.renew(list(waits), wait=max(waits.values()))
 
     def _leads(self, now: datetime) -> bool:
         """Record the leader and complete its takeover; return False if it is refused."""

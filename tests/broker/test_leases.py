@@ -92,14 +92,21 @@ class TestWaiting:
     def test_lease_of_a_message_sent_again_does_not_expire(self, short: Leases, ours: Leases) -> None:
         dispatch(short, ONE)
         short.renew([ONE])  # a worker received it
-        short.mark_sent_again([ONE, TWO], wait=seconds(0))
+        short.mark_sent_again(dict.fromkeys((ONE, TWO), seconds(0)))
         assert [status.ends_at for status in ours.statuses([ONE])] == [None]
         assert states(ours, ONE, TWO) == ["in-progress", "free"]
         eventually(lambda: short.free_lost(0) == 1)  # its message was lost
 
+    def test_each_of_many_messages_sent_ahead_of_time_has_its_own_eta(self, ours: Leases) -> None:
+        names = [leases.name(str(number), AT) for number in range(MAX_ARGUMENTS)]
+        take(ours, *names)
+        ours.mark_sent_again({name: seconds(60 + number) for number, name in enumerate(names)})
+        ends = [status.ends_at for status in ours.statuses(names)]
+        assert ends == sorted({at for at in ends if at is not None})
+
     def test_message_sent_ahead_of_time_is_not_sent_twice_while_it_waits(self, short: Leases) -> None:
         take(short, ONE, TWO)
-        short.mark_sent_again([ONE, TWO], wait=seconds(0.1))
+        short.mark_sent_again(dict.fromkeys((ONE, TWO), seconds(0.1)))
         eventually(lambda: short.free_lost(1) == 1)  # one message waits, the other was lost
         assert short.free_lost(1) == 0
         assert len(take(short, ONE, TWO)) == 1

@@ -123,7 +123,7 @@ OPERATIONS: dict[str, tuple[Callable[[ItemLease], ItemLease], Callable[[RealLeas
     "renew": (ItemLease.renewed, lambda real: real.after(lambda leases: leases.renew([NAME]))),
     "sent again": (
         ItemLease.sent_again,
-        lambda real: real.after(lambda leases: leases.mark_sent_again([NAME], wait=seconds(0))),
+        lambda real: real.after(lambda leases: leases.mark_sent_again({NAME: seconds(0)})),
     ),
     "release": (ItemLease.released, lambda real: real.after(lambda leases: leases.release([NAME]))),
     "release for later": (

@@ -119,6 +119,12 @@ class TestRate:
         add(3, T0 + seconds(1))
         assert times(items_of(scan(work)), clock.now) == [0, 0.1, 1, 1.1, 1.2]
 
+    def test_the_lease_of_each_item_shows_its_own_time(self, work: DocumentWork, clock: HandClock) -> None:
+        add(5)
+        ahead = [item for item in items_of(scan(work)) if item.eta is not None]
+        shown = [work.leases.detail(item.lease).at for item in ahead]
+        assert seconds_apart([at.timestamp() for at in shown if at is not None]) == [0.1] * 3
+
     def test_a_rate_below_one_item_per_period_still_dispatches(self, work: DocumentWork, clock: HandClock) -> None:
         add(3)
         slow = replace(work, max_rate=0.25)
