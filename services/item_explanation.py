@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import takewhile
 
 from models.item_events import ItemEvent, ItemHistory
 from queue_manager.core.clock import milliseconds, seconds
@@ -56,7 +57,8 @@ def _execution(lease: LeaseDetail, dispatch: DispatchState) -> str:
 
 
 def _next_attempt(at: datetime | None, history: ItemHistory, now: datetime) -> str:
-    last = next((one for one in history.events if one.event == "retried"), None)
+    since_dispatch = takewhile(lambda one: one.event != "dispatched", history.events)
+    last = next((one for one in since_dispatch if one.event == "retried"), None)
     if last is None:
         return f"dispatched, to be executed{_when('at', at, now)}"
     error = error_summary(last.error or "unknown")

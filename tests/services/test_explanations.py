@@ -24,7 +24,7 @@ from services.due_documents.explanation import explain
 from services.due_documents.work import DocumentWork
 from tests.eventually import eventually
 from tests.odd_ids import ODD_IDS
-from tests.rooms import T0, execute, get_room, lose, make_room, make_work, scan
+from tests.rooms import T0, execute, get_room, lose, make_room, make_work, resnooze, scan
 from tests.services.test_due_documents import declare, make_account, work_on
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -254,6 +254,16 @@ class TestDue:
         assert (found.label, found.tone) == ("waiting", "warn")
         assert "; attempt 1 failed, and the next one starts at " in found.answer
         assert found.answer.endswith(". Last error: Boom.")
+
+    def test_a_room_that_failed_before_it_was_dispatched(self, work: DocumentWork) -> None:
+        room = make_room(server_now() - minutes(5))
+        (item,) = scan(work)
+        work.record_attempt(item, "retried", error="Boom", attempt=1)
+        resnooze(room, server_now() - minutes(1))
+        (item,) = scan(work)
+        work.postpone([item], wait=minutes(1))
+        eventually(lambda: len(item_events.of_item("support-snooze", str(room)).events) == 3)
+        assert "; dispatched, to be executed at " in why(room, work, server_now()).answer
 
 
 class TestTimeline:
