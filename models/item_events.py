@@ -41,6 +41,7 @@ MAX_EVENT_ERROR_LENGTH = 2_000  # characters
 MAX_EVENTS_SHOWN = 100  # of each kind, the newest
 BATCH_SEARCH_TIMEOUT = seconds(1.5)  # of reading the batches of a day
 
+_LINE = re.compile(r"(?P<lease>.*@-?\d*)(?: .*)?")  # the id in the name of a lease may contain spaces
 _ANY_LINE = re.compile(r"^\S*(?: (.*))?$", re.MULTILINE)
 
 BatchEvent = Literal["dispatched", "executed"]
@@ -192,9 +193,8 @@ def _item_of(found: Document, task: str, batch: str, number: str) -> tuple[str, 
         return (system, lines[int(number)]) if int(number) < len(lines) else None
     if found["task"] == task and "id" in found:
         return system, f"{found['id']}@"
-    if found["task"] == task and "\n" not in found["items"]:
-        return system, found["items"].partition(" ")[0]
-    return None
+    line = _LINE.fullmatch(found["items"])
+    return (system, line["lease"]) if found["task"] == task and line is not None else None
 
 
 def read_event(document: Document) -> ItemEvent:

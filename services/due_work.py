@@ -35,7 +35,7 @@ class Due:
     """One item that a scan found."""
 
     id: str
-    """As text, without spaces. The lease is named by the id and the due time."""
+    """As text. The lease is named by the id and the due time."""
     due_at: datetime
     args: tuple[Any, ...] = ()
     """The arguments of the item's task; by default the id and the due time."""

@@ -344,6 +344,13 @@ class TestFinding:
             assert [one.id for one in diagnose(item.task_id).found] == [str(room)]
         assert diagnose("f" * 32 + "-0").found == []
 
+    @pytest.mark.parametrize("reason", [None, "Build changed"])
+    def test_the_task_of_an_item_whose_id_has_spaces(self, reason: str | None) -> None:
+        name = leases.name("a site @ home", T0)
+        skipped = {} if reason is None else {name: reason}
+        item_events.record_executed("stale-thumbnails", [name], skipped, task="t", took=seconds(1))
+        eventually(lambda: item_events.item_of_task("t") == ("stale-thumbnails", name))
+
     def test_one_system_alone(self) -> None:
         room = str(make_room(server_now() + hours(1)))
         assert [one.system for one in diagnose(room, system_names=["support-snooze"]).found] == ["support-snooze"]
