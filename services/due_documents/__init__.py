@@ -9,7 +9,7 @@ from pymongo import IndexModel
 
 from models import failed_item, outbox
 from models.due_documents import DueCollection
-from queue_manager.core.clock import minutes
+from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.settings import settings
 from queue_manager.system import SystemStats
 from services.due_documents.declaration import CallAgain, DueDocuments, Failure, Reasons, Run, Written
@@ -43,7 +43,7 @@ def work_of(system: DueDocuments) -> DocumentWork:
         system=system,
         documents=_documents(system),
         leases=leases_of(system.name),
-        ahead=min(period, MAX_AHEAD),
+        ahead=min(period, MAX_AHEAD) if settings().qm_ahead_limit else seconds(0),
         max_rate=system.max_rate,
         period=period,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,8 +19,8 @@ from queue_manager.core.wording import clock, error_summary, ordinal, rounded, s
 from queue_manager.explanation import DispatchState, Explanation
 from queue_manager.items import DueItem
 from queue_manager.operations.diagnosis import diagnose
-from services import review_requests, stale_thumbnails
-from services.due_documents import DueDocuments
+from services import review_requests, stale_thumbnails, support_snooze
+from services.due_documents import DueDocuments, work_of
 from services.due_documents.explanation import explain
 from services.due_documents.work import DocumentWork
 from tests.eventually import eventually
@@ -66,6 +67,11 @@ class TestNotDue:
         )
         assert (found.page, found.retry) == (f"/rooms/{room}", None)
         assert found.document == f"/api/systems/support-snooze/items/{room}"
+
+    def test_scan_that_can_end_it_if_nothing_is_dispatched_ahead(self, change_settings: Callable[..., None]) -> None:
+        change_settings(QM_AHEAD_LIMIT="0")
+        found = why(make_room(T0 + hours(3)), work_of(support_snooze.system), T0)
+        assert found.answer.endswith("; not dispatched; the scan that can take it runs at 12:30:05 UTC.")
 
     @pytest.mark.parametrize(
         ("fields", "said"),
