@@ -9,9 +9,9 @@ from models import account, item_events, pulse, subscription
 from models.database import Document, value_at
 from models.pulse import Agency
 from queue_manager.core.wording import sentence, when
-from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
+from queue_manager.explanation import DispatchState, Explanation, TimelineEvent
 from queue_manager.system import System
-from services.item_explanation import describe_state, timeline
+from services.item_explanation import StateText, describe_state, explanation
 
 if TYPE_CHECKING:
     from services.review_requests import ReviewRequests
@@ -31,24 +31,16 @@ def explain(system: System, requests: ReviewRequests, id: str, dispatch: Dispatc
 
 def _explanation(system: System, requests: ReviewRequests, agency: Agency, dispatch: DispatchState) -> Explanation:
     asked = pulse.of_agency(agency)
-    id = str(agency.parent_account)
     history = item_events.of_item(system.name, requests.due_of(agency).id)
-    path = system.path_of_item(id)
-    state, tone, answer = _answer(system, requests, agency, asked, dispatch, history)
-    return Explanation(
-        system=system.name,
-        kind=system.item_name,
-        id=id,
+    return explanation(
+        system,
+        str(agency.parent_account),
+        _answer(system, requests, agency, asked, dispatch, history),
+        dispatch,
+        history,
         title="" if agency.account_id is None else str(agency.account_id),
-        label=state,
-        tone=tone,
-        answer=answer,
         due_at=agency.oldest_subscription + requests.after if agency.subscription_ids else None,
-        page=system.page_of_item(id),
-        document=path,
-        retry=f"{path}/retry" if state in ("due", "stuck") and dispatch.is_on else None,
-        timeline=newest_first([*timeline(history), *map(_request, asked)]),
-        has_whole_timeline=history.is_complete,
+        events=map(_request, asked),
     )
 
 
@@ -59,7 +51,7 @@ def _answer(
     asked: list[Document],
     dispatch: DispatchState,
     history: item_events.ItemHistory,
-) -> tuple[str, Tone, str]:
+) -> StateText:
     now = dispatch.now
     if not requests.product_types:
         return "not asked", "warn", "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review."

@@ -1,19 +1,56 @@
-"""The state of an item in words, from its lease, its dispatch and its recorded events. All systems use it."""
+"""The explanation of an item: its state in words, from its lease, its dispatch and its recorded events, and a timeline.
+
+All systems of items use it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from itertools import takewhile
 
 from models.item_events import ItemEvent, ItemHistory
 from queue_manager.core.clock import milliseconds, seconds
 from queue_manager.core.wording import error_summary, many, when
-from queue_manager.explanation import DispatchState, TimelineEvent, Tone
+from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
 from queue_manager.leases.state import LeaseDetail
+from queue_manager.system import System
 
 MAX_ESTIMATE_ERROR = seconds(1)  # of the time of an event, an estimate of the database server's time
+RETRYABLE_STATES = ("due", "stuck", "failed")
 StateText = tuple[str, Tone, str]
-"""A state in words, how good it is, and a clause of the answer."""
+"""A state in words, how good it is, and the answer or a clause of it."""
+
+
+def explanation(
+    system: System,
+    id: str,
+    described: StateText,
+    dispatch: DispatchState,
+    history: ItemHistory,
+    *,
+    title: str,
+    due_at: datetime | None = None,
+    events: Iterable[TimelineEvent] = (),
+) -> Explanation:
+    """Return the explanation of an item; `events` are those of its document, which the timeline also shows."""
+    state, tone, answer = described
+    path = system.path_of_item(id)
+    return Explanation(
+        system=system.name,
+        kind=system.item_name,
+        id=id,
+        title=title,
+        label=state,
+        tone=tone,
+        answer=answer,
+        due_at=due_at,
+        page=system.page_of_item(id),
+        document=path,
+        retry=f"{path}/retry" if state in RETRYABLE_STATES and dispatch.is_on else None,
+        timeline=newest_first([*(_entry(one) for one in reversed(history.events)), *events]),
+        has_whole_timeline=history.is_complete,
+    )
 
 
 def describe_state(
@@ -75,11 +112,6 @@ def describe_done(history: ItemHistory, due_at: datetime | None, now: datetime) 
     dispatch = next((one for one in events if one.event == "dispatched"), None)
     task = events[0].task or (None if dispatch is None else dispatch.task)
     return f"done at {when(events[0].at, now)}{'' if task is None else f', by the task {task}'}"
-
-
-def timeline(history: ItemHistory) -> list[TimelineEvent]:
-    """Return the recorded events of an item, oldest first."""
-    return [_entry(one) for one in reversed(history.events)]
 
 
 def _entry(event: ItemEvent) -> TimelineEvent:

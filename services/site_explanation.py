@@ -12,10 +12,10 @@ from models.site import Sites
 from queue_manager import leases
 from queue_manager.core.clock import EPOCH
 from queue_manager.core.wording import many, sentence, span, when
-from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
+from queue_manager.explanation import DispatchState, Explanation, TimelineEvent
 from queue_manager.leases import Leases
 from queue_manager.system import System
-from services.item_explanation import describe_state, timeline
+from services.item_explanation import StateText, describe_state, explanation
 
 
 def explain(
@@ -47,27 +47,20 @@ class _SiteExplanation:
         self._history = item_events.of_item(system.name, f"{sites.name} {self._key}")
 
     def explanation(self) -> Explanation:
-        id = f"{self._sites.name}:{self._key}"
-        path = self._system.path_of_item(id)
         state, tone, answer = self._answer()
         resets = site.reset_count(self._document)
         often = f" It was reset {many(resets, 'time')} in a row." if resets else ""
-        return Explanation(
-            system=self._system.name,
-            kind=self._system.item_name,
-            id=id,
+        return explanation(
+            self._system,
+            f"{self._sites.name}:{self._key}",
+            (state, tone, answer + often),
+            self._dispatch,
+            self._history,
             title=self._sites.name,
-            label=state,
-            tone=tone,
-            answer=answer + often,
-            page=self._system.page_of_item(id),
-            document=path,
-            retry=f"{path}/retry" if state in ("due", "stuck") and self._dispatch.is_on else None,
-            timeline=newest_first([*timeline(self._history), *map(_outcome, self._sites.outcomes_of(self._key))]),
-            has_whole_timeline=self._history.is_complete,
+            events=map(_outcome, self._sites.outcomes_of(self._key)),
         )
 
-    def _answer(self) -> tuple[str, Tone, str]:
+    def _answer(self) -> StateText:
         if self._document.get("thumbnail_build_in_progress") is not True:
             return "not building", "neutral", "No thumbnail build is in progress, so there is nothing to reset."
         if any(self._document.get(name) != value for name, value in self._sites.only.items()):

@@ -8,13 +8,11 @@ from models import failed_item, item_events
 from models.database import Document
 from models.document_id import id_candidates, id_text
 from queue_manager.core.wording import error_summary, sentence, when
-from queue_manager.explanation import DispatchState, Explanation, Tone, newest_first
+from queue_manager.explanation import DispatchState, Explanation
 from queue_manager.leases.state import LeaseDetail
 from services.due_documents.declaration import NO_DATE
 from services.due_documents.work import DocumentWork
-from services.item_explanation import describe_done, describe_state, timeline
-
-RETRYABLE_ITEMS = ("due", "stuck", "failed")
+from services.item_explanation import StateText, describe_done, describe_state, explanation
 
 
 def explain(work: DocumentWork, id: str, dispatch: DispatchState) -> list[Explanation]:
@@ -33,26 +31,18 @@ class _DocumentExplanation:
         self._history = item_events.of_item(self._system.name, id_text(self._id))
 
     def explanation(self) -> Explanation:
-        state, tone, answer = self._answer()
-        id = id_text(self._id)
-        path = self._system.path_of_item(id)
-        return Explanation(
-            system=self._system.name,
-            kind=self._system.item_name,
-            id=id,
+        return explanation(
+            self._system,
+            id_text(self._id),
+            self._answer(),
+            self._dispatch,
+            self._history,
             title=self._system.title_of(self._document),
-            label=state,
-            tone=tone,
-            answer=answer,
             due_at=self._due_at if isinstance(self._due_at, datetime) else None,
-            page=self._system.page_of_item(id),
-            document=path,
-            retry=f"{path}/retry" if state in RETRYABLE_ITEMS and self._dispatch.is_on else None,
-            timeline=newest_first([*timeline(self._history), *self._system.past(self._document)]),
-            has_whole_timeline=self._history.is_complete,
+            events=self._system.past(self._document),
         )
 
-    def _answer(self) -> tuple[str, Tone, str]:
+    def _answer(self) -> StateText:
         if (problem := self._system.malformed(self._document)) is not None:
             return "malformed", "bad", sentence(problem, "it can never fall due")
         if not isinstance(self._due_at, datetime):

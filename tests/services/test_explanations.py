@@ -23,6 +23,7 @@ from services import review_requests, stale_thumbnails, support_snooze
 from services.due_documents import DueDocuments, work_of
 from services.due_documents.explanation import explain
 from services.due_documents.work import DocumentWork
+from services.due_work import leases_of
 from tests.eventually import eventually
 from tests.odd_ids import ODD_IDS
 from tests.rooms import T0, execute, get_room, lose, make_room, make_work, resnooze, scan
@@ -387,6 +388,14 @@ class TestSites:
             assert (found.label, found.retry) == ("due", f"{found.document}/retry")
             assert "not dispatched yet; the next scan runs at " in found.answer
             assert found.answer.endswith(" It was reset 2 times in a row.")
+
+    def test_a_build_that_cools_down_can_be_reset(self) -> None:
+        now = server_now()
+        site_id = self.build(now - hours(5))
+        lease = leases.name(f"instasites {site_id}", now - hours(5))
+        leases_of("stale-thumbnails").release([lease], cool_down=minutes(1))
+        found = self.why(str(site_id), now)
+        assert (found.label, found.retry) == ("failed", f"{found.document}/retry")
 
     def test_other_sites(self) -> None:
         now = server_now()
