@@ -73,9 +73,12 @@ def rounded(time: timedelta | float, *, least: int = 2) -> str:
     return f"{left / size:.0f} {unit}"
 
 
-def many(count: int, thing: str, *, limit: int | None = None) -> str:
-    """Return `1 room`, `1,204 rooms`; `at least 10,000 rooms` if no more than that `limit` were counted."""
-    return f"{'at least ' if count == limit else ''}{count:,} {thing}{'' if count == 1 else 's'}"
+def many(count: int, thing: str, things: str | None = None, *, limit: int | None = None) -> str:
+    """Return `1 room`, `1,204 rooms`; `at least 10,000 rooms` if no more than that `limit` were counted.
+
+    `things` is the plural if it is irregular.
+    """
+    return f"{'at least ' if count == limit else ''}{count:,} {thing if count == 1 else things or f'{thing}s'}"
 
 
 def ordinal(number: int) -> str:
@@ -84,11 +87,12 @@ def ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def stuck_items(thing: str, found: Sequence[str], *, late: timedelta) -> str:
+def stuck_items(thing: str, things: str, found: Sequence[str], *, late: timedelta) -> str:
     """Return what to say of items whose lease ended that long ago without a result."""
+    count = many(len(found), f"stuck {thing}", f"stuck {things}")
     return (
-        f"{many(len(found), f'stuck {thing}')}: due, but the worker's lease ended more than {rounded(late)} ago and no "
-        f"worker has taken over ({first_ids(found, len(found))})"
+        f"{count}: due, but the worker's lease ended more than {rounded(late)} ago and no worker has taken over "
+        f"({first_ids(found, len(found))})"
     )
 
 

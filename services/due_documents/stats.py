@@ -47,13 +47,13 @@ def stats(work: DocumentWork) -> SystemStats:
                 f"{many(left, 'call')} of `after`, each for a batch of {work.system.items_name}, without success for "
                 f"more than {rounded(late)}; they are repeated"
             )
-    thing = work.system.items_name.removesuffix("s")
+    item, items = work.system.item_name, work.system.items_name
     if stuck:
-        result.problems[Rule.STUCK_ITEMS] = stuck_items(thing, stuck, late=late)
+        result.problems[Rule.STUCK_ITEMS] = stuck_items(item, items, stuck, late=late)
     if cooling:
+        count = many(cooling, f"failed {item}", f"failed {items}")
         result.problems[Rule.FAILED_ITEMS] = (
-            f"{many(cooling, f'failed {thing}')}: every attempt failed and the next one starts after a cool-down "
-            f"({first_ids(failed, cooling)})"
+            f"{count}: every attempt failed and the next one starts after a cool-down ({first_ids(failed, cooling)})"
         )
     return result
 

@@ -110,7 +110,7 @@ def _add_unadopted(stats: SystemStats) -> None:
 
 def _add_queue_problems(stats: SystemStats, stuck: list[str], cooling: list[str], *, late: timedelta) -> None:
     if stuck:
-        stats.problems[Rule.STUCK_ITEMS] = stuck_items("job queue", stuck, late=late)
+        stats.problems[Rule.STUCK_ITEMS] = stuck_items("job queue", "job queues", stuck, late=late)
     if cooling:
         stats.problems[Rule.FAILED_ITEMS] = (
             f"{many(len(cooling), 'failed job queue')}: every attempt to run its jobs failed, and the next one "

@@ -21,6 +21,7 @@ from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import ConfigurationError, Contended, FunctionExited, NotYetDue, PermanentError, reason
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
+from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem, Verdict
 from services.due_documents import DueDocuments, Failure, Run, Written, updates, work, work_of
 from services.due_documents.listing import DocumentList
@@ -1058,6 +1059,17 @@ class TestFailure:
         ours.give_up(item, error="boom")
         assert collection(failed_item.FAILED_ITEMS_COLLECTION).count_documents({}) == 0
         assert lease_state(ours, item) == "free"
+
+    def test_problems_name_one_item_and_several_as_the_system_does(self, clock: AgingClock) -> None:
+        ours = work_on(declare(items_name="companies", item_name="company"), clock)
+        ids = [make_account(), make_account()]
+        items = scan(ours)
+        ours.renew(items)
+        clock.advance(minutes(2))
+        assert stats(ours).problems[Rule.STUCK_ITEMS].startswith("2 stuck companies: due, ")
+        ours.give_up(items[0], error="boom")
+        assert stats(ours).problems[Rule.FAILED_ITEMS].startswith("1 failed company: ")
+        assert str(ids[1]) in stats(ours).problems[Rule.STUCK_ITEMS]
 
 
 class TestDeclaration:
