@@ -276,9 +276,7 @@ class Leases:
             pipe.time()
             *scores, rank, lost, time_ = pipe.execute()
         step, at = step_of(*scores, now=unix_ms(time_of(time_)))
-        if step == "received" and at is not None:
-            at -= self._lease_ms
-        elif step == "started":
+        if step == "started":
             at = scores[-1]
         losses = 0 if lost is None else int(lost.split(b":")[0])
         known_at = None if at is None or step == "ended" else from_unix_ms(at)

@@ -1,4 +1,4 @@
-"""What a lease says about its item: its state, and all that is known, for people."""
+"""The state of an item as its lease shows it, in short and in detail."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class LeaseDetail:
 
     step: LeaseStep
     at: datetime | None = None
-    """Its ETA, its dispatch, the end of its lease, the start of its attempt, or the end of its cool-down, by `step`."""
+    """By step: the ETA (`ahead`), the dispatch (`queued`), the end of the lease (`received`, `stuck`), the start of the
+    attempt (`started`) or the end of the cool-down (`cooling`); otherwise `None`."""
     ahead_of_it: int = 0
     """The number of items dispatched before it that wait for a worker, too."""
     losses: int = 0

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from queue_manager import leases
-from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.core.clock import from_unix_ms, hours, minutes, seconds
 from queue_manager.leases import Leases, MustCoolDown
 from queue_manager.leases.scripts import MAX_ARGUMENTS
 from queue_manager.server_calls import redis_server
@@ -117,6 +117,11 @@ class TestWaiting:
         ours.renew([TWO])
         ours.end_early([ONE, TWO, THREE])
         assert states(ours, ONE, TWO, THREE) == ["free", "in-progress", "in-progress"]
+
+    def test_detail_of_a_received_message_has_the_end_of_its_lease(self, ours: Leases) -> None:
+        taken = ours.take([ONE])
+        detail = ours.detail(ONE)
+        assert (detail.step, detail.at) == ("received", from_unix_ms(taken.ends_ms))
 
     def test_lease_of_a_received_message_no_longer_counts_as_waiting(self, ours: Leases) -> None:
         taken = ours.take([ONE, TWO])
