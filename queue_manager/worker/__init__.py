@@ -1,1 +1,1 @@
-"""What a worker does besides its tasks: checks at its start, renewal of leases, presence, pauses, bounded shutdown."""
+"""What a worker does besides its tasks: start checks, lease renewal, worker heartbeats, pauses, bounded shutdown."""

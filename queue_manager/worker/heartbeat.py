@@ -61,7 +61,7 @@ class Heartbeat:
             is_failing = bool(failed)
 
     def release_lost(self) -> None:
-        """Make the items of processes that died due again, as soon as MongoDB takes it."""
+        """Release the items of processes that died; repeated while MongoDB is unavailable."""
         while lost_requests:
             request = lost_requests.popleft()
             try:

@@ -1,9 +1,9 @@
-"""What a Celery process does when it starts and stops: log, checks of its servers, leases, presence, put-back.
+"""Start-up and shutdown of a Celery process: logging, checks of its servers, renewal of leases, worker heartbeats.
 
-A warm shutdown is bounded: tasks have a time to finish after SIGTERM, then unfinished ones are put back. Tasks that go
-on for long, such as the run of a queue, see that it has begun (`core/shutdown.py`), and end soon. An orchestrator sends
-SIGTERM once and SIGKILL later. A message that the worker put back before that is delivered again at once; what SIGKILL
-ends comes back only when its lease has run out.
+A warm shutdown is bounded: tasks have `QM_SHUTDOWN_SECONDS` after SIGTERM, then unfinished ones are requeued. Long
+tasks, such as the run of a job queue, notice the shutdown (`core/shutdown.py`) and end early. An orchestrator sends
+SIGTERM, and SIGKILL later: a message that was requeued before is redelivered at once, one that SIGKILL interrupts only
+after its lease has ended.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _limit: Timer | None = None
 
 @signals.setup_logging.connect
 def configure_logging(loglevel: int, **_: Any) -> None:
-    """Log in our form. `--loglevel` can only make it say more: Celery's own default would hide the work."""
+    """Log in our format. `--loglevel` can only lower the level; Celery's default (WARNING) would hide normal work."""
     chosen = getLevelNamesMapping()[settings().qm_log_level]
     logging.configure(level=min(chosen, loglevel), form=settings().qm_log_format)
     getLogger("celery.app.trace").addFilter(_is_not_repeated)
@@ -122,16 +122,19 @@ def start_heartbeat(sender: Any, **_: Any) -> None:
     process.reduce_garbage_collection()
     _heartbeat.start()
     _sampler.watch(sender.pool)
-    _record_heartbeat(sender.hostname)
+    _record(sender.hostname)
 
 
 @signals.heartbeat_sent.connect
-def show_presence(sender: Any, **_: Any) -> None:
-    """Show that this worker is there: from its main loop, so that one that hangs is not. It comes also without -E."""
-    _record_heartbeat(sender.eventer.hostname, is_periodic=True)
+def record_heartbeat(sender: Any, **_: Any) -> None:
+    """Record the heartbeat from the main loop, so that a worker that hangs stops recording.
+
+    Celery sends this signal without `-E`, too.
+    """
+    _record(sender.eventer.hostname, is_periodic=True)
 
 
-def _record_heartbeat(name: str, *, is_periodic: bool = False) -> None:
+def _record(name: str, *, is_periodic: bool = False) -> None:
     queues = app.amqp.queues.consume_from
     paused, activity = pings.problem, _sampler.sample()
     worker_heartbeats.record(name, queues, paused=paused, activity=activity, is_periodic=is_periodic)
@@ -216,7 +219,7 @@ def share_shutdown(**_: Any) -> None:
 
 @signals.worker_shutting_down.connect
 def limit_warm_shutdown(how: str, **_: Any) -> None:
-    """Begin to count the time that tasks have to finish; a second signal changes nothing."""
+    """Start the timer that ends a warm shutdown; a second signal changes nothing."""
     global _limit
     shutdown.begin()
     seconds = settings().qm_shutdown_seconds
