@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 AFTER = ".after"  # suffix of the system's name for the leases of calls of `after`
 AFTER_RETRY_DELAY = minutes(1)
+FLAG_TIMEOUT = seconds(2)  # for the flags of a batch
 MAX_EARLY = seconds(0.1)  # our clock lags by a round trip, so an item that is dispatched ahead starts a little early
 MAX_BATCH_TIME = 1.0  # seconds after which a batch begins no further transaction; another batch executes the items left
 MAX_REFUSALS = 32  # transactions of a batch; finding three refused documents among a thousand takes at most 30
@@ -74,7 +75,14 @@ class DocumentWork(DueWork):
         if (flag := self.system.flag_field) is not None:
             ids = [read_id(one.id, field="id") for one in dispatched]
             dates = [one.due_at for one in dispatched]
-            self.documents.update_range(ids, min(dates), max(dates), {"$set": {flag: True}})
+            try:
+                with database.within(FLAG_TIMEOUT):
+                    self.documents.update_range(ids, min(dates), max(dates), {"$set": {flag: True}})
+            except database.Error as error:
+                if not error.timeout:
+                    raise
+                # The write waits for the transaction of another program that has locked one of the documents.
+                self._log.warning("Documents are dispatched without their flag", error=reason(error))
 
     def release(self, items: Sequence[DueItem]) -> None:
         super().release(items)

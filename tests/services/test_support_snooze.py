@@ -17,6 +17,7 @@ from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
+from services.due_documents import work as due_documents_work
 from services.due_documents.listing import DocumentList
 from services.due_documents.stats import stats
 from services.due_documents.work import DocumentWork
@@ -150,6 +151,16 @@ class TestScan:
         finally:
             database.database().command("collMod", support_room.rooms().name, validator={})
         assert len(scan(snooze)) == 3
+
+    def test_scan_does_not_wait_for_a_locked_room_to_set_its_flag(
+        self, snooze: DocumentWork, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(due_documents_work, "FLAG_TIMEOUT", seconds(0.5))
+        rooms = [make_room(OVER + seconds(number)) for number in range(3)]
+        with database.client().start_session() as other, other.start_transaction():
+            support_room.rooms().update_one({"_id": rooms[0]}, {"$set": {"read": True}}, session=other)
+            assert scanned_ids(snooze) == rooms
+        assert get_room(rooms[0])["read"]  # MongoDB has not ended the transaction meanwhile
 
     def test_room_with_an_odd_id_does_not_stop_the_others(self, snooze: DocumentWork) -> None:
         support_room.rooms().insert_one({"_id": {"a": 1}, "status": "snoozed", "snooze_time": {"time": OVER}})
