@@ -34,7 +34,7 @@ def mongodb(limit: float = MONGODB_CALL_TIMEOUT) -> Iterator[None]:
         with database.within(seconds(limit)):
             yield
     except Contended as error:
-        raise Unavailable(f"{error}; try again") from None
+        raise Unavailable(f"{error}; try again") from error
     except database.Error as error:
         raise Unavailable(database.describe(error)) from error
 

@@ -35,6 +35,7 @@ from queue_manager.cli.errors import fail, moment, report_errors
 from queue_manager.cli.jobs_render import print_document
 from queue_manager.cli.terminal import printable
 from queue_manager.core.clock import to_iso
+from queue_manager.core.errors import Contended, Unavailable
 from queue_manager.core.wording import did_you_mean
 from queue_manager.operations import switches
 from queue_manager.operations.job_schemas import JobsToDelete
@@ -267,6 +268,10 @@ def _each(
                 job, undo = change_job(current_actor(), action, id, change)
                 text = outcome(job)
             except (job_queues.UnknownJob, job_queues.WrongState, job_queues.DuplicateJob) as error:
+                text, is_done = str(error), False
+            except Unavailable as error:
+                if not isinstance(error.__cause__, Contended):
+                    raise
                 text, is_done = str(error), False
         typer.echo(f"{printable(id)}  {printable(text)}")
         echo_undo(undo)

@@ -14,9 +14,9 @@ import pytest
 from bson import ObjectId
 
 from dev.ports import free_port
+from models import database, job_attempt, job_queue
 from models import foreign_job as foreign_job_model
 from models import job as model
-from models import job_attempt, job_queue
 from models.database import Document, collection, server_now
 from models.job import JobState
 from queue_manager.core.clock import minutes, seconds, to_iso
@@ -205,6 +205,20 @@ class TestChanging:
         result = run("retry", str(first["_id"]))
         assert result.returncode == 1
         assert "is singular, and another" in result.stdout
+
+    @pytest.mark.parametrize(("command", "outcome"), [("retry", "due now"), ("remove", "removed")])
+    def test_jobs_after_a_locked_one_are_changed(self, command: str, outcome: str, clean: Servers) -> None:
+        first, locked, last = (jobs.cancel(made(INVOICE, number)["_id"])["_id"] for number in range(3))
+        with database.client().start_session() as session, session.start_transaction():
+            model.jobs().update_one({"_id": locked}, {"$set": {"priority": 1}}, session=session)
+            result = run(command, str(first), str(locked), str(last))
+        assert (result.returncode, result.stderr) == (1, "")
+        assert [line for line in result.stdout.splitlines() if not line.startswith("To undo")] == [
+            f"{first}  {outcome}",
+            f"{locked}  other transactions hold the document; try again",
+            f"{last}  {outcome}",
+        ]
+        assert [entry["outcome"] for entry in collection("qm_audit").find().sort("_id")] == ["done", "failed", "done"]
 
     def test_pause_and_resume(self, clean: Servers) -> None:
         assert run("pause", INVOICE, REPORT).stdout == f"{INVOICE}  paused\n{REPORT}  paused\n"

@@ -396,6 +396,8 @@ class TestChanging:
             answer = api.ask("DELETE", f"/{ids[1]}")
             assert (answer.status, answer.body["error"]) == (503, "unavailable")
             assert answer.body["message"] == "other transactions hold the document; try again"
+            (entry,) = api.web.get("/api/audit").body["entries"]
+            assert (entry["action"], entry["outcome"]) == ("remove", "failed")
             results = api.post("/delete", {"ids": ids}).body["results"]
         assert [one["result"] for one in results] == ["CHANGED", "CONTENDED", "CHANGED"]
         assert api.ask("DELETE", f"/{ids[1]}").status == 200
