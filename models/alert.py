@@ -72,6 +72,11 @@ def end(key: Key) -> bool:
     return _alerts().delete_one({"_id": _id(key)}).deleted_count > 0
 
 
+def restore(key: Key, text: str, now: datetime) -> None:
+    """Record again a problem whose end could not be sent, unless it has been sent again meanwhile."""
+    _alerts().update_one({"_id": _id(key)}, {"$setOnInsert": {"sent_at": now, "text": text}}, upsert=True)
+
+
 def sent() -> dict[Key, str]:
     """Return the texts of the problems that were sent and have not ended."""
     return dict(readable(_alerts().find(), read_sent, of=ALERTS_COLLECTION))

@@ -4,8 +4,8 @@ Web processes look for problems in rounds. A problem that lasts is sent, again w
 ended.
 
 Guarantee: of all web processes one sends, as long as MongoDB answers. While it does not, each process sends for itself,
-because an outage must not hide itself. A problem that no channel took is sent again in the next round, and one whose
-process was killed while it sent it by another process after a minute.
+because an outage must not hide itself. A problem or an end that no channel took is sent again in the next round, and a
+problem whose process was killed while it sent it by another process after a minute.
 
 Each channel is waited for at most `CHANNEL_TIMEOUT`, and one that fails does not keep the notification from the other.
 No log line has the URL's path, its query or a password. A password leaves this machine encrypted only.
@@ -18,7 +18,7 @@ import json
 import smtplib
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -260,7 +260,7 @@ class _Known:
     is_sent_elsewhere: bool = False
     """Whether another process sends it. It may be killed before a channel took it, so this one asks in each round."""
     is_sent_alone: bool = False
-    """Whether this process sent it without a record, because MongoDB was unavailable."""
+    """Whether it was sent and has no record, because MongoDB was unavailable: this process sends its end."""
     missed: int = 0
 
 
@@ -294,7 +294,9 @@ class Watch:
             else:
                 self._take_back(started)
         if ended := self._ended():
-            self.send(Notification("recovered", [Alert(*key, text) for key, text in ended.items()]))
+            was_taken = self.send(Notification("recovered", [Alert(*key, one.text) for key, one in ended.items()]))
+            if not was_taken:
+                self._restore(ended)
 
     def _read_silences(self) -> None:
         with suppress(Unavailable), mongodb():  # then those of the round before still hold
@@ -333,12 +335,22 @@ class Watch:
             with suppress(Unavailable), mongodb():
                 alert.end(key)
 
-    def _ended(self) -> dict[Key, str]:
-        """Forget the problems that have ended; return the texts of those whose end this process sends."""
+    def _ended(self) -> dict[Key, _Known]:
+        """Forget the problems that have ended; return those whose end this process sends."""
         gone = {key: known for key, known in self._known.items() if known.missed >= MISSED_UNTIL_ENDED}
         for key in gone:
             del self._known[key]
-        return {key: one.text for key, one in gone.items() if _end(key, one) and key not in self._silenced}
+        return {key: one for key, one in gone.items() if _end(key, one) and key not in self._silenced}
+
+    def _restore(self, ended: Mapping[Key, _Known]) -> None:
+        """Remember problems again, so that the next round sends their end, or keeps them if they are back."""
+        self._known |= ended
+        for key, known in ended.items():
+            try:
+                with mongodb():
+                    alert.restore(key, known.text, server_now())
+            except Unavailable:
+                known.is_sent_alone = True
 
 
 def _sent() -> dict[Key, str]:

@@ -65,7 +65,7 @@ def without_mongodb(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AutoReconnect("connection closed")
 
-    for name in ("may_send", "confirm_sent", "sent", "silences", "end"):
+    for name in ("may_send", "confirm_sent", "sent", "silences", "end", "restore"):
         monkeypatch.setattr(alert, name, fail)
 
 
@@ -212,6 +212,55 @@ def test_alerts_that_no_channel_accepted_are_sent_in_the_next_round(first: Proce
     first.takes = True
     assert first.evaluate(75, LAG) == [("problem", ["support-snooze"])]
     assert first.evaluate(90, LAG) == []
+
+
+def test_an_end_that_no_channel_accepted_is_sent_in_the_next_round(first: Process) -> None:
+    first.evaluate(0, LAG)
+    first.evaluate(60, LAG)
+    first.evaluate(75)
+    first.takes = False
+    for at in (90, 105):
+        assert first.evaluate(at) == [("recovered", ["support-snooze"])]
+    first.takes = True
+    assert first.evaluate(120) == [("recovered", ["support-snooze"])]
+    assert first.evaluate(135) == []
+    assert alert.sent() == {}
+
+
+def test_an_end_that_no_channel_accepted_is_sent_by_another_process(first: Process, second: Process) -> None:
+    first.evaluate(0, LAG)
+    first.evaluate(60, LAG)
+    first.evaluate(75)
+    first.takes = False
+    first.evaluate(90)
+    second.evaluate(91)
+    assert second.evaluate(106) == [("recovered", ["support-snooze"])]
+    assert first.evaluate(107) == []
+
+
+def test_a_problem_that_is_back_before_its_end_was_sent_continues(first: Process) -> None:
+    first.evaluate(0, LAG)
+    first.evaluate(60, LAG)
+    first.evaluate(75)
+    first.takes = False
+    first.evaluate(90)
+    first.takes = True
+    for at in (105, 165):
+        assert first.evaluate(at, LAG) == []
+    first.evaluate(180)
+    assert first.evaluate(195) == [("recovered", ["support-snooze"])]
+
+
+@pytest.mark.usefixtures("without_mongodb")
+def test_without_mongodb_an_end_that_no_channel_accepted_is_sent_in_the_next_round(first: Process) -> None:
+    first.evaluate(0, NO_LEADER, is_complete=False)
+    first.evaluate(60, NO_LEADER, is_complete=False)
+    first.evaluate(75)
+    first.takes = False
+    assert first.evaluate(90) == [("recovered", ["beat"])]
+    first.takes = True
+    assert first.evaluate(105) == [("recovered", ["beat"])]
+    assert first.evaluate(120) == []
 
 
 def test_alerts_of_a_killed_process_are_sent_by_another_a_minute_later(
