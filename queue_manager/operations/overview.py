@@ -57,7 +57,7 @@ def _error(answer: object) -> str | None:
 def _system(system: System, found: Readings) -> SystemState:
     redis, mongo, is_on = found.in_redis, found.in_mongodb, system.is_on(settings())
     stats = found.stats.get(system.name)
-    numbers = stats.numbers if mongo is not None and isinstance(stats, SystemStats) else {}
+    numbers = stats.numbers if isinstance(stats, SystemStats) else {}
     recent = None if redis is None else redis.recent.get(system.name)
     return SystemState(
         name=system.name,

@@ -21,6 +21,7 @@ from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Unavailable
 from queue_manager.core.redis_client import connect
+from queue_manager.system import SystemStats
 from queue_manager.telemetry import counters, worker_heartbeats
 from queue_manager.web.routes import metrics as route
 from services.job_queues import queue_run
@@ -175,6 +176,18 @@ def test_metrics_wait_only_once_for_a_hanging_server(monkeypatch: pytest.MonkeyP
     (up,) = (metric for metric in route.SystemsCollector([], {}).collect() if metric.name == "queue_manager_up")
     assert {sample.labels["server"]: sample.value for sample in up.samples} == {"redis": 0, "mongodb": 1}
     assert asked == ["redis"]
+
+
+@pytest.mark.usefixtures("clean")
+def test_metrics_have_statistics_from_redis_while_mongodb_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> NoReturn:
+        raise Unavailable("MongoDB does not answer")
+
+    monkeypatch.setattr(route, "ping_mongodb", fail)
+    stats = {"overdue-messages": SystemStats(numbers={"pending": 7})}
+    found = {metric.name: metric.samples for metric in route.SystemsCollector([], stats).collect()}
+    assert {one.labels["server"]: one.value for one in found["queue_manager_up"]} == {"redis": 1, "mongodb": 0}
+    assert [one.value for one in found["queue_manager_pending"]] == [7]
 
 
 def test_metrics_omit_only_values_whose_key_has_another_type(clean: Servers, process: Web) -> None:

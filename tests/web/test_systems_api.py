@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,10 @@ from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.redis_client import connect
 from queue_manager.core.wording import clock
-from queue_manager.health_rules import Rule
+from queue_manager.health import Readings, read
+from queue_manager.health_rules import Problem, Rule
+from queue_manager.operations import overview
+from queue_manager.system import SystemStats
 from queue_manager.telemetry import counters, worker_heartbeats
 from tests.e2e.celery_processes import CeleryProcess
 from tests.eventually import eventually
@@ -285,6 +290,24 @@ def test_values_of_unavailable_servers_are_null_with_a_reason(lonely: Lonely) ->
     (problem,) = messages["problems"]
     assert problem["rule"] == "unknown-state"
     assert "did not answer" in problem["text"] or "does not answer" in problem["text"]
+
+
+def test_overview_has_the_numbers_from_redis_while_mongodb_is_away(
+    clean: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = Problem(system="mongodb", rule=Rule.SERVER_AWAY, text="MongoDB does not answer")
+
+    async def without_mongodb() -> Readings:
+        stats = {QUEUE: Problem(system=QUEUE, rule=Rule.UNKNOWN_STATE, text=away.text)}
+        of_messages = {"overdue-messages": SystemStats(numbers={"pending": 7, "dead": 2})}
+        return replace(await read(), mongodb=away, stats={**stats, **of_messages})
+
+    monkeypatch.setattr(overview, "read", without_mongodb)
+    states = {one.name: one for one in asyncio.run(overview.read_overview()).systems}
+    messages = states["overdue-messages"]
+    assert (messages.due, messages.failed, messages.numbers) == (7, 2, {"pending": 7, "dead": 2})
+    assert messages.pages == {"due": "/messages", "failed": "/messages/failed"}
+    assert (states[QUEUE].due, states[QUEUE].numbers) == (None, {})
 
 
 def presence_of(url: str, member: str) -> None:

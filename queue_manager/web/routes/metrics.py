@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 
 from anyio import from_thread
 from fastapi import APIRouter, Request, Response
@@ -115,7 +114,7 @@ class SystemsCollector(Collector):
         parts: list[tuple[str, Callable[[], Iterator[Metric]]]] = [
             ("redis", _counts),
             ("redis", _processes),
-            ("mongodb", partial(_from_mongodb, self._stats)),
+            ("mongodb", _from_mongodb),
             ("redis" if settings().broker == settings().redis_url else "broker", _from_broker),
         ]
         found: list[Metric] = []
@@ -135,6 +134,7 @@ class SystemsCollector(Collector):
             up.add_metric([server], is_up)
         yield up
         yield from found
+        yield from statistics(self._stats)
 
 
 def distinct(metrics: Iterable[Metric]) -> Iterator[Metric]:
@@ -249,11 +249,10 @@ def _leader(client: Redis) -> Iterator[Metric]:
     )
 
 
-def _from_mongodb(stats: Mapping[str, SystemStats | Problem]) -> Iterator[Metric]:
-    ping_mongodb()  # even if no system is on
+def _from_mongodb() -> Iterator[Metric]:
+    ping_mongodb()  # also without job queues, to see whether it answers
     if settings().runs_jobs:
         yield _jobs()
-    yield from statistics(stats)
 
 
 def statistics(stats: Mapping[str, SystemStats | Problem]) -> Iterable[Metric]:
