@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from fastapi import Request
+from fastapi import FastAPI, Request
 from pymongo.errors import AutoReconnect
 
 from models import job, job_operations, transaction
@@ -24,7 +25,7 @@ from queue_manager.core.errors import Contended, Unavailable
 from queue_manager.operations import jobs as operations
 from queue_manager.operations.job_schemas import DeletedJobs, JobsToDelete
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL
-from queue_manager.web.http import requests
+from queue_manager.web.http import exception_handlers, requests
 from queue_manager.web.http.requests import MAX_DURATION, time_check
 from queue_manager.web.routes.jobs import endpoints
 from services import audit
@@ -154,6 +155,43 @@ def test_selected_jobs_beyond_the_time_limit_are_kept() -> None:
     assert (answer.changed, answer.of, answer.is_complete) == (2, len(ids), False)
     assert [one.id for one in answer.results] == ids[:2]
     assert (jobs.count(), audited().detail) == (len(ids) - 2, INCOMPLETE_DETAIL)
+
+
+@pytest.mark.usefixtures("large_jobs")
+def test_selected_jobs_before_an_outage_are_reported_and_audited(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [str(one["_id"]) for one in job.jobs().find({}, {"_id": 1})]
+    fail_after(2, AutoReconnect("away"), monkeypatch)
+    with pytest.raises(Unavailable) as raised:
+        endpoints._changed_many(ADA, "remove", jobs.remove, ids, is_over=lambda: False)
+    entry = audited()
+    assert (entry.outcome, entry.ids, entry.count, entry.total) == ("unknown", ids[:2], 2, len(ids))
+    assert jobs.count() == len(ids) - 2
+    assert response_to(raised.value) == (
+        503,
+        f"{raised.value}; the outcome of the request is unknown; 2 changed before; "
+        f"to undo it within 10 minutes: queue-manager audit undo {entry.id}",
+    )
+
+
+@pytest.mark.usefixtures("large_jobs")
+def test_the_response_to_a_clear_that_meets_a_locked_job_has_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_after(2, Contended(seconds(5)), monkeypatch)
+    with pytest.raises(Unavailable) as raised:
+        cleared()
+    assert response_to(raised.value) == (
+        503,
+        "other transactions hold the document; try again; 6 changed before; "
+        f"to undo it within 10 minutes: queue-manager audit undo {audited().id}",
+    )
+
+
+def response_to(error: Exception) -> tuple[int, str]:
+    """Return the status of the response to a `POST` that raises this error, and its message."""
+    api = FastAPI()
+    exception_handlers.install(api)
+    request = Request({"type": "http", "method": "POST", "path": "/api/jobs/clear", "headers": []})
+    response = asyncio.run(exception_handlers.error_handler(api, error)(request, error))
+    return response.status_code, json.loads(response.body)["message"]
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from queue_manager.telemetry import error_reports
 from queue_manager.web.html_pages import render_page
 from queue_manager.web.http.errors import ApiError
 from queue_manager.web.http.requests import SAFE_METHODS, is_page_view
+from services.audit import OUTCOME_UNKNOWN
 from services.job_queues import DuplicateJob, UnknownJob, WrongState
 from services.message_queue import LockLost, MessageInProgress, MessageTooLarge, QueueFull, UnknownMessage, server_name
 from services.undo import CannotUndo
@@ -41,6 +42,7 @@ ERRORS: dict[type[Exception], tuple[HTTPStatus, str]] = {
 }
 """The errors of services as HTTP statuses, and in a word or two for programs."""
 RETRY_AFTER = 5  # seconds, for producers while the server of the queue is full
+REQUEST_UNKNOWN = "the outcome of the request is unknown"
 NO_SUCH_PATH = "no such path; /docs lists the paths of the systems that are switched on"
 METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 PROGRAM_PATHS = ("/api/", "/static/", "/socket.io", "/metrics", "/healthz", "/readyz", "/openapi.json")
@@ -61,7 +63,7 @@ def install(api: FastAPI) -> None:
     @api.exception_handler(Unavailable)
     async def unavailable(request: Request, error: Unavailable) -> Response:
         is_unknown = request.method not in SAFE_METHODS and error.__cause__ and unavailable_server(error.__cause__)
-        message = f"{error}; the outcome of the request is unknown" if is_unknown else str(error)
+        message = _with_outcome(str(error), error, is_unknown=bool(is_unknown))
         return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", message).response()
 
     @api.exception_handler(RequestValidationError)
@@ -92,15 +94,22 @@ def _handler(status: HTTPStatus, word: str) -> Callable[[Request, Exception], Aw
     async def service_error(_: Request, error: Exception) -> Response:
         field = error.field if isinstance(error, InvalidField | NotFound) else None
         headers = {"retry-after": str(RETRY_AFTER)} if isinstance(error, QueueFull) else None
-        return ApiError(status, word, str(error), field=field, headers=headers).response()
+        return ApiError(status, word, _with_outcome(str(error), error), field=field, headers=headers).response()
 
     return service_error
+
+
+def _with_outcome(text: str, error: Exception, *, is_unknown: bool = False) -> str:
+    """Return the text of an error, with what is known of an audited action: see `services.audit.recorded`."""
+    notes = getattr(error, "__notes__", [])
+    unknown = [REQUEST_UNKNOWN] if is_unknown or OUTCOME_UNKNOWN in notes else []
+    return "; ".join([text, *unknown, *(note for note in notes if note != OUTCOME_UNKNOWN)])
 
 
 async def queue_refused(request: Request, error: Exception) -> Response:
     """Report that the queue's server is reachable and refuses: read-only, busy, a wrong password."""
     log.error("The queue's server refused", path=request.url.path, error=reason(error))
-    message = f"{server_name()} refused ({reason(error)})"
+    message = _with_outcome(f"{server_name()} refused ({reason(error)})", error)
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", message).response()
 
 

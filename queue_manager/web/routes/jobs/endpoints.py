@@ -290,16 +290,22 @@ def _changed_many(
     is_over: Callable[[], bool],
 ) -> ChangedJobs:
     wanted = list(dict.fromkeys(ids))
+    results: list[ChangedJob] = []
+    changed: list[str] = []
     with recorded(actor, action, system=system.name, ids=wanted) as done:
         if action == "remove":
             change = partial(change, keep=done.job_keeper())
-        tried = takewhile(lambda _: not is_over(), wanted)
-        results = [ChangedJob(id=id, result=_result(change, id)) for id in tried]
+        for id in takewhile(lambda _: not is_over(), wanted):
+            result = _result(change, id)
+            results.append(ChangedJob(id=id, result=result))
+            if result == "CHANGED":
+                changed.append(id)
+                done.succeeded(changed)  # before the next one, which may fail
         is_complete = len(results) == len(wanted)
-        done.succeeded([one.id for one in results if one.result == "CHANGED"])
+        done.succeeded(changed)
         done.detail = "" if is_complete else INCOMPLETE_DETAIL
-    log.info(f"Jobs were {CHANGE_TEXTS[action]} by an operator", jobs=done.count, of=len(wanted))
-    return ChangedJobs(changed=len(done.ids), of=len(wanted), is_complete=is_complete, results=results, undo=done.undo)
+    log.info(f"Jobs were {CHANGE_TEXTS[action]} by an operator", jobs=len(changed), of=len(wanted))
+    return ChangedJobs(changed=len(changed), of=len(wanted), is_complete=is_complete, results=results, undo=done.undo)
 
 
 def _result(change: Callable[[str], Document], id: str) -> ChangeResult:
