@@ -41,7 +41,7 @@ from queue_manager.core.errors import AppError
 from queue_manager.operations import switches
 from queue_manager.operations.message_activity import activity_page, checked_actions, entries_of
 from queue_manager.operations.message_fields import parse_time
-from queue_manager.operations.messages import AUDITED_QUEUE, queue_config, queue_status
+from queue_manager.operations.messages import AUDITED_QUEUE, MessagesInState, queue_config, queue_status
 from services import message_queue
 from services.message_queue import Filter, MessageState, SweepResult
 from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, MESSAGE_STATES
@@ -94,20 +94,22 @@ def list_messages(
 
     Examples: `queue-manager queue list dead --type send_mail`, `queue-manager queue list processing --json`
     """
-    admin = message_queue.queue_admin()
-    page = admin.list(state, limit=limit, cursor=cursor, where=where, sort_by=sort_by, ascending=is_ascending)
+    selected = MessagesInState(state=state, where=where, sort_by=sort_by, is_descending=not is_ascending)
+    page = selected.page(cursor, limit)
+    next_cursor = selected.next_cursor(page)
     if as_json:
-        print_json(page_json(page))
+        print_json(page_json(page, next_cursor))
         return
+    admin = message_queue.queue_admin()
     counts, pauses = admin.counts(), admin.pauses()
     screen = console()
     if page.messages:
         print_messages(screen, state, page.messages, counts.now)
     else:
-        screen.print("no messages on this page" if page.cursor else "no messages")
-    if page.cursor:
+        screen.print("no messages on this page" if next_cursor else "no messages")
+    if next_cursor:
         why = "the search stopped at its limit" if page.is_partial else "there may be more"
-        screen.print(f"{why}: --cursor {printable(page.cursor)}")
+        screen.print(f"{why}: --cursor {next_cursor}")
     screen.print(counts_line(counts))
     print_pauses(pauses)
 

@@ -1,14 +1,16 @@
-"""Status, settings, changes and deletion of messages."""
+"""Lists, status, settings, changes and deletion of messages."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import many
+from queue_manager.operations import cursors
 from queue_manager.operations.message_fields import whole
 from queue_manager.operations.message_schemas import (
     AcknowledgedLength,
@@ -20,8 +22,8 @@ from queue_manager.operations.message_schemas import (
 )
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL
 from services.audit import Actor, recorded
-from services.message_queue import Message, MessageState, queue_admin, system
-from services.message_queue.browser import MESSAGE_STATES
+from services.message_queue import Filter, Message, MessageListing, MessageState, queue_admin, system
+from services.message_queue.browser import MATCH_ALL, MAX_PAGE_BYTES, MESSAGE_STATES
 from services.message_queue.fields import checked_text
 
 AUDITED_QUEUE: dict[str, Any] = {"system": system.name, "is_in_redis": True}
@@ -30,6 +32,44 @@ CLEAR_LOG_INTERVAL = 5.0
 """Seconds between two log lines about a long clear."""
 
 log = get_logger("QM/queue")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessagesInState:
+    """The list of messages that a request selects."""
+
+    state: MessageState
+    where: Filter = MATCH_ALL
+    sort_by: str | None = None
+    """One of `SORT_FIELDS_BY_STATE`."""
+    is_descending: bool = True
+
+    @property
+    def id(self) -> str:
+        """The name of the list in its cursors."""
+        return f"messages {self.state} {self.sort_by or ''} {'desc' if self.is_descending else 'asc'}"
+
+    def page(self, cursor: str | None, limit: int, *, skip: int = 0, max_bytes: int = MAX_PAGE_BYTES) -> MessageListing:
+        """Return the page after a cursor, as `MessageBrowser.list` does.
+
+        Raises:
+            InvalidField: names the field of the list, or the cursor.
+            QueueUnavailable: the queue's server does not answer.
+        """
+        after = cursors.decode(cursor, of=self.id)
+        return queue_admin().list(
+            self.state,
+            limit=limit,
+            skip=skip,
+            cursor=None if after is None else str(after[0]),
+            where=self.where,
+            sort_by=self.sort_by,
+            ascending=not self.is_descending,
+            max_bytes=max_bytes,
+        )
+
+    def next_cursor(self, page: MessageListing) -> str | None:
+        return cursors.encode([page.cursor], of=self.id) if page.cursor else None
 
 
 def queue_status() -> MessageQueueStatus:

@@ -13,6 +13,7 @@ from dev.ports import free_port
 from queue_manager.cli.messages_render import indent_json
 from queue_manager.cli.terminal import printable
 from queue_manager.core.clock import seconds
+from queue_manager.operations.messages import MessagesInState
 from services.message_queue import Json, MessageQueue, NewMessage, queue_admin
 from services.message_queue.browser import MESSAGE_STATES
 from tests.e2e.commands import COMMAND, invoke, queue_manager, said_on_a_terminal
@@ -99,6 +100,15 @@ class TestList:
         assert [id in page for id in ("mail-0", "mail-1", "mail-2")] == [False, True, True]
         assert [id in rest for id in ("mail-0", "mail-1", "mail-2")] == [True, False, False]
         assert "--cursor" not in rest
+
+    def test_a_cursor_is_that_of_the_api_and_of_one_list(self, queue: MessageQueue) -> None:
+        queue.enqueue_batch([NewMessage(type="send_mail", id=f"mail-{number}") for number in range(3)])
+        cursor = json.loads(run("list", "--limit", "2", "--json").stdout)["cursor"]
+        assert [one.id for one in MessagesInState(state="main").page(cursor, 2).messages] == ["mail-0"]
+        for other in (["dead"], ["--ascending"], ["--sort", "priority"]):
+            refused = run("list", *other, "--cursor", cursor)
+            assert (refused.returncode, refused.stdout) == (2, "")
+            assert refused.stderr == "queue-manager: --cursor: must be the cursor of an earlier page of the same list\n"
 
     def test_list_is_filtered(self, queue: MessageQueue) -> None:
         bury(queue, NewMessage(type="send_mail", payload={"to": "ADA"}), NewMessage(type="export", payload="ada"))

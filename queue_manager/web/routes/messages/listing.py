@@ -16,7 +16,6 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import AfterValidator, Field
 
-from queue_manager.operations import cursors
 from queue_manager.operations.message_fields import (
     MAX_WHOLE,
     FilterText,
@@ -31,15 +30,17 @@ from queue_manager.operations.message_schemas import (
     MessageList,
     MessageWithHistory,
 )
+from queue_manager.operations.messages import MessagesInState
 from queue_manager.operations.schemas import EmptyIsNone
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import Cursor
 from queue_manager.web.live.event_feed import EventStream
 from queue_manager.web.live.search import MAX_SLICE_BYTES, SEARCH_EVENTS, SearchSlice, search
 from queue_manager.web.routes.messages.requests import NamedQueue
-from services.message_queue import Filter, Message, MessageListing, MessageState, UnknownMessage, queue_admin
+from services.message_queue import Filter, Message, MessageListing, UnknownMessage, queue_admin
 from services.message_queue.browser import (
     COUNT_BUDGET,
+    MATCH_ALL,
     MAX_MESSAGES_PER_PAGE,
     MAX_PAGE_BYTES,
     MESSAGE_STATES,
@@ -93,6 +94,15 @@ SortOrder = Annotated[Literal["asc", "desc"] | None, EmptyIsNone, Query(alias="s
 Limit = Annotated[Annotated[int, Field(ge=1, le=MAX_MESSAGES_PER_PAGE)] | None, EmptyIsNone]
 
 
+def _list(
+    state: NamedQueue, wanted: MatchingFilter, sort_by: SortBy = None, sort_order: SortOrder = None
+) -> MessagesInState:
+    return MessagesInState(state=state, where=wanted, sort_by=sort_by, is_descending=sort_order != "asc")
+
+
+SelectedList = Annotated[MessagesInState, Depends(_list)]
+
+
 @router.get("/queue/message/{id:path}", response_model=MessageWithHistory)
 def message(id: str) -> Response:
     """Return one message in any state, with what happened to it since its first delivery. Does not deliver it."""
@@ -107,13 +117,10 @@ def message(id: str) -> Response:
 
 @router.get("/queue/{queueType}/messages", response_model=MessageList)
 def messages(
-    place: NamedQueue,
-    wanted: MatchingFilter,
+    selected: SelectedList,
     page: Annotated[Annotated[int, Field(ge=1, le=MAX_WHOLE)] | None, EmptyIsNone] = None,
     limit: Limit = None,
     cursor: Cursor = None,
-    sort_by: SortBy = None,
-    sort_order: SortOrder = None,
 ) -> Response:
     """List messages, newest first; those in processing by deadline, latest first.
 
@@ -124,23 +131,12 @@ def messages(
     number of matches found so far, and `/count` counts all.
     """
     page, limit = page or 1, limit or DEFAULT_LIMIT
-    of = _list_name(place, sort_by, sort_order)
-    after = _position(cursor, of)
     counts = queue_admin().counts()
     skip = (page - 1) * limit
-    found = NO_MESSAGES
-    if skip <= counts.of(place):  # a page behind the end must cost nothing
-        found = queue_admin().list(
-            place,
-            limit=limit,
-            skip=skip,
-            cursor=after,
-            where=wanted,
-            sort_by=sort_by,
-            ascending=sort_order == "asc",
-        )
-    is_filtered = wanted != Filter()
-    total = found.matched if is_filtered else counts.of(place)
+    is_behind_end = skip > counts.of(selected.state)  # it must cost nothing
+    found = NO_MESSAGES if is_behind_end else selected.page(cursor, limit, skip=skip)
+    is_filtered = selected.where != MATCH_ALL
+    total = found.matched if is_filtered else counts.of(selected.state)
     total_pages = math.ceil(total / limit)
     pagination = {
         "page": page,
@@ -148,7 +144,7 @@ def messages(
         "total": total,
         "total_pages": total_pages,
         "totalPages": total_pages,
-        "cursor": _cursor(found, of),
+        "cursor": selected.next_cursor(found),
         "is_partial": found.is_partial or (is_filtered and found.cursor is not None),
     }
     if is_filtered:
@@ -165,13 +161,7 @@ def messages(
     responses=SEARCH_EVENTS,
 )
 async def search_messages(
-    request: Request,
-    place: NamedQueue,
-    wanted: MatchingFilter,
-    limit: Limit = None,
-    cursor: Cursor = None,
-    sort_by: SortBy = None,
-    sort_order: SortOrder = None,
+    request: Request, selected: SelectedList, limit: Limit = None, cursor: Cursor = None
 ) -> EventStream:
     """Search the list of messages until `limit` of them match, 50 without it, or the list ends; send events meanwhile.
 
@@ -180,38 +170,16 @@ async def search_messages(
     same members and the cursor null at the end of the list, or `error`, `{error, message}`. A search also ends after
     about 16 MiB of matches. Close the connection to cancel it.
     """
-    of = _list_name(place, sort_by, sort_order)
 
     def read(at: str | None, matches: int) -> SearchSlice:
-        found = queue_admin().list(
-            place,
-            limit=matches,
-            cursor=_position(at, of),
-            where=wanted,
-            sort_by=sort_by,
-            ascending=sort_order == "asc",
-            max_bytes=MAX_SLICE_BYTES,
-        )
+        found = selected.page(at, matches, max_bytes=MAX_SLICE_BYTES)
         listed = [message.to_json() for message in found.messages]
-        return SearchSlice(matches=listed, searched=found.searched, cursor=_cursor(found, of))
+        return SearchSlice(matches=listed, searched=found.searched, cursor=selected.next_cursor(found))
 
-    return await search(
-        request, read, cursor=cursor, limit=limit or DEFAULT_LIMIT, total=lambda: queue_admin().counts().of(place)
-    )
+    def total() -> int:
+        return queue_admin().counts().of(selected.state)
 
-
-def _list_name(place: MessageState, sort_by: str | None, sort_order: str | None) -> str:
-    """Return the name of a list in its cursors."""
-    return f"messages {place} {sort_by or ''} {sort_order or 'desc'}"
-
-
-def _position(cursor: str | None, of: str) -> str | None:
-    after = cursors.decode(cursor, of=of)
-    return None if after is None else str(after[0])
-
-
-def _cursor(page: MessageListing, of: str) -> str | None:
-    return cursors.encode([page.cursor], of=of) if page.cursor else None
+    return await search(request, read, cursor=cursor, limit=limit or DEFAULT_LIMIT, total=total)
 
 
 @router.get("/queue/{queueType}/export", response_class=JsonLines, responses=JSON_LIST)
