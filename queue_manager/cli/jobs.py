@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from models.database import server_now
-from models.job import JobState
+from models.job import JobState, is_job
 from models.job import names as stored_names
 from queue_manager.cli.completion import complete_job_state
 from queue_manager.cli.errors import report_errors
@@ -30,10 +30,10 @@ from queue_manager.cli.terminal import (
     print_table,
     printable,
 )
-from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.wording import did_you_mean
-from queue_manager.operations.jobs import JobList, read_latency
+from queue_manager.operations.job_schemas import job_as_json
+from queue_manager.operations.jobs import JobList, jobs_status, read_latency
 from services import job_queues
 from services.job_queues import as_json
 from services.job_queues.fields import checked_state
@@ -85,17 +85,16 @@ def list_jobs(
             name=name, state=_state(state), search=search, sort=sort or "created", is_descending=not is_ascending
         )
         page = listed.page(cursor, limit)
-        next_cursor, now = listed.next_cursor(page), server_now()
+        if is_json:
+            print_document(listed.answer(page))
+            return
+        now = server_now()
         about_name = "" if name is None or page.jobs else _about_unknown(name)
-    if is_json:
-        shown = {"jobs": [as_json(job) for job in page.jobs], "cursor": next_cursor, "is_partial": page.is_partial}
-        print_document({**shown, "server_time": to_iso(now)})
-        return
     if page.jobs:
         print_jobs(console(), page.jobs, now)
     else:
         console().print(f"no jobs{printable(about_name)}")
-    print_cursor(next_cursor)
+    print_cursor(listed.next_cursor(page))
 
 
 @jobs.command("export")
@@ -124,7 +123,7 @@ def show(
     with report_errors():
         job = job_queues.jobs.get(id)
     if is_json:
-        print_document(as_json(job))
+        print_document(job_as_json(job) if is_job(job) else as_json(job))
     else:
         print_job(console(), job)
 
@@ -143,12 +142,12 @@ def status(is_json: ApiJsonOption = False) -> None:
     Example: `queue-manager jobs status --json`
     """
     with report_errors():
+        if is_json:
+            print_document(jobs_status())
+            return
         found = job_queues.jobs.status()
         now = server_now()
-    if is_json:
-        print_document({**as_json(found), "server_time": to_iso(now)})
-    else:
-        print_status(console(), found, now)
+    print_status(console(), found, now)
 
 
 @jobs.command()
@@ -191,6 +190,6 @@ def _exported(listed: JobList) -> Iterator[str]:
     cursor: str | None = None
     while True:
         page = listed.page(cursor, EXPORT_PAGE_SIZE)
-        yield from (json_text(as_json(job)) for job in page.jobs)
+        yield from (json_text(job_as_json(job)) for job in page.jobs)
         if (cursor := listed.next_cursor(page)) is None:
             return

@@ -13,13 +13,14 @@ from models.database import Document, server_now
 from models.document_id import id_text
 from models.job import JobState
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
+from queue_manager.core.clock import to_iso
 from queue_manager.core.log import get_logger
 from queue_manager.operations import cursors
-from queue_manager.operations.job_schemas import DeletedJobs, JobLatencies, JobsToDelete
+from queue_manager.operations.job_schemas import DeletedJobs, JobLatencies, JobsToDelete, job_as_json
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL, latency_of
 from queue_manager.server_calls import mongodb, redis_server
 from services.audit import Actor, recorded
-from services.job_queues import changeable, counts_by_name, jobs, system
+from services.job_queues import as_json, changeable, counts_by_name, jobs, system
 from services.job_queues.fields import checked_name, search_pattern, sort_field
 
 JobAction = Literal["cancel", "retry", "remove", "reschedule"]
@@ -70,6 +71,22 @@ class JobList:
 
     def next_cursor(self, page: JobPage) -> str | None:
         return None if page.end is None else cursors.encode(page.end, of=self.id)
+
+    def answer(self, page: JobPage) -> dict[str, Any]:
+        """Return a page as JSON, in the form of `Jobs`. Raises `Unavailable`."""
+        with mongodb():
+            now = server_now()
+        return {
+            "jobs": [job_as_json(job) for job in page.jobs],
+            "cursor": self.next_cursor(page),
+            "is_partial": page.is_partial,
+            "server_time": to_iso(now),
+        }
+
+
+def jobs_status() -> dict[str, Any]:
+    """Return the state of all job queues as JSON, in the form of `JobsStatus`. Raises the errors of the driver."""
+    return {**as_json(jobs.status()), "server_time": to_iso(server_now())}
 
 
 def read_latency() -> JobLatencies:

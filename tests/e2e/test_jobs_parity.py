@@ -17,6 +17,7 @@ from models.job import JobState
 from queue_manager.cli.changes import TYPED_FROM
 from queue_manager.cli.completion import complete_job_name, complete_job_state
 from queue_manager.core.clock import hours, to_iso
+from queue_manager.operations.job_schemas import job_as_json
 from services.job_queues import jobs
 from tests.any_jobs import INVOICE, REPORT, made
 from tests.e2e.commands import invoke
@@ -119,6 +120,15 @@ class TestLists:
         assert (first["_id"], first["arguments"], first["state"]) == (made_jobs[-1], '["=2"]', "pending")
         assert datetime.fromisoformat(first["due"])
         assert run("export", "--name", REPORT).stdout == ""
+
+    def test_json_has_null_for_a_field_of_another_type_as_the_api_does(self, clean: Servers) -> None:
+        job = made(INVOICE, 1)
+        model.jobs().update_one({"_id": job["_id"]}, {"$set": {"due": "tomorrow"}})
+        (listed,) = json.loads(run("list", "--json").stdout)["jobs"]
+        exported = json.loads(run("export").stdout)
+        shown = json.loads(run("show", str(job["_id"]), "--json").stdout)
+        assert listed == exported == shown == job_as_json(jobs.get(str(job["_id"])))
+        assert (shown["due"], shown["state"]) == (None, "pending")
 
     def test_latency_without_done_jobs(self, clean: Servers) -> None:
         made(INVOICE, 1)

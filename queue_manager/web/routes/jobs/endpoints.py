@@ -45,7 +45,15 @@ from queue_manager.operations.job_schemas import (
     SortField,
     job_as_json,
 )
-from queue_manager.operations.jobs import CHANGE_TEXTS, JobAction, JobList, change_job, clear_jobs, read_latency
+from queue_manager.operations.jobs import (
+    CHANGE_TEXTS,
+    JobAction,
+    JobList,
+    change_job,
+    clear_jobs,
+    jobs_status,
+    read_latency,
+)
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL, EmptyIsNone
 from queue_manager.server_calls import mongodb
 from queue_manager.web.auth.authorization import CurrentActor
@@ -101,17 +109,7 @@ def page(selected: SelectedList, cursor: Cursor = None, limit: Limit = 50) -> JS
     `search` looks into the arguments, the name and the last error. With `is_partial` a page is not full, because a
     search reached its time limit, or the jobs have about 16 MiB; the list continues at the cursor.
     """
-    found = selected.page(cursor, limit)
-    with mongodb():
-        now = server_now()
-    return JSONResponse(
-        {
-            "jobs": [job_as_json(job) for job in found.jobs],
-            "cursor": selected.next_cursor(found),
-            "is_partial": found.is_partial,
-            "server_time": to_iso(now),
-        }
-    )
+    return JSONResponse(selected.answer(selected.page(cursor, limit)))
 
 
 @queries.get(
@@ -147,7 +145,7 @@ async def search_jobs(
 def status() -> JSONResponse:
     """Return how many jobs of each name are in which state and what comes next, and which beat dispatches them."""
     with mongodb():
-        return JSONResponse({**as_json(jobs.status()), "server_time": to_iso(server_now())})
+        return JSONResponse(jobs_status())
 
 
 @queries.get("/jobs/queues", response_model=JobQueues)
