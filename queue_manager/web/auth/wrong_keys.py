@@ -89,4 +89,5 @@ def _network(address: str | None) -> str:
         parsed = ipaddress.ip_address(address or "")
     except ValueError:
         return "unknown"  # a proxy passed on text from its client that is not an address
+    parsed = getattr(parsed, "ipv4_mapped", None) or parsed  # so a socket that listens on `::` shows clients over IPv4
     return str(parsed) if parsed.version == 4 else str(ipaddress.ip_network((parsed, 64), strict=False))
