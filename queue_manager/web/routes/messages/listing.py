@@ -100,7 +100,7 @@ def _list(
     return MessagesInState(state=state, where=wanted, sort_by=sort_by, is_descending=sort_order != "asc")
 
 
-SelectedList = Annotated[MessagesInState, Depends(_list)]
+SelectedMessages = Annotated[MessagesInState, Depends(_list)]
 
 
 @router.get("/queue/message/{id:path}", response_model=MessageWithHistory)
@@ -117,7 +117,7 @@ def message(id: str) -> Response:
 
 @router.get("/queue/{queueType}/messages", response_model=MessageList)
 def messages(
-    selected: SelectedList,
+    selected: SelectedMessages,
     page: Annotated[Annotated[int, Field(ge=1, le=MAX_WHOLE)] | None, EmptyIsNone] = None,
     limit: Limit = None,
     cursor: Cursor = None,
@@ -161,7 +161,7 @@ def messages(
     responses=SEARCH_EVENTS,
 )
 async def search_messages(
-    request: Request, selected: SelectedList, limit: Limit = None, cursor: Cursor = None
+    request: Request, selected: SelectedMessages, limit: Limit = None, cursor: Cursor = None
 ) -> EventStream:
     """Search the list of messages until `limit` of them match, 50 without it, or the list ends; send events meanwhile.
 
