@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Annotated
 
 import typer
@@ -14,10 +15,10 @@ from queue_manager.operations.api_keys import configured_keys
 
 
 def keys(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False) -> None:
-    """List the API keys: name, role and expiry, never a secret.
+    """List the API keys: name, role, systems and expiry, never a secret.
 
-    They are those of QM_API_KEYS or QM_API_KEYS_FILE. Exit code 2 if the file cannot be read or is invalid: a running
-    web process keeps its last valid keys.
+    A key without systems is for all of them. The keys are those of QM_API_KEYS or QM_API_KEYS_FILE. Exit code 2 if the
+    file cannot be read or is invalid: a running web process keeps its last valid keys.
 
     Example: `queue-manager keys --json`
     """
@@ -27,6 +28,7 @@ def keys(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list
             {
                 "name": one.name,
                 "role": one.role,
+                "systems": one.systems,
                 "expires": one.expires_at and to_iso(one.expires_at),
                 "is_expired": one.is_expired(local_now()),
             }
@@ -34,4 +36,11 @@ def keys(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list
         ]
         typer.echo(json.dumps(listed, indent=2))
     else:
-        print_table(found, ("name", "role", "expires_at"), nothing="no key: only this machine has access, as operator")
+        rows = [
+            SimpleNamespace(
+                name=one.name, role=one.role, systems=", ".join(one.systems or ()), expires_at=one.expires_at
+            )
+            for one in found
+        ]
+        nothing = "no key: only this machine has access, as operator"
+        print_table(rows, ("name", "role", "systems", "expires_at"), nothing=nothing)

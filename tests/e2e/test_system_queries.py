@@ -116,7 +116,8 @@ def test_names_of_systems_are_completed() -> None:
 def test_keys_are_listed_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys.json"
     key = {"name": "ada", "key": SECRET, "role": "viewer", "expires": "2026-01-31T00:00:00Z"}
-    file.write_text(json.dumps([key, {"name": "bot", "key": SECRET[::-1], "role": "operator"}]))
+    limited = {"name": "bot", "key": SECRET[::-1], "role": "operator", "systems": [ROOMS, "job-queues"]}
+    file.write_text(json.dumps([key, limited]))
     assert invoke("keys").stdout == "no key: only this machine has access, as operator\n"
     monkeypatch.setenv("QM_API_KEYS_FILE", str(file))
     settings.cache_clear()
@@ -128,6 +129,9 @@ def test_keys_are_listed_without_secrets(tmp_path: Path, monkeypatch: pytest.Mon
     assert SECRET not in table + listed
     assert [line.split() for line in table.splitlines()[1:]] == [
         ["ada", "viewer", "2026-01-31T00:00:00.000Z"],
-        ["bot", "operator"],
+        ["bot", "operator", f"{ROOMS},", "job-queues"],
     ]
-    assert [(one["name"], one["is_expired"]) for one in json.loads(listed)] == [("ada", True), ("bot", False)]
+    assert [(one["name"], one["is_expired"], one["systems"]) for one in json.loads(listed)] == [
+        ("ada", True, None),
+        ("bot", False, [ROOMS, "job-queues"]),
+    ]
