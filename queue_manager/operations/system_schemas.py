@@ -75,7 +75,10 @@ class SystemState(BaseModel):
     failed: Number | None = Field(description="Items whose final attempt failed.")
     lag_seconds: Number | None = Field(description="Seconds since the oldest due item fell due.")
     done_per_minute: int | None = Field(description="Items done in the last minute.")
-    failed_per_minute: int | None = Field(description="Attempts that failed in the last minute.")
+    failed_per_minute: int | None = Field(
+        description="In the last minute: items whose final attempt failed, messages that were dead-lettered, or failed "
+        "attempts of jobs."
+    )
     latency: Latency | None = Field(description="The latency of the items that were done in the last hour.")
     duration_names: dict[Measure, str] = Field(description="The names of the durations on the page.")
     errors: int | None = Field(description="Steps of its scans that failed in the last 24 hours.")

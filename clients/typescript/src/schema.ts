@@ -3269,7 +3269,7 @@ export interface components {
             done_per_minute: number | null;
             /**
              * Failed Per Minute
-             * @description Attempts that failed in the last minute.
+             * @description In the last minute: items whose final attempt failed, messages that were dead-lettered, or failed attempts of jobs.
              */
             failed_per_minute: number | null;
             /** @description The latency of the items that were done in the last hour. */
@@ -4215,7 +4215,7 @@ export interface components {
             done_per_minute: number | null;
             /**
              * Failed Per Minute
-             * @description Attempts that failed in the last minute.
+             * @description In the last minute: items whose final attempt failed, messages that were dead-lettered, or failed attempts of jobs.
              */
             failed_per_minute: number | null;
             /** @description The latency of the items that were done in the last hour. */
