@@ -11,6 +11,7 @@ import pytest
 
 from queue_manager.web.routes.messages import overdue_sweeper
 from queue_manager.web.routes.messages.overdue_sweeper import OverdueSweeper
+from services.message_queue.errors import QueueUnavailable
 
 
 class SilentFeed:
@@ -84,3 +85,37 @@ def test_a_sweep_follows_each_subscription(monkeypatch: pytest.MonkeyPatch) -> N
                 await asyncio.sleep(0.01)
 
     asyncio.run(run())
+
+
+def test_a_step_that_fails_is_logged_once_while_the_other_succeeds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps: list[str] = []
+
+    def sweep(budget: object) -> SimpleNamespace:
+        steps.append("sweep")
+        return SimpleNamespace(is_locked=False, next_deadline_in=None)
+
+    def heal() -> int:
+        steps.append("heal")
+        if steps.count("heal") < 4:
+            raise QueueUnavailable("The queue's server refused")
+        return 0
+
+    monkeypatch.setattr(overdue_sweeper, "sweeper", lambda: SimpleNamespace(sweep=sweep))
+    monkeypatch.setattr(overdue_sweeper, "other_programs", lambda: SimpleNamespace(heal=heal))
+
+    async def run() -> None:
+        sweeper = OverdueSweeper(SilentFeed())  # type: ignore[arg-type]
+        sweeper._period = 0.01
+        async with asyncio.timeout(30), sweeper:
+            while steps.count("heal") < 4 or "again" not in caplog.text:
+                await asyncio.sleep(0.01)
+
+    caplog.set_level("INFO")
+    asyncio.run(run())
+    logged = [record.msg["event"] for record in caplog.records if isinstance(record.msg, dict)]
+    assert [line for line in logged if "started" not in line] == [
+        "Messages of other programs could not be checked",
+        "Messages of other programs are checked again",
+    ]

@@ -1,7 +1,7 @@
 """The sweeper of a web process: requeues overdue messages at their deadline, also while no beat or worker runs.
 
 Guarantee: it follows the events that set deadlines, so that a sweep starts within about 20 ms after each deadline;
-without events, within one period. An outage of the server is logged once, and the sweeper recovers from it.
+without events, within one period. An outage of the server is logged once for each step, and the sweeper recovers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class OverdueSweeper:
         self._period = self._period_ms / 1000
         self._due_at = 0.0
         self._is_earlier = asyncio.Event()
-        self._is_away = False
+        self._failing: set[str] = set()
+        """The lines of steps whose last try failed."""
 
     async def __aenter__(self) -> OverdueSweeper:
         self._tasks = [asyncio.create_task(run()) for run in (self._sweep, self._follow_events, self._heal)]
@@ -56,7 +57,11 @@ class OverdueSweeper:
     async def _sweep(self) -> None:
         while True:
             self._due_at = _now() + self._period
-            wait = await self._try(self._sweep_once)
+            wait = await self._try(
+                self._sweep_once,
+                failed="Overdue requeue worker failed",
+                recovered="Overdue messages are requeued again",
+            )
             self._plan(_now() + (OUTAGE_RETRY_DELAY if wait is None else wait))
             await asyncio.sleep(MIN_SWEEP_INTERVAL)
             while (left := self._due_at - _now()) > 0:
@@ -74,7 +79,11 @@ class OverdueSweeper:
 
     async def _heal(self) -> None:
         while True:
-            healed = await self._try(self._other_programs.heal)
+            healed = await self._try(
+                self._other_programs.heal,
+                failed="Messages of other programs could not be checked",
+                recovered="Messages of other programs are checked again",
+            )
             if healed:
                 self._plan(_now())  # no event announces their deadlines
             await asyncio.sleep(self._period if healed is None else HEAL_INTERVAL.total_seconds())
@@ -100,21 +109,21 @@ class OverdueSweeper:
             self._due_at = at
             self._is_earlier.set()
 
-    async def _try(self, step: Callable[[], StepResult]) -> StepResult | None:
-        """Run `step` in a thread and return its result, `None` if it fails.
+    async def _try(self, step: Callable[[], StepResult], *, failed: str, recovered: str) -> StepResult | None:
+        """Run `step` in a thread and return its result, `None` if it fails; log when it begins and ceases to fail.
 
-        Any error is logged and passed over: a dead sweeper would be noticed only by messages that stay overdue.
+        Any error is passed over: a dead sweeper would be noticed only by messages that stay overdue.
         """
         try:
             done = await asyncio.to_thread(step)
         except Exception as error:
-            if not self._is_away:
-                log.error("Overdue requeue worker failed", error=reason(error))
-            self._is_away = True
+            if failed not in self._failing:
+                log.error(failed, error=reason(error))
+            self._failing.add(failed)
             return None
-        if self._is_away:
-            log.info("Overdue messages are requeued again")
-        self._is_away = False
+        if failed in self._failing:
+            log.info(recovered)
+        self._failing.discard(failed)
         return done
 
 
