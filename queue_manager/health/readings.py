@@ -94,8 +94,8 @@ class InMongoDB:
     missing_shared_indexes: Sequence[str]
     missing_indexes: Mapping[str, Sequence[str]]
     last_runs: Mapping[str, dict[str, Any] | None]
-    errors: Mapping[str, int]
-    """By scan: errors of the last 24 hours."""
+    errors: Mapping[str, int] | None
+    """By scan: errors of the last 24 hours; `None` while a shared index, which counting needs, is missing."""
     running: Set[str]
     """The scans that run."""
 
@@ -319,7 +319,7 @@ def _mongodb() -> InMongoDB:
         missing_shared_indexes=missing_shared,
         missing_indexes={one.name: schema.missing(one.collections()) for one in systems() if one.is_on(settings())},
         last_runs={system.name: scan_run.last(system.scan_task) for system in systems()},
-        errors={} if missing_shared else scan_run.count_errors(now - hours(24)),
+        errors=None if missing_shared else scan_run.count_errors(now - hours(24)),
         running=scan_run.running(now=now),
     )
 

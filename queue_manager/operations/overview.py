@@ -71,7 +71,7 @@ def _system(system: System, found: Readings) -> SystemState:
         failed_per_minute=None if recent is None else recent.minute.get("failed", 0),
         latency=None if recent is None or not is_on else latency_of(system, recent.hour),
         duration_names={**system.duration_names},
-        errors=None if mongo is None else mongo.errors.get(system.scan_task, 0),
+        errors=None if mongo is None or mongo.errors is None else mongo.errors.get(system.scan_task, 0),
         last_scan=None if mongo is None else scan_of(mongo.last_runs[system.name]),
         next_scan_at=None if redis is None or redis.leader is None or not is_on else redis.next_runs.get(system.name),
         is_running=mongo is not None and system.scan_task in mongo.running,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from beat_schedule import SYSTEMS
-from models import scan_run
+from models import scan_run, schema
 from models.database import server_now
 from queue_manager import pauses
 from queue_manager.beat.leader_lock import LEADER_LOCK
@@ -308,6 +308,19 @@ def test_overview_has_the_numbers_from_redis_while_mongodb_is_away(
     assert (messages.due, messages.failed, messages.numbers) == (7, 2, {"pending": 7, "dead": 2})
     assert messages.pages == {"due": "/messages", "failed": "/messages/failed"}
     assert (states[QUEUE].due, states[QUEUE].numbers) == (None, {})
+
+
+def test_errors_of_scans_are_unknown_while_a_shared_index_is_missing(
+    clean: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan_run.record(SCAN, {**RUN, "errors": 3}, error="x", now=server_now())
+
+    def errors() -> int | None:
+        return next(one.errors for one in asyncio.run(overview.read_overview()).systems if one.name == QUEUE)
+
+    assert errors() == 3
+    monkeypatch.setattr(schema, "missing", lambda _: ["scan_runs latest"])
+    assert errors() is None
 
 
 def presence_of(url: str, member: str) -> None:
