@@ -69,7 +69,7 @@ def read_id(value: Any, *, field: str) -> Any:
     """Parse the text of an id. Raises PermanentError, which names `field` and the value."""
     try:
         if not isinstance(value, str):
-            raise TypeError("not a text")
+            raise TypeError("not a string")
         if len(value) == OBJECT_ID_DIGITS:
             with suppress(InvalidId):
                 return ObjectId(value)
@@ -82,7 +82,7 @@ def read_id(value: Any, *, field: str) -> Any:
     except Exception as error:  # bson raises many types of errors for malformed values
         raise PermanentError(
             f"{field}: {value!r:.100} is not an id: must be the 24 hexadecimal digits of an ObjectId, or extended "
-            "JSON, in which a text stands in quotation marks"
+            "JSON, in which a string stands in quotation marks"
         ) from error
     return id_key(found)
 

@@ -33,8 +33,8 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 TASK_NAME = re.compile(r"\w+(\.\w+)+")
 _PATH = re.compile(r"[\w-]+(/[\w-]+)+")
 _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "str": ((str,), "a text"),
-    "str | None": ((str, type(None)), "a text"),
+    "str": ((str,), "a string"),
+    "str | None": ((str, type(None)), "a string"),
     "bool": ((bool,), "True or False"),
     "timedelta": ((timedelta,), "a timedelta"),
 }

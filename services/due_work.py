@@ -48,7 +48,7 @@ class Due:
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str):
-            raise ConfigurationError(f"Due: id={self.id!r:.100} must be a text, such as that of `id_text`")
+            raise ConfigurationError(f"Due: id={self.id!r:.100} must be a string, such as that of `id_text`")
         if not isinstance(self.due_at, datetime) or self.due_at.tzinfo is None:
             raise ConfigurationError(f"Due: due_at={self.due_at!r:.100} must be a datetime with a time zone")
         if not self.args:

@@ -34,12 +34,12 @@ def read(raw: bytes) -> dict[str, Any]:
         raise NotAMessage("It is not a JSON object")
     for name, kind in _MEMBERS.items():
         if not isinstance(message.get(name), kind):
-            raise NotAMessage(f"{name}: must be {'a text' if kind is str else 'an object'}")
+            raise NotAMessage(f"{name}: must be {'a string' if kind is str else 'an object'}")
     info = message["properties"].get("delivery_info")
     if not (
         isinstance(info, dict) and isinstance(info.get("exchange"), str) and isinstance(info.get("routing_key"), str)
     ):
-        raise NotAMessage("properties.delivery_info: must be an object with the texts exchange and routing_key")
+        raise NotAMessage("properties.delivery_info: must be an object with the strings exchange and routing_key")
     if not is_shallow(raw, message):
         raise NotAMessage(f"It is nested deeper than {MAX_DEPTH} levels")
     return message

@@ -149,7 +149,7 @@ class MessageOperations(Resource, Generic[ReceivedT]):
             consumer_id: shown while the message is held.
         """
         if type == "":  # an empty parameter means any type
-            raise ValueError("type: must be None or the type of messages, not an empty text")
+            raise ValueError("type: must be None or the type of messages, not an empty string")
         params = {"timeout": timeout, "type": type, "ackTimeout": ack_timeout, "consumerId": consumer_id}
         try:
             message = yield from self._exchange("GET", "/api/queue/message", StoredMessage, params=params, wait=timeout)

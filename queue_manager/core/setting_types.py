@@ -53,7 +53,7 @@ def _true_or_false(value: Any) -> bool:
 
 def _text_list(value: Any) -> list[str]:
     """Parse a list of texts from JSON or from a comma-separated text."""
-    accepted = 'texts separated by commas, such as a,b, or a JSON list of texts, such as ["a", "b"]'
+    accepted = 'strings separated by commas, such as a,b, or a JSON list of strings, such as ["a", "b"]'
     names = value
     if isinstance(value, str):
         try:

@@ -52,7 +52,7 @@ DEFAULT_RETRY = RetryPolicy(max_attempts=5, base=seconds(1))
 NO_DATE = "no date"
 """The state of a document without a date, in words."""
 _OPERATORS = {"$eq", "$exists", "$gt", "$gte", "$in", "$lt", "$lte", "$type"}
-_KINDS: dict[type, str] = {list: "a list", str: "a text", dict: "a document", int: "a number", float: "a number"}
+_KINDS: dict[type, str] = {list: "a list", str: "a string", dict: "a document", int: "a number", float: "a number"}
 _COLLECTION = re.compile(r"(?!system\.|\.)[^$\0]*[^$\0.]")
 _PATH = re.compile(r"[^.$\0][^.\0]*(\.[^.$\0][^.\0]*)*")
 

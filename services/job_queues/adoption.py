@@ -144,7 +144,7 @@ def _check_id(id: Any) -> None:
     is_text = isinstance(id, str) and id.isprintable() and len(id) <= MAX_JOB_ID_LENGTH and "/" not in id
     if not isinstance(id, ObjectId) and not (is_text and id.strip(".")):
         raise InvalidJob(
-            "_id", f"must be an ObjectId, or a printable text of 1 to {MAX_JOB_ID_LENGTH} characters without /"
+            "_id", f"must be an ObjectId, or a printable string of 1 to {MAX_JOB_ID_LENGTH} characters without /"
         )
 
 

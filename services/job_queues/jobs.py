@@ -362,7 +362,7 @@ class Jobs:
 def _deletable(states: Iterable[str]) -> list[JobState]:
     """Return the states. Raises `InvalidJob`."""
     if isinstance(states, str):  # a sequence of states of one letter
-        raise InvalidJob("states", f"must be a list of states, not the text {states!r:.100}")
+        raise InvalidJob("states", f"must be a list of states, not the string {states!r:.100}")
     wanted = [checked_state(state) for state in states]
     if JobState.EXECUTING in wanted:
         raise InvalidJob("states", "must not include executing: an executing job cannot be deleted")
@@ -371,7 +371,7 @@ def _deletable(states: Iterable[str]) -> list[JobState]:
 
 def _checked_names(names: Sequence[str]) -> list[str]:
     if isinstance(names, str):  # a sequence of names of one letter
-        raise InvalidJob("names", f"must be a list of names, not the text {names!r:.100}")
+        raise InvalidJob("names", f"must be a list of names, not the string {names!r:.100}")
     return [checked_name(name, field="names") for name in names]
 
 

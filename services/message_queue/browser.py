@@ -76,7 +76,7 @@ class Filter:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise InvalidMessage("search", "a text without unpaired surrogates") from None
+            raise InvalidMessage("search", "a string without unpaired surrogates") from None
         return text
 
 

@@ -177,7 +177,7 @@ def decode_member(given: Mapping[str, Json], name: str) -> Any:
 def checked_text(value: Any, field: str, *, max_bytes: int = MAX_NAME_BYTES) -> str:
     """Return `value` if it is a non-empty text without control characters. Raises `InvalidMessage`."""
     if not isinstance(value, str) or not _is_printable(value, max_bytes):
-        raise InvalidMessage(field, f"a text of 1 to {max_bytes} bytes without control characters")
+        raise InvalidMessage(field, f"a string of 1 to {max_bytes} bytes without control characters")
     return value
 
 
@@ -188,7 +188,7 @@ def checked_new_type(value: Any) -> str:
     """
     type = checked_text(value, "type")
     if _LINE_OR_C1_CONTROL.search(type):
-        raise InvalidMessage("type", "a text without control characters and line separators (U+2028, U+2029)")
+        raise InvalidMessage("type", "a string without control characters and line separators (U+2028, U+2029)")
     return type
 
 

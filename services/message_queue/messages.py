@@ -102,7 +102,7 @@ class NewMessage:
                 continue
             known[field] = value
         if "type" not in known:
-            raise InvalidMessage("type", f"a text of 1 to {MAX_NAME_BYTES} bytes; it is missing")
+            raise InvalidMessage("type", f"a string of 1 to {MAX_NAME_BYTES} bytes; it is missing")
         return cls(**known)
 
     def arguments(self, queue: QueueOptions) -> tuple[str, str, str, int, str, str]:

@@ -202,7 +202,7 @@ COMMANDS = {
 WRONG = {  # in the order of the settings
     "REDIS_URL": ("http://app:s3cret@cache", "REDIS_URL='http://***@cache': must be"),
     "QM_CONVERSATIONS": ("ture", "QM_CONVERSATIONS='ture': must be true or false"),
-    "MANAGED_SUBSCRIPTIONS": ("seo,,ads", "MANAGED_SUBSCRIPTIONS='seo,,ads': must be texts separated by commas"),
+    "MANAGED_SUBSCRIPTIONS": ("seo,,ads", "MANAGED_SUBSCRIPTIONS='seo,,ads': must be strings separated by commas"),
     "REVIEW_AFTER_DAYS": ("inf", "REVIEW_AFTER_DAYS='inf': must be a number from 0 to 36500"),
     "JOBS_IMPORTS": (
         '["billing"',

@@ -23,8 +23,8 @@ class Reminders(DueWork):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"id": ObjectId("65b2f0a1c3d4e5f601234567")}, r"id=ObjectId\('65b2f0a1c3d4e5f601234567'\) must be a text"),
-        ({"id": 5}, "id=5 must be a text"),
+        ({"id": ObjectId("65b2f0a1c3d4e5f601234567")}, r"id=ObjectId\('65b2f0a1c3d4e5f601234567'\) must be a string"),
+        ({"id": 5}, "id=5 must be a string"),
         ({"due_at": T0.replace(tzinfo=None)}, r"due_at=datetime\.datetime\(.*\) must be a datetime with a time zone"),
         ({"due_at": T0.date()}, r"due_at=datetime\.date\(.*\) must be a datetime with a time zone"),
         ({"due_at": None}, "due_at=None must be a datetime with a time zone"),

@@ -101,10 +101,10 @@ class TestNotDue:
         ("snooze", "said"),
         [
             ({"time": [T0]}, "Its snooze_time.time is malformed: it is a list, and must be a date"),
-            ({"time": "soon"}, "Its snooze_time.time is malformed: it is a text, and must be a date"),
+            ({"time": "soon"}, "Its snooze_time.time is malformed: it is a string, and must be a date"),
             ({"time": T0.replace(year=1969)}, "Its snooze_time.time is malformed: it is before 1970"),
             ({}, "Its snooze_time is malformed: it has no time"),
-            ("tomorrow", "Its snooze_time is malformed: it is a text, and must be a document"),
+            ("tomorrow", "Its snooze_time is malformed: it is a string, and must be a document"),
         ],
     )
     def test_malformed_snoozes(self, work: DocumentWork, snooze: Any, said: str) -> None:

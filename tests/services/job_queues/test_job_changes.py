@@ -326,12 +326,12 @@ def test_limit_of_a_list_must_be_at_least_1(lab: Lab) -> None:
 
 def test_names_to_pause_must_be_a_list(lab: Lab) -> None:
     for change in (lab.jobs.pause, lab.jobs.resume):
-        with pytest.raises(InvalidJob, match="names: must be a list of names, not the text 'mail'"):
+        with pytest.raises(InvalidJob, match="names: must be a list of names, not the string 'mail'"):
             change("mail")
 
 
 def test_states_to_clear_must_be_a_list(lab: Lab) -> None:
-    with pytest.raises(InvalidJob, match="states: must be a list of states, not the text 'success'"):
+    with pytest.raises(InvalidJob, match="states: must be a list of states, not the string 'success'"):
         lab.jobs.clear("success")
 
 

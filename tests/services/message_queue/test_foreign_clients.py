@@ -542,9 +542,9 @@ def test_types_with_invisible_controls_are_read_and_not_written(lab: Lab, charac
     assert (message.id, message.type) == ("theirs", type)
     lab.queue.nack("theirs", message.lock_token)
     lab.contents.update("theirs", {"priority": 1})
-    with pytest.raises(InvalidMessage, match=r"^type: must be a text without control characters and line separators"):
+    with pytest.raises(InvalidMessage, match=r"^type: must be a string without control characters and line separators"):
         lab.contents.update("theirs", {"type": type})
-    with pytest.raises(InvalidMessage, match=r"^type: must be a text without control characters and line separators"):
+    with pytest.raises(InvalidMessage, match=r"^type: must be a string without control characters and line separators"):
         lab.queue.enqueue(type)
 
 

@@ -215,7 +215,7 @@ def _id(given: Any, field: str) -> str:
 
 def _reason(given: Any) -> str:
     if not isinstance(given, str):
-        raise InvalidMessage("errorReason", "a text")
+        raise InvalidMessage("errorReason", "a string")
     return given
 
 
