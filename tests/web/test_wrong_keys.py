@@ -71,11 +71,12 @@ def test_all_of_an_ipv6_network_is_one_address(guarded: Web) -> None:
 
 
 def test_clients_over_ipv4_are_told_apart_by_a_process_that_listens_on_ipv6(guarded: Web) -> None:
+    one, other = next(_addresses), next(_addresses)
     for number in range(FREE):
-        assert ask(guarded, wrong(number), X_Forwarded_For="::ffff:192.0.2.1").status == 401
-    assert ask(guarded, wrong(98), X_Forwarded_For="::ffff:192.0.2.1").status == 429
-    assert ask(guarded, wrong(99), X_Forwarded_For="::ffff:192.0.2.2").status == 401
-    assert "address=192.0.2.1 " in guarded.log
+        assert ask(guarded, wrong(number), X_Forwarded_For=f"::ffff:{one}").status == 401
+    assert ask(guarded, wrong(98), X_Forwarded_For=f"::ffff:{one}").status == 429
+    assert ask(guarded, wrong(99), X_Forwarded_For=f"::ffff:{other}").status == 401
+    assert f"address={one} " in guarded.log
 
 
 def test_one_repeated_wrong_key_does_not_count_as_guessing(guarded: Web, address: dict[str, str]) -> None:
