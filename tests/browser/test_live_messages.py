@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from threading import Event
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import APIResponse, Page, Route, expect
@@ -392,6 +393,27 @@ def test_an_unresponsive_server_is_noticed(visit: Visit, queue: Queue) -> None:
     id = queue.add()
     expect(page.locator("#state")).to_have_text("Live")
     expect(visit.row(id)).to_be_visible()
+
+
+def test_failed_counts_are_repeated_once_however_often_the_page_reloads(visit: Visit) -> None:
+    """Each refused connection reloads the page, and each reload counts the messages."""
+    visit.expect_status(503)
+    page = visit.page
+    page.clock.install()
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(urlsplit(request.url).path))
+    for path in ("events", "status"):
+        page.route(f"**/api/queue/{path}*", lambda route: route.fulfill(status=503, body="null"))
+    visit.open("/messages")
+
+    def number(path: str) -> int:
+        page.evaluate("true")  # a call to the browser lets requests be noted
+        return requests.count(f"/api/queue/{path}")
+
+    for second in range(20):
+        page.clock.run_for(1_000)
+        eventually(lambda second=second: number("events") > second)
+    assert number("status") <= 2 * number("events")
 
 
 def test_a_hidden_page_closes_its_connection(visit: Visit, queue: Queue) -> None:

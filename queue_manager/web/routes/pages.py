@@ -52,8 +52,8 @@ TABS = (
 of_each, of_messages, of_jobs, of_all = (APIRouter(include_in_schema=False) for _ in range(4))
 
 
-_NOT_SENT = re.compile(r"/\*.*?\*/|^ *//[^\n]*|^ +", re.DOTALL | re.MULTILINE)
-"""Comments and indentation. Scripts and styles have no such text in a string. Comments at line ends are left."""
+_NOT_SENT = re.compile(r"/\*.*?\*/|(?:^| ) *//[^\n]*|^ +", re.DOTALL | re.MULTILINE)
+"""Comments and indentation. Scripts and styles have no such text in a string."""
 
 
 class Static(StaticFiles):

@@ -9,6 +9,7 @@ import { Views } from "./views.js";
 
 const TYPING_DELAY = 250; // ms after the last key until a filter is applied
 const REFRESH_INTERVAL = 250; // ms
+const RETRY_INTERVAL = 2000; // ms after a failed request
 const SEARCH_REST = 4; // times as long as a search took, until it is repeated because something has changed
 const ROWS_PER_FRAME = 10; // rows that are made in one task, layout included, so that none is long
 
@@ -217,7 +218,10 @@ export class List {
     const control = error.field && this.form.elements[error.field];
     complain(error.message);
     if (control) control.ariaInvalid = "true";
-    if (error.status === 0 || error.status === 429 || error.status >= 500) setTimeout(() => this.refresh(), 2000);
+    if (error.status === 0 || error.status === 429 || error.status >= 500) {
+      clearTimeout(this.again);
+      this.again = setTimeout(() => this.refresh(), RETRY_INTERVAL);
+    }
   }
 
   /** @param {Page<Row>} page */

@@ -17,6 +17,7 @@ const MAX_EVENTS = 500; // that are shown at once
 const MAX_SUGGESTIONS = 100;
 const MAX_ACK_TIMEOUT = 604800; // s
 const MAX_ATTEMPTS = 10000;
+const RETRY_INTERVAL = 2000; // ms
 const FILL_DELAY = 1000; // ms, and up to as many more, so that not all open pages ask at once
 /** @type {number | undefined} */
 let size; // messages in this place, when it is known
@@ -409,6 +410,8 @@ function happened(texts) {
 const messageIn = (text, id) => exactly(text).messages.find((/** @type {Message} */ message) => message.id === id);
 
 let countsReceived = 0; // events that had counts
+/** @type {number | undefined} */
+let recounting; // the repetition of a count that failed
 
 async function count() {
   const before = countsReceived;
@@ -417,7 +420,8 @@ async function count() {
     showPauses(counts);
     if (countsReceived === before) showCounts(counts); // otherwise they may be older than an event received meanwhile
   } catch {
-    setTimeout(count, 2000); // the list shows errors
+    clearTimeout(recounting); // of another failed count: each reload starts one
+    recounting = setTimeout(count, RETRY_INTERVAL); // the list shows errors
   }
 }
 
@@ -452,7 +456,7 @@ async function configure() {
     config = await get("/queue/config");
     list.redraw();
   } catch {
-    setTimeout(configure, 2000); // the list shows errors
+    setTimeout(configure, RETRY_INTERVAL); // the list shows errors
   }
 }
 
