@@ -131,9 +131,9 @@ class DueCollection:
         where = {**self.is_due(until), "_id": {"$in": list(ids)}}
         return list(self.collection().find(where, projection((self.due, *fields)), hint="_id_"))
 
-    def count(self, until: datetime) -> int:
-        """Count due documents, up to `MAX_COUNT`."""
-        return self.collection().count_documents(self.is_due(until), hint=self.index, limit=MAX_COUNT)
+    def count(self, until: datetime, *, limit: int = MAX_COUNT) -> int:
+        """Count due documents, up to `limit`."""
+        return self.collection().count_documents(self.is_due(until), hint=self.index, limit=limit)
 
     def has_index(self) -> bool:
         """Return True if the index exists."""

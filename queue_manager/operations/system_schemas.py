@@ -100,7 +100,9 @@ class Overview(BaseModel):
     leader: Leader | None
     workers: Sequence[OnlineWorker] | None = Field(description="Null while Redis does not answer.")
     problems: list[Problem] = Field(description="The problems of components; those of a system are in the system.")
-    counted_to: int = Field(description="Counting stops at this number: it means that many or more.")
+    counted_to: int = Field(
+        description="Counting due items stops at this number, of reviews at 10,000: it means that many or more."
+    )
     systems: list[SystemState]
 
     def of_systems(self, names: Collection[str]) -> Overview:

@@ -8,6 +8,7 @@ from typing import Any
 
 from models import outbox
 from models.document_id import id_key, read_id, shown_id
+from models.due_documents import MAX_COUNT
 from queue_manager import leases
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
@@ -32,7 +33,7 @@ def stats(work: DocumentWork) -> SystemStats:
     held = in_redis.in_progress + cooling + len(stuck)
     result = SystemStats(
         numbers={
-            "pending": max(work.documents.count(now) - held, 0),
+            "pending": max(work.documents.count(now, limit=MAX_COUNT + held) - held, 0),
             "in_progress": in_redis.in_progress,
             "stuck": len(stuck),
             "cooling_off": cooling,

@@ -356,3 +356,39 @@ def test_an_id_is_fully_shown_in_at_most_two_lines(visit: Visit, clean: Servers)
         visit.open(path)
         height = visit.row(id).get_by_role("link").evaluate("(link) => link.getBoundingClientRect().height")
         assert height < 20 * most + 5, path  # px, 20 a line
+
+
+def test_a_plus_shows_where_counting_stopped(visit: Visit) -> None:
+    page = visit.open("/")
+    counts = [("support-snooze", 99_999), ("support-snooze", 100_000), ("review-requests", 10_000)]
+    texts = page.evaluate(
+        """async (counts) => {
+          const { dueText } = await import("/static/systems.js");
+          return counts.map(([name, due]) => dueText({ name, due }));
+        }""",
+        counts,
+    )
+    assert texts == ["99,999", "100,000+", "10,000+"]
+
+
+def test_a_late_page_of_scans_does_not_change_the_order(visit: Visit) -> None:
+    held: list[Route] = []
+    run = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 0}
+    for ago, took in ((20, 80), (10, 40)):
+        scan_run.record(
+            sample_data.ROOM_SCAN, {**run, "duration_ms": took}, error=None, now=server_now() - seconds(ago)
+        )
+    page = visit.open("/rooms")
+    scans = page.locator("#scans > tr")
+    expect(scans.first).to_be_visible()
+    shown = scans.all_text_contents()
+    page.route(re.compile(r"/scans\?.*sort=duration"), lambda route: held.append(route))
+    visit.press("Slowest first")
+    eventually(lambda: page.evaluate("true") and bool(held))
+    with page.expect_response(re.compile(r"/scans\?.*sort=at")):
+        visit.press("Newest first")
+    expect(scans).to_have_text(shown)
+    with page.expect_response(re.compile(r"/scans\?.*sort=duration")):
+        held[0].continue_()
+    page.evaluate("new Promise((resolve) => setTimeout(resolve))")
+    assert scans.all_text_contents() == shown

@@ -1189,3 +1189,15 @@ class TestDeclaration:
             "billing.trial_end.end_trial",
         )
         assert system.functions.retry == RetryPolicy(max_attempts=5, base=seconds(1))
+
+
+def test_a_backlog_beyond_the_limit_of_counting_stays_at_the_limit_while_items_are_in_flight(
+    clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[stats.__module__], "MAX_COUNT", 5)
+    work = work_on(declare(), clock, max_queue=3)
+    for _ in range(10):
+        make_account()
+    assert len(scan(work)) == 3
+    numbers = stats(work).numbers
+    assert (numbers["pending"], numbers["in_progress"]) == (5, 3)

@@ -3467,7 +3467,7 @@ export interface components {
             problems: components["schemas"]["Problem"][];
             /**
              * Counted To
-             * @description Counting stops at this number: it means that many or more.
+             * @description Counting due items stops at this number, of reviews at 10,000: it means that many or more.
              */
             counted_to: number;
             /** Systems */

@@ -7,7 +7,7 @@ import { byId, button, countInTitle, element, isPlainClick, mayAct, put, toast }
 import { speed } from "./latency.js";
 import { List, cell, fill } from "./list.js";
 import { errorInList } from "./reasons.js";
-import { PAUSED, PAUSE_REASON, awayServers, howToTurnOn, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
+import { PAUSED, PAUSE_REASON, awayServers, dueText, howToTurnOn, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
 
 const PAGE = 50;
 const SCANS = 10;
@@ -149,8 +149,10 @@ function scanRow({ at, found, claimed, enqueued, errors, duration_ms: took, erro
 
 /** @param {string | null} [cursor] */
 async function scansFrom(cursor) {
+  const asked = sort;
   /** @type {ScanPage} */
   const page = await get(`${path}/scans${query({ cursor, limit: SCANS, sort })}`);
+  if (asked !== sort) return; // the order was changed meanwhile
   if (sort !== "at") shownScans.clear();
   const all = cursor ? [...shownScans.values(), ...page.scans] : [...page.scans, ...shownScans.values()];
   const isGap = !cursor && shownScans.size && !page.scans.some(({ id }) => shownScans.has(id));
@@ -195,8 +197,8 @@ function showSystem(system) {
     ...system.problems.map(notice),
   ]);
   for (const tab of document.querySelectorAll("[data-state]")) {
-    const count = system[STATES[/** @type {ItemState} */ (tab.dataset.state)].count];
-    tab.querySelector("span").textContent = count === null ? "" : number(count);
+    const { count } = STATES[/** @type {ItemState} */ (tab.dataset.state)];
+    tab.querySelector("span").textContent = system[count] === null ? "" : count === "due" ? dueText(system) : number(system[count]);
   }
   const turn = byId("pause");
   if (turn) Object.assign(turn, { textContent: system.idle === "paused" ? "Resume" : "Pause …", disabled: !system.is_on });

@@ -44,6 +44,12 @@ export function howToTurnOn({ flag }) {
   return flag ? ["Off. To turn it on, set ", element("code", {}, `${flag}=true`), " and restart the processes."] : ["Off in this environment."];
 }
 
+const COUNTED_TO = 100000; // due items, as `counted_to` of the overview
+const REVIEWS_COUNTED_TO = 10000;
+
+/** The number of due items; "+" if counting stopped there. @param {System} system */
+export const dueText = ({ name, due }) => `${number(due)}${due === (name === "review-requests" ? REVIEWS_COUNTED_TO : COUNTED_TO) ? "+" : ""}`;
+
 // Systems of which parts are paused instead of the whole.
 /** @type {Record<string, string>} */
 const PAUSED_PARTS = { "job-queues": "Paused names", "overdue-messages": "Paused types" };
@@ -58,7 +64,7 @@ export function statistics(system) {
   const unlessZero = (value, kind = "", text = number(value)) => (value ? figure(value, kind, text) : null);
   const { lag_seconds: lag } = system;
   return facts("facts statistics", [
-    ["Due now", listed("due")],
+    ["Due now", listed("due", "", dueText(system))],
     ["In progress", system.in_progress === null && system.due !== null ? null : listed("in_progress")], // some systems do not know
     ["Done / min", figure(system.done_per_minute)],
     ["Oldest waiting", lag ? listed("lag_seconds", "", span(lag * 1000)) : null],
