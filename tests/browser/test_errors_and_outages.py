@@ -162,6 +162,25 @@ def test_a_failed_list_request_is_repeated(status: int, queue: Queue, visit: Vis
     expect(page.locator("#problem")).to_be_empty()
 
 
+def test_a_page_recovers_from_responses_of_another_server(visit: Visit, queue: Queue) -> None:
+    """A proxy may answer with its own page, for example to log in."""
+    id = queue.add()
+    path = re.compile(r"/api/(queue/main/messages|workers)")
+    visit.page.route(path, lambda route: route.fulfill(status=200, content_type="text/html", body="<p>Log in"))
+    workers = visit.context.new_page()
+    workers.route(path, lambda route: route.fulfill(status=200, content_type="text/html", body="<p>Log in"))
+    workers.goto(f"{visit.origin}/workers")
+    page = visit.open("/messages")
+    expect(page.locator("#problem")).to_have_text("Queue Manager does not answer; trying again")
+    expect(workers.locator("#problem")).to_have_text("Queue Manager does not answer")
+    for one in (page, workers):
+        one.unroute(path)
+    expect(visit.row(id)).to_be_visible()
+    expect(workers.locator("#empty")).to_be_visible()
+    for one in (page, workers):
+        expect(one.locator("#problem")).to_be_empty()
+
+
 def test_without_mongodb_messages_work_and_the_rest_recovers(
     fragile: Fragile, queue: Queue, visiting: Visiting
 ) -> None:

@@ -171,3 +171,16 @@ def test_a_long_history_fits_a_phone(visit: Visit) -> None:
     page.set_viewport_size({"width": 320, "height": 640})
     assert not visit.is_wider_than_screen()
     assert not visit.wrongs("history")
+
+
+def test_the_document_shows_all_digits_and_is_replaced_only_if_it_has_changed(visit: Visit, queue: Queue) -> None:
+    id = queue.add(payload={"exact": 9007199254740993})
+    page = visit.open(f"/messages/{id}")
+    page.get_by_text("Show the document").click()
+    document = page.get_by_label("Document")
+    expect(document).to_contain_text("9007199254740993")
+    node = document.evaluate_handle("(element) => element.firstChild")
+    with page.expect_response(f"**/api/queue/message/{id}"):
+        queue.add()
+    page.evaluate("new Promise((resolve) => setTimeout(resolve))")
+    assert node.evaluate("(text) => text.isConnected")

@@ -19,7 +19,12 @@ export class Problem extends Error {
   }
 }
 
-export const AWAY = { message: "Queue Manager does not answer; trying again" };
+export const AWAY = { message: "Queue Manager does not answer" };
+const UNKNOWN = { message: `${AWAY.message}; the outcome of the request is unknown` };
+
+const { rawJSON } = JSON;
+/** Parse JSON; numbers that JavaScript would write otherwise keep their digits, if this browser supports it. @param {string} text */
+export const parseExactly = (text) => JSON.parse(text, rawJSON && ((_, value, { source }) => (typeof value === "number" && String(value) !== source ? rawJSON(source) : value)));
 
 /**
  * Send a request and return its response. A `body` that is a string is JSON already.
@@ -30,7 +35,7 @@ export const AWAY = { message: "Queue Manager does not answer; trying again" };
 export async function ask(method, path, body, { signal, parse = JSON.parse } = {}) {
   const began = performance.now();
   const response = await send(method, path, body, signal);
-  const answer = parse(await answered(() => response.text(), signal));
+  const answer = await answered(async () => parse(await response.text()), method, signal); // a proxy may send HTML
   if (answer.server_time !== undefined) sync(answer.server_time, began);
   return answer;
 }
@@ -81,21 +86,21 @@ export async function* stream(path, { signal, parse = JSON.parse } = {}) {
 /** @param {string} method @param {string} path @param {unknown} body @param {AbortSignal} [signal] */
 async function send(method, path, body, signal) {
   const options = body === undefined ? {} : { body: typeof body === "string" ? body : JSON.stringify(body), headers: { "content-type": "application/json" } };
-  const response = await answered(() => fetch(`${PREFIX}/api${path}`, { method, signal, ...options }), signal);
+  const response = await answered(() => fetch(`${PREFIX}/api${path}`, { method, signal, ...options }), method, signal);
   // Stay on the page, so that the contents of a form are not lost.
   if (response.status === 401 && document.querySelector("dialog form")) throw new Problem(401, { message: "The session has ended. Log in again in another tab, then repeat this" });
   if (response.status === 401) location.assign(`${PREFIX}/login?next=${encodeURIComponent(location.pathname.slice(PREFIX.length) + location.search)}${location.hash}`);
-  if (!response.ok) throw new Problem(response.status, problemOf(await answered(() => response.text(), signal), response));
+  if (!response.ok) throw new Problem(response.status, problemOf(await answered(() => response.text(), method, signal), response));
   return response;
 }
 
-/** Throw a `Problem` if the server does not answer. @template T @param {() => Promise<T>} read @param {AbortSignal} [signal] */
-async function answered(read, signal) {
+/** Throw a `Problem` if the server does not answer. @template T @param {() => Promise<T>} read @param {string} method @param {AbortSignal} [signal] */
+async function answered(read, method, signal) {
   try {
     return await read();
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new Problem(0, AWAY);
+    throw new Problem(0, method === "GET" ? AWAY : UNKNOWN);
   }
 }
 

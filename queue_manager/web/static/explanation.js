@@ -1,7 +1,7 @@
 // One item, message or job: why it is in its state, what happened to it, and its document on demand.
 
 import { answer, unreadable } from "./answer.js";
-import { attempt, get, onOverview, post, query } from "./api.js";
+import { attempt, get, onOverview, parseExactly, post, query } from "./api.js";
 import { moment, span } from "./clock.js";
 import { byId, button, complain, copier, element, errorText, jsonText, link, mayAct, put, toast } from "./dom.js";
 import { seldom } from "./pace.js";
@@ -72,11 +72,9 @@ const again = (path, body, label) => attempt(async () => {
 async function readDocument() {
   if (!document_.open || !known) return;
   await attempt(async () => {
-    const answered = await get(known?.document.replace("/api", "") ?? "");
-    whole.textContent = jsonText(answered.document ?? answered.job ?? answered, 2);
-  }, ({ message }) => {
-    whole.textContent = message;
-  });
+    const { server_time: _, ...answered } = await get(known?.document.replace("/api", "") ?? "", { parse: parseExactly });
+    put(whole, jsonText(answered.document ?? answered.job ?? answered, 2), String);
+  }, ({ message }) => put(whole, message, String));
 }
 
 const reload = seldom(() => attempt(read, ({ message }) => complain(message)), REFRESH_INTERVAL);

@@ -34,18 +34,18 @@ let opened; // the job that is open, the part of the dialog that changes, and wh
 /** @param {Values} values @param {Options} options */
 async function load(values, options) {
   /** @type {JobPage} */
-  const { jobs, cursor } = await get(`/jobs${query({ ...values, limit: PAGE })}`, { ...options, parse: exact });
+  const { jobs, cursor } = await get(`/jobs${query({ ...values, limit: PAGE })}`, { ...options, parse: withExactIntegers });
   setTimeout(() => Object.assign(byId("names"), { ariaBusy: null }), NAMES_WAIT);
   return { rows: jobs, cursor };
 }
 
 /** @param {Values} values @param {Options} options */
-const search = (values, options) => stream(`/jobs/search${query({ ...values, limit: PAGE })}`, { ...options, parse: exact });
+const search = (values, options) => stream(`/jobs/search${query({ ...values, limit: PAGE })}`, { ...options, parse: withExactIntegers });
 
 // Integers in arguments that JavaScript cannot represent keep their digits if this browser supports it.
 const { rawJSON } = JSON;
 /** @param {string} text */
-const exact = (text) => JSON.parse(text, rawJSON && ((_, value, { source }) => (Number.isInteger(value) && !Number.isSafeInteger(value) ? rawJSON(source) : value)));
+const withExactIntegers = (text) => JSON.parse(text, rawJSON && ((_, value, { source }) => (Number.isInteger(value) && !Number.isSafeInteger(value) ? rawJSON(source) : value)));
 
 /** @type {number | undefined} */
 let soon;
@@ -202,7 +202,7 @@ function describe(job) {
 /** @param {string} id */
 const showJob = (id) => attempt(async () => {
   /** @type {{ job: Job }} */
-  const { job } = await get(`/jobs/${encodeURIComponent(id)}`, { parse: exact });
+  const { job } = await get(`/jobs/${encodeURIComponent(id)}`, { parse: withExactIntegers });
   const body = element("div", { class: "stack" }, describe(job));
   const page = pageOf(id);
   const text = jsonText(job.arguments, 2);

@@ -216,7 +216,7 @@ export class List {
   fail(error) {
     if (!(error instanceof Problem)) throw error;
     const control = error.field && this.form.elements[error.field];
-    complain(error.message);
+    complain(error.status ? error.message : `${error.message}; trying again`);
     if (control) control.ariaInvalid = "true";
     if (error.status === 0 || error.status === 429 || error.status >= 500) {
       clearTimeout(this.again);

@@ -1,6 +1,6 @@
 // The page of the messages in one state, with the actions.
 
-import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
+import { Events, Problem, UNDO, ask, attempt, get, parseExactly, post, query, stream, withUndo } from "./api.js";
 import { at, countdown, many, moment, number, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, jsonProblem, numberFrom, show } from "./dialog.js";
 import { byId, button, copier, countInTitle, element, errorText, facts, filled, jsonText, link, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
@@ -43,14 +43,13 @@ async function load(values, options) {
 /** @param {Values} values @param {Options} options */
 const search = (values, options) => stream(`/queue/${place}/messages/search${asked(values)}`, { ...options, parse: exactly });
 
-// Numbers in payloads keep the digits that their producers wrote, if this browser supports it.
-const { rawJSON } = JSON;
+// Only the numbers in payloads keep their digits: the page calculates with the others.
 /** @param {string} text */
 function exactly(text) {
   const answer = JSON.parse(text);
-  const exact = rawJSON && JSON.parse(text, (_, value, { source }) => (typeof value === "number" && String(value) !== source ? rawJSON(source) : value));
   const messagesOf = (/** @type {any} */ parsed) => (Array.isArray(parsed) ? parsed : parsed.messages ?? [parsed]);
-  if (exact) for (const [index, message] of messagesOf(answer).entries()) message.payload = messagesOf(exact)[index].payload;
+  const exact = messagesOf(parseExactly(text));
+  for (const [index, message] of messagesOf(answer).entries()) message.payload = exact[index].payload;
   return answer;
 }
 

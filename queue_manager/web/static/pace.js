@@ -20,11 +20,14 @@ export function seldom(act, interval) {
     if (!isWanted || isResting || document.hidden) return;
     isWanted = false;
     isResting = true;
-    await act();
-    setTimeout(() => {
-      isResting = false;
-      run();
-    }, interval);
+    try {
+      await act();
+    } finally {
+      setTimeout(() => {
+        isResting = false;
+        run();
+      }, interval);
+    }
   }
   document.addEventListener("visibilitychange", run);
   return () => {
