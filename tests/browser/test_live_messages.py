@@ -226,6 +226,57 @@ def test_deliveries_of_messages_on_other_pages_are_counted(visit: Visit, queue: 
     expect(page.locator("#where")).to_have_text("50 of 53")
 
 
+@pytest.mark.parametrize("first", [45, 60])
+def test_the_next_page_begins_after_rows_that_arrivals_pushed_off_the_page(
+    visit: Visit, queue: Queue, first: int
+) -> None:
+    queue.post("/queue/batch", [{"type": "mail"}] * first)
+    page = open_read(visit, "main")
+    for _ in range(10):
+        queue.add()
+    ids = queue.ids("main", "limit=100")
+    visit.wait_for(ids[:50])
+    visit.press("Older")
+    visit.wait_for(ids[50:])
+    visit.press("Newer")
+    visit.wait_for(ids[:50])
+    expect(page.locator("#where")).to_have_text(f"50 of {first + 10}")
+
+
+def test_live_regions_are_changed_only_if_their_text_changes(visit: Visit, queue: Queue) -> None:
+    id = queue.add()
+    page = open_read(visit, "main")
+    visit.select(id)
+    expect(page.locator("#where")).to_have_attribute("aria-live", "off")
+    page.evaluate(
+        """() => {
+          globalThis.changes = [];
+          const observer = new MutationObserver((all) => changes.push(...all.map(({ target }) => target.id)));
+          for (const place of document.querySelectorAll("#state, #picked-count, #problem")) {
+            observer.observe(place, { childList: true });
+          }
+        }"""
+    )
+    other = queue.add()
+    visit.wait_for([other, id])
+    queue.post("/queue/pause", {"types": ["letter"]})  # the page reads everything again
+    expect(page.locator("#pauses > *")).to_have_count(1)
+    assert page.evaluate("changes") == []
+
+
+def test_times_have_their_day_when_it_is_over(visit: Visit, queue: Queue) -> None:
+    id = queue.add()
+    visit.expect(BROKEN_OFF)
+    visit.page.clock.install()
+    page = visit.open("/messages")
+    created = visit.row(id).locator("[data-label^=Created]")
+    expect(created).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
+    text = created.inner_text()
+    page.route("**/api/**", lambda route: route.abort())  # otherwise the page would learn the server's time
+    page.clock.fast_forward("24:00:00")
+    expect(created).to_have_text(re.compile(rf"^\d+ [A-Z][a-z]+ (\d+ )?{text}$"))
+
+
 def test_a_message_of_another_page_that_is_changed_does_not_arrive(visit: Visit, queue: Queue) -> None:
     old = queue.add()
     queue.post("/queue/batch", [{"type": "mail"}] * 59)

@@ -40,14 +40,21 @@ export function moment(value) {
   const utc = new Date(at(value)).toISOString();
   const about = { datetime: utc, title: `${utc.replace("T", " ").slice(0, 23)} UTC` };
   if (ARE_RELATIVE) return countdown(at(value), until, element("time", { ...about, class: "countdown nowrap" }));
-  const date = zoned(at(value));
-  const full = date.toISOString();
-  const today = zoned(now()).toISOString();
-  const [, day, month, year] = date.toUTCString().split(" "); // "Sun, 22 Nov 2026 18:00:00 GMT"
-  const yearShown = today.startsWith(year) ? "" : `${year} `;
-  const dayShown = today.slice(0, 10) === full.slice(0, 10) ? "" : `${Number(day)} ${month} ${yearShown}`;
-  return element("time", about, dayShown + full.slice(11, 19));
+  return element("time", about, timeText(at(value)));
 }
+
+/** @param {number} ms */
+function timeText(ms) {
+  const date = zoned(ms);
+  const full = date.toISOString();
+  const [, day, month, year] = date.toUTCString().split(" "); // "Sun, 22 Nov 2026 18:00:00 GMT"
+  const yearShown = dateOf(now()).startsWith(year) ? "" : `${year} `;
+  const dayShown = dateOf(now()) === full.slice(0, 10) ? "" : `${Number(day)} ${month} ${yearShown}`;
+  return dayShown + full.slice(11, 19);
+}
+
+/** @param {number} ms */
+const dateOf = (ms) => zoned(ms).toISOString().slice(0, 10);
 
 /** The same with its time zone, for places where the zone of the page is not shown. @param {Moment | null | undefined} value @returns {Child} */
 export const zonedMoment = (value) => (value == null ? null : ARE_RELATIVE ? moment(value) : [moment(value), ` ${ZONE}`]);
@@ -94,4 +101,16 @@ function update(shown) {
   shown.classList.toggle("bad", text === "Overdue");
 }
 
-setInterval(() => document.querySelectorAll(".countdown").forEach(update), 1000);
+let today = dateOf(now());
+
+// When a new day begins, the times of the day before are shown with their day.
+function showDay() {
+  if (today === dateOf(now())) return;
+  today = dateOf(now());
+  for (const shown of document.querySelectorAll("time[datetime]:not(.countdown)")) shown.textContent = timeText(at(shown.getAttribute("datetime") ?? ""));
+}
+
+setInterval(() => {
+  document.querySelectorAll(".countdown").forEach(update);
+  showDay();
+}, 1000);

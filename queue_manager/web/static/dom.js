@@ -121,9 +121,14 @@ export const copier = (what, text) => navigator.clipboard && button(`Copy ${what
   toast(`Copied the ${what}`);
 }, "quiet");
 
+/** Show a text, unless it is shown already: a screen reader announces each change. @param {HTMLElement} place @param {string} text */
+export function setText(place, text) {
+  if (place.textContent !== text) place.textContent = text;
+}
+
 /** Say whether the page is live. @param {string} text @param {string} kind */
 export function showState(text, kind) {
-  byId("state").textContent = text;
+  setText(byId("state"), text);
   byId("state").className = `state ${kind}`;
 }
 
@@ -137,9 +142,7 @@ export function countInTitle(count) {
 }
 
 // Show an error of the whole page; an empty text hides it.
-export function complain(text = "") {
-  if (byId("problem").textContent !== text) byId("problem").textContent = text;
-}
+export const complain = (text = "") => setText(byId("problem"), text);
 
 // On a narrow screen the navigation scrolls: show where we are.
 for (const here of document.querySelectorAll("nav [aria-current]")) {

@@ -1,9 +1,9 @@
 // A list in the page: filter, order and position in the URL, pages by cursor, and rows that stay in place when they are
 // read again. The template `list.html` has its parts.
 
-import { AWAY, Problem, query } from "./api.js";
+import { AWAY, Problem, attempt, query } from "./api.js";
 import { number } from "./clock.js";
-import { byId, complain, element, keepingFocus } from "./dom.js";
+import { byId, complain, element, keepingFocus, setText } from "./dom.js";
 import { Pace, nextFrame } from "./pace.js";
 import { Views } from "./views.js";
 
@@ -30,7 +30,7 @@ export class List {
     this.total = undefined;
     /** @type {Reading | undefined} */
     this.reading = undefined;
-    this.isAhead = this.isStale = this.isStopped = false;
+    this.isAhead = this.isStale = this.isStopped = this.isCut = false;
     /** @type {string | undefined} */
     this.complete = undefined; // the query whose list was read to its end
     /** @type {Progress | undefined} */
@@ -47,7 +47,7 @@ export class List {
     for (const head of document.querySelectorAll("th[data-sort]")) {
       head.querySelector("button").addEventListener("click", () => this.sort(head.dataset.sort ?? ""));
     }
-    byId("next").addEventListener("click", () => this.turn([...this.trail, this.values.cursor ?? ""], this.cursor));
+    byId("next").addEventListener("click", () => attempt(() => this.older()));
     byId("previous").addEventListener("click", () => this.turn(this.trail.slice(0, -1), this.trail.at(-1)));
     byId("export").addEventListener("click", () => this.export());
     byId("stop").addEventListener("click", () => this.stop());
@@ -118,6 +118,13 @@ export class List {
     this.selection.clear();
     this.ask({ ...this.values, cursor }, "pushState", trail);
     byId("rows").closest(".sheet").scrollIntoView({ block: "nearest" });
+  }
+
+  // Rows that arrived since the list was read have pushed others off the page: the next page begins with those.
+  async older() {
+    const { search } = location;
+    const { cursor } = this.isCut ? await this.on.load(this.values, {}) : this;
+    if (search === location.search) this.turn([...this.trail, this.values.cursor ?? ""], cursor);
   }
 
   /** @param {string} by */
@@ -230,6 +237,7 @@ export class List {
     this.progress = progress;
     for (const control of this.form.elements) control.ariaInvalid = null;
     this.cursor = cursor;
+    this.isCut = false;
     this.total = total;
     this.isPartial = isPartial;
     this.arrange(rows);
@@ -351,11 +359,12 @@ export class List {
     const isPart = isFiltered && (cursor || this.isPartial);
     const total = isPart ? undefined : this.total ?? (this.cursor || cursor ? undefined : this.rows.size);
     const found = total === undefined ? "shown" : `of ${number(total)}`;
-    byId("where").textContent = isEmpty ? "" : `${number(this.rows.size)} ${found}`;
+    byId("where").ariaLive = this.complete === location.search ? "off" : "polite"; // live changes are not announced
+    setText(byId("where"), isEmpty ? "" : `${number(this.rows.size)} ${found}`);
     // The link of a page does not say what comes before it.
     byId("previous").textContent = cursor && !this.trail.length ? "Newest" : "Newer";
     this.enable(byId("previous"), Boolean(cursor));
-    this.enable(byId("next"), Boolean(this.cursor) && !isSearching);
+    this.enable(byId("next"), (Boolean(this.cursor) || this.isCut) && !isSearching);
     if (!isSearching) this.restoreFocus();
     byId("previous").closest(".pages").hidden = isEmpty && !cursor && !this.cursor;
     this.selection.show();
@@ -424,7 +433,7 @@ class Selection {
     const bar = byId("picked");
     if (!this.ids.size && bar.contains(document.activeElement)) byId("main").focus(); // what has it goes away
     bar.hidden = this.ids.size === 0;
-    byId("picked-count").textContent = `${number(this.ids.size)} selected`;
+    setText(byId("picked-count"), `${number(this.ids.size)} selected`);
   }
 }
 

@@ -76,6 +76,7 @@ class MessageList extends List {
     this.isAhead = true;
     const rows = new Map(messages.toReversed().map((message) => [message.id, message]));
     for (const [id, { row }] of this.rows) if (!rows.has(id)) rows.set(id, row);
+    this.isCut ||= rows.size > PAGE;
     this.arrange([...rows.values()].slice(0, PAGE));
     this.showWhere();
   }
