@@ -94,16 +94,16 @@ interface Field {
   check?(value: string): string;
 }
 
-/** `act` gets the values of the fields and returns the text to show. */
+/** `act` gets the values of the fields and a signal of the closing of the dialog, and returns the text to show. */
 interface Question {
   title: string;
   text?: string;
   fields?: Field[];
   verb: string;
   kind?: string;
-  /** The name that has to be typed, if any, and what it is the name of. */
-  typed?: { name: string; of: string } | false;
-  act(values: Record<string, string>): Promise<Child | void>;
+  /** The name that has to be typed, if any. */
+  typed?: { name: string } | false;
+  act(values: Record<string, string>, signal: AbortSignal): Promise<Child | void>;
 }
 
 /** Of a request: `parse` reads the text of the answer. */

@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.any_jobs import INVOICE, PARCEL
 from tests.browser import sample_data
 from tests.browser.visit import Visit
+from tests.eventually import eventually
 from tests.web.queue_client import Queue
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("clean")]
@@ -80,5 +82,33 @@ def test_an_id_and_a_payload_are_copied(visit: Visit, queue: Queue) -> None:
     visit.open_row(id)
     for button, text in (("Copy id", id), ("Copy payload", '{\n  "a": 1\n}')):
         visit.press(button)
-        expect(page.get_by_text(f"Copied the {button.removeprefix('Copy ')}")).to_be_attached()
+        expect(page.get_by_text(f"Copied the {button.removeprefix('Copy ')}")).to_be_visible()
         assert page.evaluate("navigator.clipboard.readText()") == text
+
+
+def test_a_canceled_export_reads_no_further_and_writes_no_file(visit: Visit, queue: Queue) -> None:
+    queue.post("/queue/batch", [{"type": "mail"}] * (PAGE + 1))
+    held: list[Route] = []
+    page = visit.open("/messages")
+    expect(page.locator("#rows > tr")).to_have_count(PAGE)
+    page.on("download", lambda download: pytest.fail(f"a file was written: {download.suggested_filename}"))
+    page.route("**/api/queue/main/messages?*cursor=*", lambda route: held.append(route))
+    visit.press("Export …")
+    visit.press("Export", visit.dialog)
+    eventually(lambda: page.evaluate("true") and bool(held))
+    with page.expect_event("requestfailed", lambda request: request.url == held[0].request.url):
+        visit.press("Cancel", visit.dialog)
+    expect(visit.dialog).to_have_count(0)
+    expect(page.locator("#toasts")).to_be_empty()
+
+
+def test_an_export_shows_its_progress_in_the_dialog(visit: Visit, queue: Queue) -> None:
+    queue.add()
+    page = visit.open("/messages")
+    expect(page.locator("#rows > tr")).to_have_count(1)
+    rows = {"messages": [queue.page("main")["messages"][0]] * 2_000, "pagination": {"cursor": "next"}}
+    page.route("**/api/queue/main/messages?*cursor=*", lambda route: None)  # it has no second page
+    page.route(re.compile(r"/api/queue/main/messages\?(?!.*cursor)"), lambda route: route.fulfill(json=rows))
+    visit.press("Export …")
+    visit.press("Export", visit.dialog)
+    expect(visit.dialog.get_by_text("2,000 read")).to_be_visible()

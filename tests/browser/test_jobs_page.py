@@ -281,6 +281,18 @@ def test_a_job_is_rescheduled(visit: Visit, queue: Queue) -> None:
     assert (job(queue, id)["due"], job(queue, id)["priority"]) == ("2035-01-31T09:30:00.000Z", -7)
 
 
+def test_rescheduling_keeps_a_priority_that_was_changed_meanwhile(visit: Visit, queue: Queue) -> None:
+    id = sample_data.make_job(queue, INVOICE, 1)
+    visit.open("/jobs")
+    open_job(visit, id)
+    visit.press("Reschedule …", visit.dialog)
+    queue.post(f"/jobs/{id}/reschedule", {"priority": 7})
+    visit.dialog.get_by_label("At, in UTC").fill("2035-01-31T09:30:00")
+    visit.press("Reschedule", visit.dialog)
+    expect(visit.row(id)).to_contain_text("2035")
+    assert job(queue, id)["priority"] == 7
+
+
 @pytest.mark.parametrize("state", [JobState.PENDING, JobState.FAILURE, JobState.SUCCESS, JobState.CANCELED])
 def test_a_job_is_removed_after_a_confirmation(visit: Visit, queue: Queue, state: JobState) -> None:
     id, other = (sample_data.make_job(queue, INVOICE, number, state=state) for number in range(2))
@@ -386,7 +398,7 @@ def test_more_than_a_thousand_jobs_are_deleted_only_with_their_name(visit: Visit
     expect(visit.dialog.get_by_role("heading")).to_have_text("Delete 1,001 jobs of all names?")
     visit.dialog.get_by_label("Type all names to confirm").fill(INVOICE)
     visit.press("Delete", visit.dialog)
-    expect(visit.dialog).to_contain_text("Type the name of the queue: all names")
+    expect(visit.dialog).to_contain_text("Must be exactly: all names")
     visit.dialog.get_by_label("Type all names to confirm").fill("all names")
     visit.press("Delete", visit.dialog)
     visit.wait_for([])

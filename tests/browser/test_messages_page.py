@@ -7,9 +7,10 @@ import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
-from tests.browser.visit import NARROW, Visit
+from tests.browser.visit import BROKEN_OFF, NARROW, Visit
+from tests.eventually import eventually
 from tests.web.queue_client import Queue
 
 pytestmark = pytest.mark.browser
@@ -276,6 +277,17 @@ def test_a_type_is_paused_with_a_reason_and_resumed(visit: Visit, queue: Queue) 
     assert queue.take()["id"] == mail
 
 
+def test_a_pause_by_another_operator_keeps_the_focus_on_the_button(visit: Visit, queue: Queue) -> None:
+    queue.post("/queue/pause", {"types": ["mail"]})
+    page = visit.open("/messages")
+    resume = page.get_by_role("button", name="Resume mail")
+    resume.focus()
+    for action, count in (("pause", 2), ("resume", 1)):
+        queue.post(f"/queue/{action}", {"types": ["letter"]})
+        expect(page.locator("#pauses > *")).to_have_count(count)
+        expect(resume).to_be_focused()
+
+
 def test_one_message_is_moved_with_a_reason(visit: Visit, queue: Queue) -> None:
     id, other = queue.add(), queue.add()
     visit.open("/messages")
@@ -402,7 +414,7 @@ def test_more_than_a_thousand_messages_are_cleared_only_with_the_name_of_their_q
     visit.press("Clear Waiting: 1,001 messages …")
     expect(visit.dialog.get_by_role("heading")).to_have_text("Delete all 1,001 messages in Waiting?")
     visit.press("Delete all")
-    expect(visit.dialog).to_contain_text("Type the name of the queue: Waiting")
+    expect(visit.dialog).to_contain_text("Must be exactly: Waiting")
     visit.dialog.get_by_label("Type Waiting to confirm").fill("waiting room")
     visit.press("Delete all")
     expect(visit.dialog.locator("[aria-invalid]")).to_have_count(1)
@@ -489,3 +501,49 @@ def test_script_in_data_is_shown_as_text(visit: Visit, queue: Queue) -> None:
     page.goto(f"{visit.origin}/messages/<img src=x onerror=alert(4)>")
     visit.expect_status(404)
     assert page.locator("main img, main script, main b, dialog img").count() == 0
+
+
+# Dialogs that are closed before the server has answered
+
+
+def test_an_error_after_a_dialog_was_closed_is_shown(visit: Visit, queue: Queue) -> None:
+    id = queue.add()
+    held: list[Route] = []
+    page = visit.open("/messages")
+    page.route("**/api/queue/messages/delete*", lambda route: held.append(route))
+    visit.select(id)
+    visit.press("Delete …")
+    visit.press("Delete", visit.dialog)
+    eventually(lambda: page.evaluate("true") and bool(held))
+    page.keyboard.press("Escape")
+    expect(visit.dialog).to_have_count(0)
+    visit.expect_status(503)
+    held[0].fulfill(status=503, json={"error": "unavailable", "message": "Redis does not answer"})
+    expect(toast(page)).to_have_text("Redis does not answer")
+
+
+def test_an_action_without_a_response_does_not_claim_to_be_repeated(visit: Visit, queue: Queue) -> None:
+    id = queue.add()
+    visit.expect(BROKEN_OFF)
+    page = visit.open("/messages")
+    page.route("**/api/queue/messages/delete*", lambda route: route.abort())
+    visit.select(id)
+    visit.press("Delete …")
+    visit.press("Delete", visit.dialog)
+    unknown = "Queue Manager does not answer; the outcome of the request is unknown"
+    expect(visit.dialog.get_by_role("alert").filter(has_text=unknown)).to_be_visible()
+
+
+def test_an_undo_is_pressed_while_a_dialog_is_open(visit: Visit, queue: Queue) -> None:
+    deleted, other = queue.add(), queue.add()
+    page = visit.open("/messages")
+    visit.select(deleted)
+    visit.press("Delete …")
+    visit.press("Delete", visit.dialog)
+    visit.wait_for([other])
+    visit.open_row(other)
+    page.get_by_role("button", name="Undo").click()
+    expect(visit.row(deleted)).to_be_attached()
+    expect(toast(page)).to_have_text("1 restored")
+    visit.press("Close", visit.dialog)
+    expect(toast(page)).to_have_text("1 restored")

@@ -8,12 +8,14 @@ function open(...content) {
   const from = document.activeElement;
   const dialog = element("dialog", { "aria-labelledby": "dialog-title" }, ...content);
   dialog.addEventListener("close", () => {
+    if (dialog.contains(byId("toasts"))) ([...document.querySelectorAll("dialog[open]")].at(-1) ?? document.body).append(byId("toasts"));
     dialog.remove();
     if (from instanceof HTMLElement && from.isConnected) from.focus();
     if (document.activeElement !== from) byId("main").focus(); // it was removed or is hidden
   });
   document.body.append(dialog);
   dialog.showModal();
+  dialog.append(byId("toasts")); // elsewhere they could not be seen or pressed
   return dialog;
 }
 
@@ -54,6 +56,8 @@ export function askFor({ title, text, fields: asked = [], verb, kind = "", typed
     whole,
     element("menu", {}, button("Cancel", () => dialog.close()), submit)));
   const dialog = open(form);
+  const closing = new AbortController();
+  dialog.addEventListener("close", () => closing.abort());
 
   /** @param {Event} event */
   async function send(event) {
@@ -66,15 +70,17 @@ export function askFor({ title, text, fields: asked = [], verb, kind = "", typed
     const problems = problemsOf(fields, given);
     if (problems.length) return refuse(problems);
     try {
-      const message = await act(given);
+      const message = await act(given, closing.signal);
       dialog.close();
       if (message) toast(message);
     } catch (error) {
+      if (!dialog.open && /** @type {Error} */ (error).name === "AbortError") return;
       if (!(error instanceof Problem)) {
         submit.disabled = false;
         throw error;
       }
-      refuse([error]);
+      if (dialog.open) refuse([error]);
+      else toast(error.message);
     }
   }
 

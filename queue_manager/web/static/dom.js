@@ -42,7 +42,7 @@ export function keepingFocus(before, change) {
   if (index < 0) return;
   const all = controlsIn(after);
   /** @param {HTMLElement | undefined} one */
-  const isSame = (one) => one?.tagName === focused.tagName && (one.tagName !== "BUTTON" || one.textContent === focused.textContent);
+  const isSame = (one) => one?.tagName === focused.tagName && (one.tagName !== "BUTTON" || (one.textContent === focused.textContent && one.ariaLabel === focused.ariaLabel));
   const same = isSame(all[index]) ? all[index] : all.find(isSame);
   (same ?? all[0] ?? byId("main")).focus({ preventScroll: true });
 }

@@ -17,8 +17,8 @@ export function askExport({ values, on: { load } }, name) {
   askFor({
     title: "Export", verb: "Export", text: `All rows that match the filter, in the order of the list, up to ${number(MAX_ROWS)}.`,
     fields: [{ name: "format", label: "Format", kind: "select", value: "csv", options: Object.entries(FORMATS).map(([key, { text }]) => [key, text]) }],
-    async act({ format }) {
-      const { rows, isAll } = await read(values, load);
+    async act({ format }, signal) {
+      const { rows, isAll } = await read(values, load, signal);
       const { type, write } = FORMATS[format];
       save(`${name}.${format}`, new Blob([write(rows)], { type }));
       return `Exported ${number(rows.length)}${isAll ? "" : ", the first of more"}`;
@@ -26,8 +26,8 @@ export function askExport({ values, on: { load } }, name) {
   });
 }
 
-/** @param {Values} values @param {(values: Values, options: Options) => Promise<Page<object>>} load */
-async function read({ cursor: _, ...values }, load) {
+/** @param {Values} values @param {(values: Values, options: Options) => Promise<Page<object>>} load @param {AbortSignal} signal */
+async function read({ cursor: _, ...values }, load, signal) {
   /** @type {object[]} */
   const rows = [];
   /** @type {string | null} */
@@ -35,7 +35,7 @@ async function read({ cursor: _, ...values }, load) {
   do {
     const before = rows.length;
     /** @type {Page<object>} */
-    const page = await load(cursor ? { ...values, cursor } : values, {});
+    const page = await load(cursor ? { ...values, cursor } : values, { signal });
     rows.push(...page.rows);
     cursor = page.cursor;
     if (Math.floor(rows.length / TOLD_ROWS) > Math.floor(before / TOLD_ROWS)) toast(`${number(rows.length)} read`);

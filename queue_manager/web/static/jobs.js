@@ -273,7 +273,8 @@ function reschedule(id, name, priority) {
   askFor({
     title: `Reschedule ${name}`, verb: "Reschedule", text: "Without a time, the due time is kept.", fields: [...WHEN, { ...PRIORITY, value: priority }],
     async act(given) {
-      await post(`/jobs/${encodeURIComponent(id)}/reschedule`, sent(given));
+      const isChanged = given.priority !== String(priority); // otherwise others may have changed it meanwhile
+      await post(`/jobs/${encodeURIComponent(id)}/reschedule`, sent(isChanged ? given : { ...given, priority: "" }));
       return done("Rescheduled");
     },
   });

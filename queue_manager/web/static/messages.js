@@ -3,7 +3,7 @@
 import { Events, Problem, UNDO, ask, attempt, get, parseExactly, post, query, stream, withUndo } from "./api.js";
 import { at, countdown, many, moment, number, zonedMoment } from "./clock.js";
 import { TYPED_FROM, askFor, jsonProblem, numberFrom, show } from "./dialog.js";
-import { byId, button, copier, countInTitle, element, errorText, facts, filled, jsonText, link, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
+import { byId, button, copier, countInTitle, element, errorText, facts, filled, jsonText, link, mayAct, nodes, pill, put, recordLink, toast } from "./dom.js";
 import { List, cell } from "./list.js";
 import { nextFrame } from "./pace.js";
 import { errorInList, reasonText } from "./reasons.js";
@@ -327,8 +327,8 @@ function clear() {
 
 /** @param {{ pauses: Record<string, Pause> }} status */
 function showPauses({ pauses }) {
-  byId("pauses").replaceChildren(...Object.entries(pauses).map(([type, made]) =>
-    element("div", { class: "bar" }, element("b", {}, type), mayAct && filled(button("Resume", () => attempt(() => change("resume", type)), "quiet"), { "aria-label": `Resume ${type}` }), pauseNote(made))));
+  put(byId("pauses"), pauses, () => Object.entries(pauses).map(([type, made]) => element("div", { class: "bar" },
+    element("b", {}, type), mayAct && filled(button("Resume", () => attempt(() => change("resume", type)), "quiet"), { "aria-label": `Resume ${type}` }), pauseNote(made))));
 }
 
 /** @param {string} action @param {string} type @param {string} [reason] */
