@@ -20,7 +20,7 @@ from queue_manager.telemetry import counters, latency
 from services import history
 from services.message_queue.scripts import Scripts
 from services.support_snooze import system as SNOOZE
-from tests.browser.visit import Visit
+from tests.browser.visit import Visit, Visiting
 from tests.real_servers import Servers
 from tests.web.queue_client import Queue
 
@@ -69,6 +69,16 @@ def test_the_values_of_a_chart_are_read_with_the_keyboard_and_as_a_table(visit: 
     expect(throughput.locator(".readout")).to_have_text("3 done, 0 failed, 0 retried.")
     throughput.get_by_text("Values as a table").click()
     expect(throughput.get_by_role("cell", name="3", exact=True)).to_have_count(1)
+
+
+def test_the_values_of_a_chart_are_read_by_touch(visiting: Visiting, queue: Queue) -> None:
+    visit = visiting(queue.web, has_touch=True)
+    done("support-snooze", 100)
+    page = visit.open("/rooms#24h")
+    chart(page, "Throughput")
+    throughput = page.locator("figure").filter(has=page.get_by_role("img", name="Throughput"))
+    throughput.get_by_role("img").tap()
+    expect(throughput.locator(".readout")).to_contain_text("done —, retried —, failed —")
 
 
 def test_a_range_is_chosen_and_kept_in_the_address(visit: Visit) -> None:

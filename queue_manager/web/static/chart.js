@@ -115,11 +115,12 @@ export function chart(chart) {
     event.preventDefault();
     point(to);
   });
-  drawn.addEventListener("pointermove", ({ clientX }) => {
+  for (const name of /** @type {const} */ (["pointermove", "pointerdown"])) drawn.addEventListener(name, ({ clientX }) => {
     const { left, width } = drawn.getBoundingClientRect();
     point(Math.min(Math.max(Math.floor(((clientX - left) / width) * count), 0), count - 1));
   });
-  for (const name of ["blur", "pointerleave"]) drawn.addEventListener(name, () => point(count));
+  drawn.addEventListener("blur", () => point(count));
+  drawn.addEventListener("pointerleave", ({ pointerType }) => pointerType === "mouse" && point(count)); // a finger leaves when it is lifted
   const parts = X_PARTS.find((one) => count % one === 0) ?? 1;
   const labels = Array.from({ length: parts + 1 }, (_, index) => element("span", {}, timeOf(begin((index * count) / parts), Math.max(seconds, count * seconds > 2 * 86400 ? 86400 : 0))));
   return element("figure", { class: "plot" },
