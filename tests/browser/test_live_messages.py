@@ -446,6 +446,23 @@ def test_an_unresponsive_server_is_noticed(visit: Visit, queue: Queue) -> None:
     expect(visit.row(id)).to_be_visible()
 
 
+def test_a_connection_without_pings_is_replaced(visiting: Visiting, queue: Queue) -> None:
+    """It was lost without an error, while the server answers over others. Only the clock of the page runs faster."""
+    visit = visiting(queue.web, script=FRAMES_BY_HAND)
+    visit.page.clock.install()
+    page = visit.open("/messages")
+    expect(page.locator("#state")).to_have_text("Live")
+    page.evaluate("globalThis.first = source")
+    page.clock.fast_forward(15_000)
+    page.evaluate('source.dispatchEvent(new MessageEvent("ping", { data: "" }))')
+    page.clock.fast_forward(15_000)
+    assert page.evaluate("source === first && source.readyState") == OPEN
+    page.clock.fast_forward(15_000)
+    eventually(lambda: page.evaluate("source !== first && source.readyState") == OPEN)
+    assert page.evaluate("first.readyState") == CLOSED
+    expect(page.locator("#state")).to_have_text("Live")
+
+
 def test_failed_counts_are_repeated_once_however_often_the_page_reloads(visit: Visit) -> None:
     """Each refused connection reloads the page, and each reload counts the messages."""
     visit.expect_status(503)

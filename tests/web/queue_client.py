@@ -154,7 +154,7 @@ class Stream:
         """Give the name and the data of each event that a browser would hear, and keep the id as it would."""
         for block in self.blocks():
             self.last = block.get("id", self.last)
-            if "data" in block:
+            if block.get("data"):  # a ping has none
                 yield block["event"], json.loads(block["data"])
 
     def until(self, is_last: Callable[[Any], bool]) -> list[Any]:

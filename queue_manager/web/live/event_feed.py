@@ -228,7 +228,7 @@ class Feed(Generic[PositionT]):
         """
         with self.subscribe():  # so that the reader runs
             start = await self.source.start(last, self.reader_position)
-        return EventStream(self._blocks(start, access_check(request), shown))
+        return EventStream(self._blocks(start, access_check(request), shown), ping=_ping)
 
     async def _blocks(
         self,
@@ -332,6 +332,11 @@ class Feed(Generic[PositionT]):
         self._end_listeners()
 
 
+def _ping() -> ServerSentEvent:
+    """Return an event, because the scripts of a browser do not see comments."""
+    return ServerSentEvent("", event="ping")
+
+
 def _chunks(events: Sequence[Event[PositionT]]) -> Iterator[bytes]:
     """Join the blocks of events, so that few writes send many events."""
     chunk = b""
@@ -345,13 +350,20 @@ def _chunks(events: Sequence[Event[PositionT]]) -> Iterator[bytes]:
 
 
 class EventStream(EventSourceResponse):
-    """Events for one client, with pings. It ends with the client, with the events, or soon after the process."""
+    """Events for one client, with pings: comments, unless `ping` returns an event.
+
+    It ends with the client, with the events, or soon after the process.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, content: AsyncIterator[bytes]) -> None:
+    def __init__(self, content: AsyncIterator[bytes], *, ping: Callable[[], ServerSentEvent] | None = None) -> None:
         super().__init__(
-            content, ping=STREAM_PING_INTERVAL, send_timeout=SEND_TIMEOUT, shutdown_grace_period=STREAM_END_TIMEOUT
+            content,
+            ping=STREAM_PING_INTERVAL,
+            ping_message_factory=ping,
+            send_timeout=SEND_TIMEOUT,
+            shutdown_grace_period=STREAM_END_TIMEOUT,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

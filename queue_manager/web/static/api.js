@@ -4,8 +4,7 @@ import { sync } from "./clock.js";
 import { PREFIX, button, showConnecting, showState, toast } from "./dom.js";
 
 const RETRY_DELAY = 1000; // ms
-const MAX_SILENCE = 20000; // ms without an event after which the server is asked whether it answers
-const ANSWER_TIMEOUT = 5000; // ms
+const MAX_SILENCE = 20000; // ms without an event; the server sends a ping every 15 s
 const HIDDEN_CONNECTED = 10000; // ms, and then
 const HIDDEN_CLOSED = 50000; // ms
 
@@ -72,7 +71,7 @@ export async function* stream(path, { signal, parse = JSON.parse } = {}) {
   const reader = /** @type {ReadableStream<BufferSource>} */ (body).pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {
-    const { value, done } = await answered(() => reader.read(), signal);
+    const { value, done } = await answered(() => reader.read(), "GET", signal);
     if (done) return;
     const blocks = (text + value).split("\r\n\r\n");
     text = blocks.pop() ?? "";
@@ -168,17 +167,12 @@ export class Events {
     this.rest();
   }
 
-  // Scripts do not see the pings of a connection, so a lost connection looks like an idle one.
+  // A connection may be lost without an error: then no ping arrives either.
   watch() {
     clearTimeout(this.silence);
-    this.silence = setTimeout(async () => {
-      const doesAnswer = await fetch(`${PREFIX}/healthz`, { signal: AbortSignal.timeout(ANSWER_TIMEOUT) }).then(() => true, () => false);
-      if (this.isClosed) return;
-      if (doesAnswer && this.source?.readyState === EventSource.OPEN) this.watch();
-      else if (!doesAnswer) {
-        showState("Not answering …", "off");
-        this.open();
-      }
+    this.silence = setTimeout(() => {
+      showState("Not answering …", "off");
+      this.open();
     }, MAX_SILENCE);
   }
 
@@ -190,6 +184,7 @@ export class Events {
     this.source.onopen = () => this.opened();
     this.source.onerror = () => this.failed();
     this.source.addEventListener(this.name, (event) => this.received(event));
+    this.source.addEventListener("ping", () => this.watch());
     this.source.addEventListener("reset", (event) => {
       this.last = event.lastEventId;
       toast("Some updates were missed. The list was reloaded");
