@@ -46,7 +46,7 @@ const problemsOf = (fields, given) => fields
 /** A form; what is wrong is shown next to its field. @param {Question} question */
 export function askFor({ title, text, fields: asked = [], verb, kind = "", typed, act }) {
   const fields = [...asked];
-  if (typed) fields.push({ name: "typed", label: `Type ${typed.name} to confirm`, isNeeded: true, check: (value) => (value.trim() === typed.name ? "" : `Type the name of the ${typed.of}: ${typed.name}`) });
+  if (typed) fields.push({ name: "typed", label: `Type ${typed.name} to confirm`, isNeeded: true, check: (value) => (value.trim() === typed.name ? "" : `Must be exactly: ${typed.name}`) });
   const whole = element("p", { class: "field-problem", role: "alert" });
   const submit = element("button", { class: `primary ${kind}` }, verb);
   const form = /** @type {Form} */ (element("form", { method: "dialog", novalidate: true, onsubmit: send },

@@ -1,6 +1,6 @@
 // The export of a list with its filter, to a file that the browser writes. Loaded when it is requested.
 
-import { number } from "./clock.js";
+import { many, number } from "./clock.js";
 import { askFor } from "./dialog.js";
 import { element, toast } from "./dom.js";
 
@@ -15,13 +15,13 @@ const FORMATS = {
 /** @param {{ values: Values, on: { load: (values: Values, options: Options) => Promise<Page<any>> } }} list @param {string} name */
 export function askExport({ values, on: { load } }, name) {
   askFor({
-    title: "Export", verb: "Export", text: `All rows that match the filter, in the order of the list, up to ${number(MAX_ROWS)}.`,
+    title: "Export", verb: "Export", text: `Exports the rows that match the filter, in the order of the list: at most ${number(MAX_ROWS)}.`,
     fields: [{ name: "format", label: "Format", kind: "select", value: "csv", options: Object.entries(FORMATS).map(([key, { text }]) => [key, text]) }],
     async act({ format }, signal) {
       const { rows, isAll } = await read(values, load, signal);
       const { type, write } = FORMATS[format];
       save(`${name}.${format}`, new Blob([write(rows)], { type }));
-      return `Exported ${number(rows.length)}${isAll ? "" : ", the first of more"}`;
+      return isAll ? `Exported ${many(rows.length, "row")}` : `Exported the first ${many(rows.length, "row")}; there are more`;
     },
   });
 }

@@ -1,7 +1,7 @@
 // Failures of all kinds, grouped by what failed and why.
 
 import { get, onOverview, post, query } from "./api.js";
-import { moment, number } from "./clock.js";
+import { many, moment, number } from "./clock.js";
 import { askFor } from "./dialog.js";
 import { byId, button, countInTitle, element, link, mayAct, svg } from "./dom.js";
 import { List, cell, systemTitle } from "./list.js";
@@ -15,7 +15,7 @@ const VERBS = { message: "Replay", item: "Retry", job: "Retry", broker: "Replay"
 async function load(values, options) {
   /** @type {GroupedFailures} */
   const { groups, of, lists } = await get(`/failures${query(values)}`, options);
-  const bounds = lists.filter((list) => !list.is_complete).map(({ title, read, problem }) => `${title}: ${problem ?? `of the newest ${number(read)}`}`);
+  const bounds = lists.filter((list) => !list.is_complete).map(({ title, read, problem }) => `${title}: ${problem ?? `only the newest ${number(read)} are counted`}`);
   byId("bounds").textContent = bounds.join(" · ");
   byId("bounds").hidden = !bounds.length;
   countInTitle(of);
@@ -49,7 +49,7 @@ function spark(hours) {
 function replay({ id, kind, name, reason, count, last_at: until }) {
   const verb = VERBS[kind];
   askFor({
-    title: `${verb} ${number(count)} of ${name || "no type"}?`, verb, text: `${reasonText(reason)}. Later failures with this reason are left alone.`,
+    title: `${verb} ${many(count, "failure")} of ${name || "no type"}?`, verb, text: `${reasonText(reason)}. Later failures with this reason are left alone.`,
     async act() {
       const { replayed, of, is_complete: isAll } = await post(`/failures/${id}/replay`, { until });
       list.refresh();

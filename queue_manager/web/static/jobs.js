@@ -283,7 +283,7 @@ function reschedule(id, name, priority) {
 /** @param {string} id @param {string} name */
 function remove(id, name) {
   askFor({
-    title: `Delete the job ${name}?`, verb: "Delete", kind: "danger", text: `The job ${id} and its history. ${UNDO}`,
+    title: `Delete the job ${name}?`, verb: "Delete", kind: "danger", text: `Deletes the job ${id} and its history. ${UNDO}`,
     async act() {
       const { undo } = await ask("DELETE", `/jobs/${encodeURIComponent(id)}`);
       return done(withUndo("Job deleted", undo));
@@ -353,8 +353,8 @@ function clear() {
 function confirm(states, name, found) {
   askFor({
     title: `Delete ${many(found, "job")} of ${name || ALL_NAMES}?`, verb: "Delete", kind: "danger",
-    text: `All in the state ${states.join(" or ")}, including those that enter it meanwhile. ${found > 1e5 ? "More than 100,000 cannot be restored." : UNDO}`,
-    typed: found > TYPED_FROM && { name: name || ALL_NAMES, of: "queue" },
+    text: `Deletes all jobs in the state ${states.join(" or ")}, including those that enter it meanwhile. ${found > 1e5 ? "More than 100,000 cannot be restored." : UNDO}`,
+    typed: found > TYPED_FROM && { name: name || ALL_NAMES },
     async act() {
       const { deleted, is_complete: isAll, undo } = await post("/jobs/clear", { states, name: name || null });
       return done(withUndo(`${many(deleted, "job")} deleted${isAll ? "" : MORE}`, undo));
@@ -390,7 +390,7 @@ function begin() {
   new Events("/jobs/events", "job-update", { event: receive, reload });
   list.selection.on("retry", retrySelected);
   list.selection.on("cancel", confirmed("cancel", "Cancel", "canceled", "Executing jobs are asked to stop; finished jobs are not changed."));
-  list.selection.on("delete", confirmed("delete", "Delete", "deleted", `With their history. ${UNDO} Executing jobs are skipped.`));
+  list.selection.on("delete", confirmed("delete", "Delete", "deleted", `Their history is deleted, too. ${UNDO} Executing jobs are skipped.`));
   byId("run")?.addEventListener("click", () => withNames(run));
   byId("clear")?.addEventListener("click", () => withNames(clear));
 }

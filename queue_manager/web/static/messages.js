@@ -318,7 +318,7 @@ function clear() {
   const what = size === undefined ? "messages" : many(size, "message");
   askFor({
     title: `Delete all ${what} in ${name}?`, text: `This ignores the filters above, and includes messages that arrive before you confirm. ${(size ?? 0) > 1e5 ? "More than 100,000 cannot be restored." : UNDO}`, verb: "Delete all", kind: "danger",
-    typed: isMany && { name, of: "queue" },
+    typed: isMany && { name },
     act: async () => done(await ask("DELETE", `/queue/${place}/clear`)),
   });
 }
@@ -347,7 +347,7 @@ const pause = () => askFor({
 function done({ message, failed, undo }) {
   list.selection.clear();
   list.refresh();
-  return withUndo(failed ? `${message}: ${failed === 1 ? "one is" : `${number(failed)} are`} not in ${PLACES[place]} any more` : message, undo);
+  return withUndo(failed ? `${message}: ${failed === 1 ? "one is" : `${number(failed)} are`} no longer in ${PLACES[place]}` : message, undo);
 }
 
 // Live updates

@@ -47,8 +47,8 @@ function receive({ systems, leader, servers }) {
 /** @param {Leader | null} leader */
 function lead(leader) {
   byId("leader").replaceChildren(leader ? facts("facts", [
-    ["Leader", leader.holder], ["Since", moment(leader.since)], ["Lease left", countdown(now() + leader.lease_left_seconds * 1000, lease)], ["Leaders so far", number(leader.epoch)],
-  ]) : element("p", {}, pill("no leader", "bad"), " Nothing below starts by itself: is ", element("code", {}, "celery -A tasks beat"), " running?"));
+    ["Leader", leader.holder], ["Since", moment(leader.since)], ["Lease left", countdown(now() + leader.lease_left_seconds * 1000, lease)], ["Epoch", number(leader.epoch)],
+  ]) : element("p", {}, pill("no leader", "bad"), " No scan starts until a beat leads. Start ", element("code", {}, "celery -A tasks beat"), "."));
 }
 
 /** @param {number} left */
@@ -117,7 +117,7 @@ function trigger({ name, title, trigger: path }) {
 /** @param {string} path */
 const start = (path) => attempt(async () => {
   const { task_id: id } = await post(path.replace("/api", ""));
-  toast(`Sent: task ${id}`);
+  toast(`Scan triggered: task ${id}`);
 });
 
 onOverview(receive, read);

@@ -20,4 +20,4 @@ async function read() {
 
 byId("find").value = id;
 if (id) await attempt(read, ({ message }) => complain(message));
-else byId("found").append(element("div", { class: "empty" }, element("h2", {}, "Find any id"), element("p", {}, "Type the id of a room, a site, a message, a job or a task above.")));
+else byId("found").append(element("div", { class: "empty" }, element("h2", {}, "Find any id"), element("p", {}, "Enter the id of an item, a message, a job or a task above.")));

@@ -12,6 +12,7 @@ import { PAUSED, PAUSE_REASON, awayServers, dueText, howToTurnOn, notice, pauseN
 const PAGE = 50;
 const SCANS = 10;
 const MAX_SCANS = 500;
+const MAX_RETRIED = 1000; // by one request
 const { system: name, items, item: itemName, attempts: attemptsName = "" } = byId("tabs").dataset;
 const path = `/systems/${name}`;
 /** @type {Record<ItemState, StateTexts>} */
@@ -74,17 +75,16 @@ function go(event) {
 
 // Acting
 
-/** Send a request and say what it did. @param {string} to @param {string} done */
+/** Send a request and say what it did. @param {string} to @param {(answer: any) => string} done */
 async function send(to, done) {
   await attempt(async () => {
-    await post(to);
-    toast(done);
+    toast(done(await post(to)));
   });
   list.refresh();
 }
 
 /** @param {Item} item */
-const retry = ({ id, state }) => send(`${path}/items/${encodeURIComponent(id)}/retry`, `${state === "due" ? "Dispatched" : "Retry queued for"} ${itemName} ${id}`);
+const retry = ({ id, state }) => send(`${path}/items/${encodeURIComponent(id)}/retry`, () => `${state === "due" ? "Dispatched" : "Retry queued for"} ${itemName} ${id}`);
 
 /** @param {string[]} ids */
 const retrySelected = (ids) => attempt(async () => {
@@ -101,7 +101,7 @@ async function retryAll() {
   const { count, is_complete: isAll } = await get(`${path}/items/count${query(filter)}`);
   if (!count) return toast("Nothing matches");
   return askFor({
-    title: `${verb}: ${count === 1 ? "the one that matches" : `${number(count)}${isAll ? "" : " or more"} ${items}`}?`, verb, text: "Each is dispatched at once, as by a scan.",
+    title: `${verb.replace(" now", "")} ${count === 1 ? `1 ${itemName}` : `${number(count)}${isAll ? "" : " or more"} ${items}`}?`, verb, text: `Each is dispatched at once, as by a scan.${count > MAX_RETRIED ? ` At most ${number(MAX_RETRIED)} are dispatched at a time.` : ""}`,
     async act() {
       const { sent, of } = await post(`${path}/items/retry`, filter);
       list.refresh();
@@ -111,7 +111,7 @@ async function retryAll() {
 }
 
 /** @param {string} trigger */
-const scan = (trigger) => send(trigger.replace("/api", ""), "The scan was sent to a worker");
+const scan = (trigger) => send(trigger.replace("/api", ""), ({ task_id: id }) => `Scan triggered: task ${id}`);
 
 async function turn() {
   if (known?.idle === "paused") return attempt(async () => toast(await change("resume", {}, "Resumed")));

@@ -81,7 +81,7 @@ export class Views {
   /** @param {string} verb @param {string} value @param {Record<string, string>} others @param {string} url */
   save(verb, value, others, url) {
     askFor({
-      title: `${verb} the view`, verb, text: `The filter, order, tab and columns of the list. ${KEPT}`,
+      title: `${verb} the view`, verb, text: `Saves the filter, order, tab and columns of the list. ${KEPT}`,
       fields: [{ name: "name", label: "Name", value, isNeeded: true, hint: "Replaces the view that has this name" }],
       act: async ({ name }) => {
         this.keep({ ...others, [name.trim()]: url });
