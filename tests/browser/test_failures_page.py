@@ -28,7 +28,7 @@ def test_a_group_leads_to_its_members_and_is_replayed(visit: Visit, queue: Queue
     assert visit.path == "/messages/failed?filterType=mail&search=broken"
     page.go_back()
     visit.press("Replay …", row)
-    expect(visit.dialog.get_by_role("heading")).to_have_text("Replay 2 of mail?")
+    expect(visit.dialog.get_by_role("heading")).to_have_text("Replay 2 failures of mail?")
     visit.press("Replay", visit.dialog)
     expect(page.locator("#toasts")).to_contain_text("2 of 2 replayed")
     expect(row).to_have_count(0)

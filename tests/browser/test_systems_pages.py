@@ -217,7 +217,7 @@ def test_the_other_systems_are_retried_alike(visit: Visit, clean: Servers, page:
 def test_a_scan_is_started_once(visit: Visit, clean: Servers) -> None:
     page = visit.open("/rooms")
     visit.press("Trigger now")
-    expect(page.locator("#toasts")).to_contain_text("sent to a worker")
+    expect(page.locator("#toasts")).to_contain_text("Scan triggered: task ")
     begin_scans(sent(clean, "scans"))
     visit.expect_status(409)
     visit.press("Trigger now")
