@@ -555,10 +555,8 @@ class TestBatch:
         assert Verdict.UNREACHED not in ours.execute_batch(items[4:])
 
     def test_results_are_kept_if_a_later_transaction_of_the_batch_fails(
-        self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+        self, clock: AgingClock, elapsed: list[float]
     ) -> None:
-        elapsed = set_clock(monkeypatch)
-
         def end(account: Document) -> Document:
             elapsed[0] += 0.1
             return EXPIRE
