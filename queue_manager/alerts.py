@@ -28,6 +28,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from beat_schedule import systems
 from models import alert
 from models.alert import Key
 from models.database import server_now
@@ -39,7 +40,7 @@ from queue_manager.core.loopback import is_loopback
 from queue_manager.core.settings import Settings, settings
 from queue_manager.core.wording import many
 from queue_manager.health import all_problems, read
-from queue_manager.health_rules import Problem, Rule, Severity
+from queue_manager.health_rules import COMPONENTS, Problem, Rule, Severity
 from queue_manager.server_calls import mongodb
 
 ROUND_INTERVAL = seconds(15)
@@ -354,9 +355,13 @@ class Watch:
 
 
 def _sent() -> dict[Key, str]:
-    """Return what was sent and has not ended, also by a process that is gone."""
+    """Return what was sent and has not ended, also by a process that is gone.
+
+    Without systems and rules that this process does not have: it cannot see whether such a problem has ended.
+    """
+    systems_here = {*COMPONENTS, *(system.name for system in systems())}
     with suppress(Unavailable), mongodb():
-        return alert.sent()
+        return {key: text for key, text in alert.sent().items() if key.system in systems_here and key.rule in {*Rule}}
     return {}
 
 
