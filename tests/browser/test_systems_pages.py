@@ -193,7 +193,7 @@ def test_all_matching_items_are_retried_after_a_count(visit: Visit, clean: Serve
     page = visit.open("/rooms?search=loud")
     eventually(lambda: set(visit.ids) == loud)
     visit.press("Dispatch all that match")
-    expect(visit.dialog.get_by_role("heading")).to_contain_text("3 rooms")
+    expect(visit.dialog.get_by_role("heading")).to_have_text("Dispatch 3 rooms?")
     visit.press("Dispatch now", visit.dialog)
     expect(page.locator("#toasts")).to_contain_text("Dispatched 3 of 3")
     assert {message.args[0] for message in sent(clean, "support-snooze")} == loud
