@@ -127,8 +127,6 @@ def test_the_end_of_a_problem_is_sent_by_a_process_that_did_not_see_its_start(fi
 
 
 @pytest.mark.parametrize("key", [Key("support-snooze", "rule-of-a-later-release"), Key("system-elsewhere", "lag")])
-    "key", [Key("support-snooze", "rule-of-another-release"), Key("system-of-another-process", "lag")]
-)
 def test_a_problem_that_this_process_cannot_see_does_not_end(key: Key, first: Process) -> None:
     alert.may_send(key, "The oldest due item has waited 40 s", repeat=minutes(240), now=server_now())
     for at in (0, 15, 30):
