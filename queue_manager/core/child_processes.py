@@ -45,7 +45,7 @@ class ChildProcesses:
     """Runs one child for each name. This process must have no threads, and start no other children."""
 
     def __init__(self, names: Sequence[str], *, fatal_code: int | None = None) -> None:
-        """`fatal_code`: one that a restart cannot cure: all end if a child ends with it in its first minute."""
+        """`fatal_code`: of a child that cannot start: all end if one ends with it soon after its first start."""
         self._children = [_Child(name) for name in names]
         self._fatal_code = fatal_code
         self._exit_code: int | None = None
@@ -55,10 +55,10 @@ class ChildProcesses:
         """Start the children. Returns in each of them, with its name; in this process when all have ended, with None.
 
         Raises:
-            SystemExit: a child ended with `fatal_code`, and all others have ended since.
+            SystemExit: a child ended with `fatal_code` at its first start, and all others have ended since.
         """
         # Signals are accepted one at a time: a handler could interrupt any code.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is inherited as ignored, no end of a child is noticed
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # macOS discards a blocked signal that has no handler
         before = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
         lifeline, held = os.pipe()  # only this process holds the second end, which is closed when it ends
         while not self._is_ending or any(child.pid for child in self._children):
@@ -135,7 +135,7 @@ class ChildProcesses:
         is_healthy = time.monotonic() - child.started_at > HEALTHY_AFTER
         if self._is_ending:
             return
-        if code == self._fatal_code and not is_healthy:
+        if code == self._fatal_code and child.ends == 0 and not is_healthy:
             self._exit_code = code
             self._end(signal.SIGTERM)
             return
@@ -152,6 +152,7 @@ class ChildProcesses:
 
 def _settle(name: str, lifeline: int) -> None:
     """Make this process a child of its own: Ctrl-C reaches only the parent, and the end of the parent ends it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
     with suppress(OSError):  # another system than Linux
         Path("/proc/self/comm").write_text(f"qm-{name}"[:15])

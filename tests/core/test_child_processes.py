@@ -170,6 +170,25 @@ def test_a_child_that_cannot_start_ends_all(tmp_path: Path) -> None:
         assert count(output, "all have ended") == 0
 
 
+def test_a_replacement_that_cannot_start_ends_no_other_child(tmp_path: Path) -> None:
+    mark = tmp_path / "has-started"
+    body = f"""
+if name == "first":
+    if os.path.exists({str(mark)!r}): sys.exit(3)
+    open({str(mark)!r}, "w").close()
+{WAITS}"""
+    with running(tmp_path, body) as (process, output):
+        eventually(lambda: mark.exists() and count(output, "runs") == 2)
+        first, second = children(process.pid)
+
+        os.kill(first, signal.SIGKILL)
+
+        eventually(lambda: count(output, "will be replaced") == 3)
+        codes = [json.loads(line)["code"] for line in output.read_text().splitlines() if "will be replaced" in line]
+        assert codes == [-signal.SIGKILL, 3, 3]
+        assert second in children(process.pid)
+
+
 def test_a_child_that_keeps_ending_is_replaced_after_growing_delays(tmp_path: Path) -> None:
     with running(tmp_path, f"if name == 'first': sys.exit()\n{WAITS}") as (_, output):
         eventually(lambda: count(output, "will be replaced") == 3)
