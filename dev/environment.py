@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -9,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dotenv import dotenv_values
-
-from dev.ports import LOOPBACK
 
 Environment = dict[str, str]
 
@@ -29,15 +28,17 @@ EVERYTHING_ON = {
 OWN_SERVERS = ("MONGO_DB_URL", "REDIS_URL")
 FOR_SHELLS = (*EVERYTHING_ON, "QM_SYSTEMS", "PYTHONPATH", "APP_ENV", "NODE_ENV")
 """What a shell needs besides the servers, so that a command knows the same systems and jobs as the processes."""
+FILLED_IN = "DEVSTACK"
+"""The variable of a shell that has those of its values, as JSON, that the user did not set."""
 
 
-def given(root: Path, shell_file: Path) -> Environment:
+def given(root: Path) -> Environment:
     """Return what the user set: `.env`, and above it the environment. An empty value counts as not set.
 
-    The URLs of `shell_file` are those of our own servers, so a shell that has read it names no server of the user's.
+    A shell that has read the file of `write_for_shells` has values that we filled in: the user set only the others.
     """
-    ours = dotenv_values(shell_file)
-    own = {name: value for name, value in os.environ.items() if name not in OWN_SERVERS or value != ours.get(name)}
+    filled_in = json.loads(os.environ.get(FILLED_IN, "{}"))
+    own = {name: value for name, value in os.environ.items() if name != FILLED_IN and value != filled_in.get(name)}
     merged = {**dotenv_values(root / ".env"), **own}
     return {name: value for name, value in merged.items() if value}
 
@@ -45,7 +46,10 @@ def given(root: Path, shell_file: Path) -> Environment:
 def write_for_shells(file: Path, given: Mapping[str, str], children: Mapping[str, str]) -> None:
     """Write what a shell reads to run commands with the settings of the processes, except servers of the user's."""
     names = [*(name for name in OWN_SERVERS if name not in given), *FOR_SHELLS]
-    lines = [f"export {name}={shlex.quote(children[name])}" for name in names if name in children]
+    exported = {name: children[name] for name in names if name in children}
+    filled_in = {name: value for name, value in exported.items() if name not in given}
+    exported[FILLED_IN] = json.dumps(filled_in)
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
     file.write_text("\n".join(["# Settings of the running `make up`, for the commands in a shell.", *lines, ""]))
 
 
@@ -67,11 +71,12 @@ def for_children(
     """Return the environment of the processes: everything given, with defaults for a laptop below it."""
     defaults = {
         **_switched_on(given),
-        "FLOWER_ADDRESS": LOOPBACK,
+        "FLOWER_UNAUTHENTICATED_API": "1",  # by the Procfile, it listens on loopback alone
         **({} if "NODE_ENV" in given else {"APP_ENV": "development"}),
     }
-    environment = {**defaults, **given}
-    environment |= {
+    return {
+        **defaults,
+        **given,
         "MONGO_DB_URL": mongo_url,
         "REDIS_URL": redis_url,
         "FLOWER_PORT": str(flower_port),
@@ -80,6 +85,3 @@ def for_children(
         # The commands of the Procfile are those of this installation.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), given.get("PATH", os.defpath)]),
     }
-    if environment["FLOWER_ADDRESS"] in (LOOPBACK, "localhost"):
-        environment.setdefault("FLOWER_UNAUTHENTICATED_API", "1")  # nobody else can reach it
-    return environment

@@ -76,7 +76,7 @@ def _display(run: RunStatus, *, logs: bool) -> Display:
 
 def _run(root: Path, display: Display, *, demo: bool, lasts: float) -> None:
     listed = procfile.read(root / "Procfile")
-    given = environment.given(root, root / SHELL_FILE)
+    given = environment.given(root)
     lasting = [process for process in listed if process.name != procfile.RELEASE] + [SUMMARY]
     if demo:
         lasting += demo_processes(given)
@@ -101,7 +101,7 @@ def _run(root: Path, display: Display, *, demo: bool, lasts: float) -> None:
         log = RunLog(files, display)
         supervisor = stack.enter_context(Supervisor(lasting, environment=children, root=root, log=log))
         sites = {title: int(children[setting]) for title, setting, _ in _sites_of(listed)}
-        display.set_addresses(_addresses(children, sites))
+        display.set_addresses(addresses(children, sites))
         for process in release:
             _run_once(supervisor, process, display, files)
         supervisor.start()
@@ -201,11 +201,10 @@ def _private_directory(path: Path) -> Path:
     return path
 
 
-def _addresses(children: environment.Environment, sites: Mapping[str, int]) -> dict[str, str]:
+def addresses(children: environment.Environment, sites: Mapping[str, int]) -> dict[str, str]:
     """Return what can be opened or connected to, without passwords: the dashboard first."""
-    hosts = {"Dashboard": LOOPBACK, "Flower": children["FLOWER_ADDRESS"]}
     return {
-        **{title: f"http://{hosts[title]}:{sites[title]}" for title in hosts if title in sites},
+        **{title: f"http://{LOOPBACK}:{sites[title]}" for title in ("Dashboard", "Flower") if title in sites},
         "MongoDB": redact_url(children["MONGO_DB_URL"]),
         "Redis": redact_url(children["REDIS_URL"]),
     }

@@ -25,9 +25,9 @@ from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from dev import environment
+from dev import environment, procfile
 from dev.processes import started_at
-from dev.up import DEMO, demo_processes, without_demo_jobs
+from dev.up import DEMO, addresses, demo_processes, without_demo_jobs
 from tests.eventually import eventually
 from tests.pace import promptly
 
@@ -262,14 +262,14 @@ def test_a_failed_release_stops_the_start_with_its_output(checkout: Path) -> Non
 
 
 def test_settings_of_the_user_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / ".env").write_text("QM_CONVERSATIONS=false\nFLOWER_ADDRESS=0.0.0.0\nAPP_ENV=from-file\n")
+    (tmp_path / ".env").write_text("QM_CONVERSATIONS=false\nFLOWER_UNAUTHENTICATED_API=0\nAPP_ENV=from-file\n")
     monkeypatch.delenv("QM_CONVERSATIONS", raising=False)
     monkeypatch.setenv("APP_ENV", "staging")
-    given = environment.given(tmp_path, tmp_path / "env")
+    given = environment.given(tmp_path)
     children = environment.for_children(given, mongo_url="m", redis_url="r", flower_port=1, web_port=2)
     assert children["QM_CONVERSATIONS"] == "false"
     assert children["APP_ENV"] == "staging"
-    assert "FLOWER_UNAUTHENTICATED_API" not in children  # others could reach it
+    assert children["FLOWER_UNAUTHENTICATED_API"] == "0"
     assert children["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
 
 
@@ -297,7 +297,18 @@ def test_defaults_suit_a_laptop() -> None:
     assert children["QM_CONVERSATIONS"] == "true"
     assert (children["QM_HOOKS"], children["QM_WEB_PORT"]) == ("true", "6003")
     assert "APP_ENV" not in children  # NODE_ENV says it
-    assert (children["FLOWER_ADDRESS"], children["FLOWER_UNAUTHENTICATED_API"]) == ("127.0.0.1", "1")
+    assert children["FLOWER_UNAUTHENTICATED_API"] == "1"
+
+
+def test_flower_is_shown_at_the_address_of_the_procfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FLOWER_ADDRESS", "0.0.0.0")
+    children = environment.for_children(
+        environment.given(tmp_path), mongo_url="m", redis_url="r", flower_port=5555, web_port=6003
+    )
+    assert addresses(children, {"Flower": 5555})["Flower"] == "http://127.0.0.1:5555"
+    assert children["FLOWER_UNAUTHENTICATED_API"] == "1"
+    [flower] = [process for process in procfile.read(ROOT / "Procfile") if process.name == "flower"]
+    assert "--address=127.0.0.1" in flower.command.split()
 
 
 def test_no_system_is_switched_on_in_a_database_of_the_user() -> None:
@@ -345,11 +356,13 @@ class TestShellFile:
         environment.write_for_shells(file, given, children)
         show = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
         said = subprocess.check_output(["sh", "-c", f'. {file}; exec "$@"', "sh", *show], env={}, text=True)
-        return {name: value for name, value in json.loads(said).items() if name in children}
+        return {name: value for name, value in json.loads(said).items() if name in {*children, "DEVSTACK"}}
 
     def test_a_shell_gets_the_systems_and_jobs_of_the_processes(self, tmp_path: Path) -> None:
         given = {"QM_SYSTEMS": "billing.trial_end", "PYTHONPATH": "/home/ada/it's here", "QM_PROJECTS": "false"}
-        assert self.written(tmp_path / "env", given) == {
+        written = self.written(tmp_path / "env", given)
+        assert json.loads(written.pop("DEVSTACK")).keys() == written.keys() - given.keys()
+        assert written == {
             **environment.EVERYTHING_ON,
             **given,
             "APP_ENV": "development",
@@ -364,11 +377,19 @@ class TestShellFile:
         assert "secret" not in text
         assert "MONGO_DB_URL" not in text
 
-    def test_a_shell_that_has_sourced_the_file_needs_no_server_addresses(
+    def test_the_settings_of_the_file_do_not_count_as_those_of_the_user(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for name, value in self.written(tmp_path / "env", {}).items():
+        for name in (*environment.OWN_SERVERS, *environment.FOR_SHELLS):
+            monkeypatch.delenv(name, raising=False)
+        before = environment.given(tmp_path)
+        for name, value in self.written(tmp_path / "env", {"PYTHONPATH": "src"}).items():
             monkeypatch.setenv(name, value)
-        assert not {"MONGO_DB_URL", "REDIS_URL"} & set(environment.given(tmp_path, tmp_path / "env"))
-        monkeypatch.setenv("REDIS_URL", "redis://cache/0")
-        assert environment.given(tmp_path, tmp_path / "env")["REDIS_URL"] == "redis://cache/0"
+        assert environment.given(tmp_path) == {**before, "PYTHONPATH": "src"}
+        of_the_user = {"MONGO_DB_URL": "mongodb://db/product", "REDIS_URL": "redis://cache/0", "QM_PROJECTS": "false"}
+        for name, value in of_the_user.items():
+            monkeypatch.setenv(name, value)
+        given = environment.given(tmp_path)
+        assert given == {**before, "PYTHONPATH": "src", **of_the_user}
+        children = environment.for_children(given, mongo_url="m", redis_url="r", flower_port=1, web_port=2)
+        assert {name for name in environment.EVERYTHING_ON if name in children} == {"QM_PROJECTS"}
