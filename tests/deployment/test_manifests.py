@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -74,6 +75,28 @@ def test_pods_run_the_commands_of_the_procfile() -> None:
     }
     others = {name: COMMANDS[name] for name in (*WORKERS, "beat")}
     assert commands == {**MIGRATION, **WEB, **others}
+
+
+def test_documented_commands_migrate_first_and_start_what_sends_ticks_last() -> None:
+    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
+    commands = [line.removeprefix("$ ").split() for line in page.splitlines() if line.startswith("$ kubectl")]
+    apply = ["kubectl", "apply", "-k", "deploy/kubernetes/base"]
+    assert commands[1:] == [
+        ["kubectl", "delete", "job", "queue-manager-migrate", "--ignore-not-found"],
+        [*apply, "-l", "app.kubernetes.io/component=migration"],
+        ["kubectl", "wait", "--for=condition=complete", "--timeout=1h", "job/queue-manager-migrate"],
+        [*apply, "-l", "app.kubernetes.io/component=worker"],
+        ["kubectl", "rollout", "status", "deployment", "-l", "app.kubernetes.io/component=worker"],
+        apply,
+    ]
+    components = [
+        (one["metadata"]["labels"]["app.kubernetes.io/component"], one["kind"], one["metadata"]["name"])
+        for one in manifests(BASE)
+        if "app.kubernetes.io/component" in one["metadata"].get("labels", {})
+    ]
+    workers = [("worker", "Deployment", f"queue-manager-{name}") for name in WORKERS]
+    migration = [("migration", "ConfigMap", "queue-manager"), ("migration", "Job", "queue-manager-migrate")]
+    assert sorted(components) == sorted([*migration, *workers])
 
 
 def test_pods_have_no_privileges_and_a_read_only_root() -> None:
@@ -183,23 +206,27 @@ def test_compose_runs_two_of_each_process_with_the_commands_of_the_procfile() ->
     assert len([one for one in services.values() if "--replSet" in one.get("command", ())]) == 3
 
 
-def test_sentinels_of_compose_replace_the_primary_and_take_it_back(tmp_path: Path) -> None:
+def test_sentinels_of_compose_keep_the_primary_that_they_chose(tmp_path: Path) -> None:
     services = yaml.safe_load(COMPOSE.read_text())["services"]
     ports = {name: free_port() for name in ("redis1", "redis2", "sentinel1", "sentinel2", "sentinel3")}
 
+    def here(text: str) -> str:
+        return re.sub(r"redis[12]", "localhost", text.replace("redis1 6379", f"localhost {ports['redis1']}"))
+
     def start(name: str) -> subprocess.Popen[bytes]:
-        """Run the command of a service, with ports of this machine instead of host names."""
+        """Run the command of a service, with a directory instead of its volume, and ports instead of host names."""
         directory = tmp_path / name
         directory.mkdir(exist_ok=True)
-        command = "\0".join(services[name]["command"]).replace("valkey-server", str(VALKEY.find()))
-        command = command.replace("/tmp/sentinel.conf", f"{directory}/sentinel.conf").replace(
-            "port 26379", f"port {ports[name]}"
-        )
-        command = re.sub(r"redis1([\0 ])6379", rf"localhost\g<1>{ports['redis1']}", command)
-        arguments = re.sub(r"redis[12]", "localhost", command).split("\0")
+        environment = {key: here(value) for key, value in services[name].get("environment", {}).items()}
+        shell, option, script = services[name]["command"]
+        script = here(script.replace("$$", "$")).replace("/data/", f"{directory}/")
+        script = script.replace("port 26379", f"port {ports[name]}")
+        script = script.replace("docker-entrypoint.sh valkey-server", str(VALKEY.find()))
         if name.startswith("redis"):
-            arguments += ["--port", str(ports[name]), "--dir", str(directory)]
-        process = subprocess.Popen(arguments, cwd=directory, stdout=subprocess.DEVNULL)
+            script = f"{script.strip()} --port {ports[name]}"
+        process = subprocess.Popen(
+            [shell, option, script], cwd=directory, env={**os.environ, **environment}, stdout=subprocess.DEVNULL
+        )
         running.callback(process.wait)
         running.callback(process.kill)
         eventually(lambda: is_answering(ports[name]))
@@ -222,5 +249,15 @@ def test_sentinels_of_compose_replace_the_primary_and_take_it_back(tmp_path: Pat
         eventually(lambda: clients["redis2"].info("replication")["role"] == "master")
         clients["redis2"].set("key", "value")
         processes["redis1"].wait()
-        start("redis1")
+        processes["redis1"] = start("redis1")
         eventually(lambda: clients["redis1"].get("key") == b"value", within=90)
+        for process in processes.values():
+            process.kill()
+            process.wait()
+        for name in processes:  # they have kept what they knew
+            start(name)
+        for sentinel in sentinels:
+            eventually(lambda to=sentinel: known(to) == ("localhost", ports["redis2"], 1, 2), within=60)
+        eventually(lambda: clients["redis1"].info("replication")["role"] == "slave", within=60)
+        assert clients["redis2"].info("replication")["role"] == "master"
+        assert clients["redis2"].get("key") == b"value"
