@@ -1,9 +1,11 @@
-"""Where the server programs are: named in the environment, else on PATH, else in the installed wheel."""
+"""Where the server programs are: named in the environment, else on PATH if new enough, else in the installed wheel."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -26,6 +28,8 @@ class Program:
     commands: tuple[str, ...]
     """Its names on PATH, the preferred one first."""
     in_wheel: Callable[[], Path | None]
+    oldest: tuple[int, int] = (0, 0)
+    """Major and minor version: an older command on PATH is passed over."""
 
     def find(self, environment: Mapping[str, str] = os.environ) -> Path:
         """Return the program's path.
@@ -35,12 +39,13 @@ class Program:
         """
         if named := environment.get(self.variable):
             return self._checked(named)
-        on_path = (shutil.which(command, path=environment.get("PATH", "")) for command in self.commands)
-        found = next(filter(None, on_path), None) or self.in_wheel()
+        on_path = filter(None, (shutil.which(name, path=environment.get("PATH", "")) for name in self.commands))
+        found = next((path for path in on_path if version(path) >= self.oldest), None) or self.in_wheel()
         if found is None:
+            oldest = ".".join(map(str, self.oldest))
             raise ServerNotFound(
-                f"{self.name} was not found: {' or '.join(self.commands)} is not on PATH, and its wheel "
-                f'is not installed. Run: pip install "queue-manager[embedded]", or set {self.variable}'
+                f"{self.name} was not found: {' or '.join(self.commands)} of version {oldest} or newer is not on PATH, "
+                f'and its wheel is not installed. Run: pip install "queue-manager[embedded]", or set {self.variable}'
             )
         return Path(found)
 
@@ -48,6 +53,13 @@ class Program:
         if shutil.which(named) is None:
             raise ServerNotFound(f"{self.variable}={named!r} is not a program that can be run")
         return Path(named)
+
+
+def version(program: str) -> tuple[int, int]:
+    """Return the major and minor version that a server program prints; (0, 0) if it prints none or does not start."""
+    printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"v=?(\d+)\.(\d+)", printed)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _valkey_in_wheel() -> Path | None:
@@ -76,10 +88,12 @@ VALKEY = Program(
     variable="QM_REDIS_SERVER_BIN",
     commands=("valkey-server", "redis-server"),
     in_wheel=_valkey_in_wheel,
+    oldest=(7, 0),
 )
 MONGOD = Program(
     name="MongoDB",
     variable="QM_MONGOD_BIN",
     commands=("mongod",),
     in_wheel=_mongod_in_wheel,
+    oldest=(6, 0),
 )

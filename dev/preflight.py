@@ -7,10 +7,13 @@ only, and no syntax that an older Python 3 could not read.
 
 import ctypes
 import os
+import re
 import shutil
+import subprocess
 import sys
 
 OLDEST = (3, 11)
+OLDEST_MONGODB = 6
 LIBCURL = "libcurl.so.4"
 
 
@@ -31,6 +34,16 @@ def can_load(library: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def has_mongod() -> bool:
+    """Return True if the mongod on PATH is new enough, so that none is started from the wheel."""
+    path = shutil.which("mongod")
+    if path is None:
+        return False
+    printed = subprocess.Popen([path, "--version"], stdout=subprocess.PIPE).communicate()[0].decode()
+    version = re.search(r"v(\d+)\.", printed)
+    return version is not None and int(version.group(1)) >= OLDEST_MONGODB
 
 
 def problem_with_python(version: tuple) -> str:  # type: ignore[type-arg]
@@ -56,7 +69,7 @@ def problem_with_venv() -> str:
 
 def problem_with_libcurl() -> str:
     """Return why the MongoDB of the extra `embedded` could not start, or an empty text."""
-    is_another_used = os.environ.get("QM_MONGOD_BIN") or os.environ.get("MONGO_DB_URL") or shutil.which("mongod")
+    is_another_used = os.environ.get("QM_MONGOD_BIN") or os.environ.get("MONGO_DB_URL") or has_mongod()
     if not sys.platform.startswith("linux") or is_another_used or can_load(LIBCURL):
         return ""
     return (

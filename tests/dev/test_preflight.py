@@ -68,5 +68,14 @@ def test_libcurl_is_not_needed_with_a_mongodb_of_the_user(tmp_path: Path, variab
     assert run_with(tmp_path, WITHOUT_LIBCURL, **{variable: "mine"}).returncode == 0
 
 
+@on_linux
+@pytest.mark.parametrize(("version", "code"), [("v5.0.22", 1), ("v6.0.19", 0)])
+def test_libcurl_is_needed_although_an_old_mongod_is_installed(tmp_path: Path, version: str, code: int) -> None:
+    mongod = tmp_path / "mongod"
+    mongod.write_text(f"#!/bin/sh\necho 'db version {version}'\n")
+    mongod.chmod(0o755)
+    assert run_with(tmp_path, WITHOUT_LIBCURL, PATH=f"{tmp_path}:{Path(sys.executable).parent}").returncode == code
+
+
 def test_an_old_python_can_parse_the_preflight_check() -> None:
     ast.parse(SCRIPT.read_text(), feature_version=(3, 4))

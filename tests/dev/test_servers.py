@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from dev.embedded_server import EmbeddedServer, ServerFailed
 from dev.ports import LOOPBACK, free_port
 from dev.processes import started_at
 from dev.servers import Mongo, Valkey
+from queue_manager.core.server_check import MIN_REDIS_VERSION
+from queue_manager.doctor.mongodb import MIN_MONGODB_VERSION
 
 
 def mongo_client(server: Mongo) -> MongoClient[dict[str, Any]]:
@@ -161,6 +164,29 @@ def test_a_program_is_searched_in_the_environment_then_path_then_the_wheel(tmp_p
     assert program.find({"PATH": str(tmp_path / "nothing")}) == in_wheel
 
 
+@pytest.mark.parametrize(
+    ("program", "old", "new"),
+    [
+        (VALKEY, "Redis server v=6.0.16 sha=00000000:0 bits=64", "Redis server v=7.0.15 sha=00000000:0 bits=64"),
+        (MONGOD, "db version v5.0.22", "db version v6.0.19"),
+    ],
+)
+def test_a_program_on_path_that_is_too_old_is_passed_over(program: Program, old: str, new: str, tmp_path: Path) -> None:
+    command = program.commands[-1]
+    old_one = runnable(tmp_path / "old" / command, old)
+    new_one = runnable(tmp_path / "new" / command, new)
+    in_wheel = replace(program, in_wheel=lambda: tmp_path / "wheel")
+    assert in_wheel.find({"PATH": str(new_one.parent)}) == new_one
+    assert in_wheel.find({"PATH": str(old_one.parent)}) == tmp_path / "wheel"
+    assert in_wheel.find({"PATH": "", program.variable: str(old_one)}) == old_one
+    with pytest.raises(ServerNotFound, match="or newer"):
+        replace(program, in_wheel=lambda: None).find({"PATH": str(old_one.parent)})
+
+
+def test_programs_on_path_must_be_as_new_as_servers() -> None:
+    assert (VALKEY.oldest, MONGOD.oldest) == (MIN_REDIS_VERSION, MIN_MONGODB_VERSION)
+
+
 @pytest.mark.parametrize("program", [VALKEY, MONGOD])
 def test_error_of_a_missing_program_names_what_to_install_and_the_variable(program: Program) -> None:
     missing = Program(name=program.name, variable=program.variable, commands=program.commands, in_wheel=lambda: None)
@@ -175,6 +201,8 @@ def test_a_variable_without_an_existing_program_is_an_error() -> None:
         MONGOD.find({"QM_MONGOD_BIN": "/no/such/mongod"})
 
 
-def runnable(path: Path) -> Path:
-    path.touch(mode=0o755)
+def runnable(path: Path, printed: str = "db version v7.0.5") -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{printed}'\n")
+    path.chmod(0o755)
     return path
