@@ -99,7 +99,8 @@ def main() -> None:
 def _measured(group: str, bench: Bench, directory: Path) -> Iterator[Result]:
     with GROUPS[group](bench, directory) as (server, benchmarks):
         for benchmark in benchmarks:
-            yield replace(benchmark(bench), server=server)
+            result = benchmark(bench)
+            yield replace(result, server=result.server or server)
 
 
 def _write(result: Result) -> None:
@@ -170,7 +171,7 @@ def _idle(bench: Bench, directory: Path) -> Iterator[Group]:
 
 @contextmanager
 def _dashboard(bench: Bench, directory: Path) -> Iterator[Group]:
-    """Measure on both servers. Without a browser the benchmark that needs one is left out, and the page says so."""
+    """Measure on both servers. Without a browser, the benchmarks that need one are left out."""
     path = browser.find()
     if path is None:
         bench.progress.console.print(f"Without {browser.MISSING}", highlight=False)
@@ -178,11 +179,14 @@ def _dashboard(bench: Bench, directory: Path) -> Iterator[Group]:
         with Valkey(directory / "valkey-dashboard", config=VALKEY_CONFIG) as valkey:
             set_environment(MONGO_DB_URL=mongo.url, REDIS_URL=valkey.url, **EVERYTHING_ON)
             try:
-                name = f"without {browser.MISSING}" if path is None else browser.version(path)
-                in_browser = [] if path is None else [partial(live.run, path=path), partial(busy.run, path=path)]
-                yield name, [requests.run, answers.run, *in_browser]
+                in_browser = [] if path is None else [partial(_in_browser, run, path) for run in (live.run, busy.run)]
+                yield queues.server_name(), [requests.run, answers.run, *in_browser]
             finally:
                 database.close()
+
+
+def _in_browser(run: Callable[..., Result], path: str, bench: Bench) -> Result:
+    return replace(run(bench, path=path), server=browser.version(path))
 
 
 GROUPS: dict[str, Callable[[Bench, Path], AbstractContextManager[Group]]] = {

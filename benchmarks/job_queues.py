@@ -24,6 +24,7 @@ from models import database, job, job_counts, schema
 from models.job import JobState
 from queue_manager.core.clock import EPOCH, hours, seconds
 from queue_manager.core.settings import settings
+from queue_manager.core.wording import many
 from services.job_queues import Jobs, Registry
 from services.job_queues.runner import Runner
 
@@ -143,7 +144,7 @@ def _compare(bench: Bench, title: str, names: Sequence[str], full: int, others: 
 
     return bench.compare(
         title,
-        f"{total:,} jobs that are due, of {len(names)} names in {min(len(names), THREADS)} threads",
+        f"{total:,} jobs that are due, of {many(len(names), 'name')} in {many(min(len(names), THREADS), 'thread')}",
         [
             Way(name=name, run=_in_threads(names, way), check=check, prepare=fill)
             for name, way in (

@@ -68,9 +68,13 @@ def with_section(page: str, result: Result) -> str:
     """Return the page with a section for this result: in the place of its last one, or at the end."""
     _, *old = page.split(HEADING)
     sections = {section.partition("\n")[0]: section for section in old}
-    sections[result.title.capitalize()] = _section(result)
+    sections[_heading(result)] = _section(result)
     parts = [_introduction(), *(section.rstrip() + "\n" for section in sections.values())]
     return HEADING.join(parts)
+
+
+def _heading(result: Result) -> str:
+    return result.title[0].upper() + result.title[1:]
 
 
 def _introduction() -> str:
@@ -88,7 +92,7 @@ def _introduction() -> str:
 
 
 def _section(result: Result) -> str:
-    lines = [result.title.capitalize(), "", f"{result.data}.", *result.notes]
+    lines = [_heading(result), "", f"{result.data}.", *result.notes]
     rounds = f"{result.rounds} round{'s' if result.rounds > 1 else ''}"
     lines += [f"{rounds} on {date.today():%Y-%m-%d} with {result.server}; {_load(result)}.", ""]
     for table in _tables(result):

@@ -63,14 +63,14 @@ def run(bench: Bench, *, path: str) -> Result:
             figures=[
                 Figure(heading="% of a core", of=lambda run: run.result["share"] * 100),
                 Figure(heading="longest task, CPU ms", of=lambda run: run.result["longest_cpu"]),
-                Figure(heading="longest task, ms", of=lambda run: run.result["longest"]),
+                Figure(heading="longest task above 50 ms, ms", of=lambda run: run.result["longest"]),
             ],
             compared="times 100 a second",
             rounds=1 if bench.is_quick else 3,
             warm_up=False,
             notes=[
                 "The processor time of the page's main thread, and of its longest task. The time that a task took also",
-                "depends on what else the machine did.",
+                "depends on what else the machine did. 0: no task took 50 ms.",
             ],
         )
 
