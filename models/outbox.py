@@ -21,9 +21,11 @@ from pymongo.collection import Collection
 from models.database import Document, collection
 from models.document_id import id_key
 from models.malformed import readable, typed
+from queue_manager.core.clock import seconds
 
 OUTBOX_COLLECTION = "qm_owed"
 BY_AGE = "owed_by_age"
+GRACE_OF_0_2 = seconds(10)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,9 @@ def postpone(id: str, *, until: datetime) -> None:
 
 def pending(system: str, *, now: datetime) -> Iterator[tuple[str, datetime]]:
     """Yield id and time of the records that are not postponed, oldest first."""
-    where = {"system": system, "postponed_until": {"$not": {"$gt": now}}}
+    # During the upgrade from 0.2, whose processes write no `postponed_until`, and call `after` themselves in this time.
+    new_of_0_2 = {"postponed_until": None, "at": {"$gt": now - GRACE_OF_0_2}}
+    where = {"system": system, "postponed_until": {"$not": {"$gt": now}}, "$nor": [new_of_0_2]}
     found = _records().find(where, {"at": 1}, hint=BY_AGE, sort=[("at", ASCENDING), ("_id", ASCENDING)])
     yield from readable(found, read_pending, of=OUTBOX_COLLECTION)
 

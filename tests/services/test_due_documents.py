@@ -922,6 +922,17 @@ class TestAfter:
         ours.repeat_after(call.args[0])
         assert [one.document for one in calls] == [{"_id": id}]
 
+    def test_hook_call_of_release_0_2_is_left_to_its_process_for_10_s(
+        self, clock: AgingClock, system: DueDocuments
+    ) -> None:
+        calls = work_on(system, clock).outbox_work()
+        # Release 0.2 writes no `postponed_until`.
+        collection(outbox.OUTBOX_COLLECTION).insert_one({"_id": "b", "system": system.name, "at": T0, "items": []})
+        clock.advance(seconds(9))
+        assert scan(calls) == []
+        clock.advance(seconds(1))
+        assert [call.args[0] for call in scan(calls)] == ["b"]
+
     def test_hook_call_that_used_its_attempts_is_repeated_after_a_cool_down(
         self, clock: AgingClock, system: DueDocuments
     ) -> None:
