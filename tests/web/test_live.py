@@ -190,6 +190,10 @@ class WebSocket:
         self.until(lambda event: isinstance(event, TextMessage) and event.data.startswith(text))
 
 
+def is_closed(event: Any) -> bool:
+    return isinstance(event, CloseConnection) and event.code == 1008
+
+
 def new_session(process: Web) -> str:
     """Begin to poll; return the query that names the session."""
     return f"&sid={json.loads(process.get(POLLING).text[1:])['sid']}"
@@ -215,12 +219,21 @@ def upgraded(process: Web) -> WebSocket:
 def test_a_websocket_without_credentials_is_closed(secured: Web) -> None:
     with Listener(secured.port, {"token": token("a")}) as connected:
         client, nobody = upgraded(secured), WebSocket(secured)
-        nobody.until(lambda event: isinstance(event, CloseConnection) and event.code == 1008)
+        nobody.until(is_closed)
         assert connected.call("join", "a") == {"joined": ["a"]}
         client.send(TextMessage('421["join","a"]'))
         client.until_text('431[{"joined":["a"]}]')
     for one in (client, nobody):
         one.socket.close()
+
+
+@pytest.mark.slow
+def test_a_websocket_whose_client_stays_after_its_token_expired_is_closed(secured: Web) -> None:
+    client = WebSocket(secured)
+    client.send(TextMessage("40" + json.dumps({"token": token("a", exp=int(time.time()) + 6)})))
+    client.until_text("41")
+    client.until(is_closed)
+    client.socket.close()
 
 
 @pytest.mark.slow

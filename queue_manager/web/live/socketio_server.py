@@ -8,7 +8,7 @@ Events: `join` and `leave` with an account id, acknowledged with `{"joined": [â€
 `{"error", "message"}`.
 Guarantee: a client whose token, key or session ends is disconnected within 2 s. Packets that no client needs
 are ignored. A WebSocket or a session of long polling whose client presents no valid credentials within
-`CREDENTIALS_TIMEOUT` is closed.
+`CREDENTIALS_TIMEOUT` is closed, and a WebSocket also if its client stays that long after its access has ended.
 """
 
 from __future__ import annotations
@@ -203,18 +203,22 @@ class Live:
             if scope["type"] != "websocket":
                 await server(scope, receive, send)
                 return
-            async with in_background(self._close_unless_connected(scope, send)):
+            async with in_background(self._close_without_access(scope, send)):
                 await server(scope, receive, send)
 
         return serve
 
-    async def _close_unless_connected(self, scope: Scope, send: Send) -> None:
-        await asyncio.sleep(CREDENTIALS_TIMEOUT)
+    async def _close_without_access(self, scope: Scope, send: Send) -> None:
+        """Close the WebSocket of a client without access, which the library would keep open."""
         # A client that began with long polling names the session in which it has presented its credentials.
         polling = parse_qs(scope["query_string"].decode("latin-1")).get("sid", [""])[0]
-        if "is_connected" not in scope["state"] and self.server.manager.sid_from_eio_sid(polling, "/") is None:
-            with suppress(OSError):  # the client has just disconnected
-                await send({"type": "websocket.close", "code": 1008, "reason": "no credentials"})
+        while True:
+            await asyncio.sleep(CREDENTIALS_TIMEOUT)
+            sid = scope["state"].get("sid") or self.server.manager.sid_from_eio_sid(polling, "/")
+            if sid not in self._access:
+                with suppress(OSError):  # the client has just disconnected
+                    await send({"type": "websocket.close", "code": 1008, "reason": "no credentials"})
+                return
 
     async def start(self) -> None:
         """Subscribe to Redis, so that the first client misses nothing, and start checking tokens."""
@@ -231,7 +235,7 @@ class Live:
     async def _connect(self, sid: str, environ: dict[str, Any], auth: Any = None) -> None:
         access = await self._access_of(auth, HTTPConnection(environ["asgi.scope"]))
         self._access[sid] = access
-        environ["asgi.scope"]["state"]["is_connected"] = True
+        environ["asgi.scope"]["state"]["sid"] = sid
         for account in access.accounts or ():
             await self.server.enter_room(sid, _room(account))
 
