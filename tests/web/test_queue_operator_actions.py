@@ -52,6 +52,23 @@ def test_a_bad_change_is_refused_with_its_field(body: Any, status: int, field: s
     assert (answer.status, answer.body["field"]) == (status, field)
 
 
+@pytest.mark.parametrize(
+    ("path", "max_bytes"),
+    [
+        ("pause", 256 * 1024),
+        ("resume", 256 * 1024),
+        ("messages/delete", 4 * 1024 * 1024),
+        ("move", 4 * 1024 * 1024),
+        ("replay", 4 * 1024 * 1024),
+        ("import", 16 * 1024 * 1024),
+    ],
+)
+def test_a_body_that_is_longer_than_its_route_needs_is_413(path: str, max_bytes: int, queue: Queue) -> None:
+    assert queue.post(f"/queue/{path}", b" " * max_bytes).status != 413
+    refused = queue.post(f"/queue/{path}", b" " * (max_bytes + 1))
+    assert (refused.status, refused.body["message"]) == (413, f"body: must have at most {max_bytes} bytes")
+
+
 def test_a_message_is_changed_and_deleted_only_in_the_given_state(queue: Queue) -> None:
     id = queue.add()
     for query in ("?queueType=dead", "?queueType=archived"):

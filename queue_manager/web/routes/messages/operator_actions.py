@@ -32,7 +32,8 @@ from queue_manager.web.auth.authorization import CurrentActor
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import JsonBody, time_check
 from queue_manager.web.routes.messages.requests import (
-    MAX_BATCH_BYTES,
+    MAX_SELECTION_BYTES,
+    MAX_TYPES_BYTES,
     LinesBody,
     MessageBody,
     MessageChange,
@@ -85,7 +86,7 @@ def delete(id: str, actor: CurrentActor, source: InQueue = None) -> DeletedMessa
 
 @router.post("/queue/messages/delete")
 def delete_many(
-    body: Annotated[MessagesToDelete, Depends(JsonBody(MessagesToDelete, max_bytes=MAX_BATCH_BYTES))],
+    body: Annotated[MessagesToDelete, Depends(JsonBody(MessagesToDelete, max_bytes=MAX_SELECTION_BYTES))],
     actor: CurrentActor,
     source: InQueue = None,
 ) -> DeletedMessages:
@@ -156,7 +157,7 @@ def import_lines(body: Annotated[bytes, Depends(LinesBody())], actor: CurrentAct
 
 
 @router.post("/queue/move")
-def move(body: Annotated[Move, Depends(JsonBody(Move, max_bytes=MAX_BATCH_BYTES))], actor: CurrentActor) -> Moved:
+def move(body: Annotated[Move, Depends(JsonBody(Move, max_bytes=MAX_SELECTION_BYTES))], actor: CurrentActor) -> Moved:
     """Move up to 1,000 messages."""
     if body.toQueue == body.fromQueue:
         raise InvalidField("toQueue", "must be another queue than fromQueue")
@@ -169,7 +170,7 @@ def move(body: Annotated[Move, Depends(JsonBody(Move, max_bytes=MAX_BATCH_BYTES)
 
 @router.post("/queue/replay")
 def replay(
-    body: Annotated[Replay, Depends(JsonBody(Replay, max_bytes=MAX_BATCH_BYTES))], actor: CurrentActor
+    body: Annotated[Replay, Depends(JsonBody(Replay, max_bytes=MAX_SELECTION_BYTES))], actor: CurrentActor
 ) -> Replayed:
     """Replay the dead letters with some ids, or all that match a filter and are there now, the oldest first.
 
@@ -195,7 +196,7 @@ def replay(
 
 @router.post("/queue/pause")
 def pause(
-    body: Annotated[TypesToPause, Depends(JsonBody(TypesToPause, max_bytes=MAX_BATCH_BYTES))], actor: CurrentActor
+    body: Annotated[TypesToPause, Depends(JsonBody(TypesToPause, max_bytes=MAX_TYPES_BYTES))], actor: CurrentActor
 ) -> MessagePauses:
     """Deliver no messages of these types, which wait. Those that consumers hold are not affected. At most 100 types."""
     switches.pause_types(actor, body.types, body.reason)
@@ -204,7 +205,7 @@ def pause(
 
 @router.post("/queue/resume")
 def resume(
-    body: Annotated[TypesToResume, Depends(JsonBody(TypesToResume, max_bytes=MAX_BATCH_BYTES))], actor: CurrentActor
+    body: Annotated[TypesToResume, Depends(JsonBody(TypesToResume, max_bytes=MAX_TYPES_BYTES))], actor: CurrentActor
 ) -> MessagePauses:
     """Deliver messages of these types again, in the order in which they were added."""
     switches.resume_types(actor, body.types)

@@ -34,7 +34,10 @@ from services.message_queue.fields import (
 
 MAX_OTHER_BYTES = 64 * 1024
 """Bytes of a body besides its payload."""
-MAX_BATCH_BYTES = 16 * 1024 * 1024
+MAX_TYPES_BYTES = 256 * 1024  # of a list of types, escaped
+MAX_BATCH_BYTES = 2 * 1024 * 1024  # of new messages, with at most 512 KiB of payloads
+MAX_SELECTION_BYTES = 4 * 1024 * 1024  # of ids or whole messages
+MAX_IMPORT_BYTES = 16 * 1024 * 1024
 MIN_TIMEOUT = 0.001  # seconds
 MESSAGE_ID_PATTERN = "^[A-Za-z0-9_.:@-]{1,128}$"
 UNCHANGED: Any = None
@@ -73,7 +76,8 @@ class BatchBody(Body):
     """A dependency that returns the bytes of a body with many messages."""
 
     async def __call__(self, request: Request) -> bytes:
-        return await read_body(request, MAX_BATCH_BYTES, field="body")
+        one_message = settings().queue_max_payload_bytes + MAX_OTHER_BYTES
+        return await read_body(request, max(MAX_BATCH_BYTES, one_message), field="body")
 
 
 class LinesBody(Body):
@@ -87,7 +91,7 @@ class LinesBody(Body):
         super().__init__(str)
 
     async def __call__(self, request: Request) -> bytes:
-        body = await read_body(request, MAX_BATCH_BYTES, field="body")
+        body = await read_body(request, MAX_IMPORT_BYTES, field="body")
         content_type = Message()  # the parser of the newer class fails for some malformed headers
         content_type["content-type"] = request.headers.get("content-type", "")
         boundary = content_type.get_boundary()
