@@ -467,6 +467,13 @@ def test_repeated_actions_share_a_line_with_their_number(servers: Servers, tmp_p
         assert number_of_actions() == 42  # also those of the last second
 
 
+def test_the_path_of_an_action_is_logged_up_to_a_length(servers: Servers, tmp_path: Path) -> None:
+    with forked_web(tmp_path, **environment(servers.valkey.url, QM_API_KEYS=KEYS)) as process:
+        assert process.post(f"/api/queue/message/{'x' * 5_000}/nack", {}).status == 401
+        (line,) = eventually(lambda: lines(process))
+    assert re.findall(r"path=(\S+)", line) == [f"/api/queue/message/{'x' * 5_000}"[:1024]]
+
+
 def test_without_keys_actions_are_logged_as_loopback(servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
     with forked_web(tmp_path, **environment(url)) as process:

@@ -33,6 +33,7 @@ EACH = "*"
 """All systems of the key: the route answers for no other."""
 PUBLIC_MOUNTS = {"/static"}  # the login page needs it
 REPETITION_PERIOD = 1.0  # seconds
+MAX_LOGGED_PATH = 1_024  # bytes
 
 log = get_logger("QM/access")
 
@@ -211,7 +212,8 @@ class AccessLogMiddleware:
         if scope["method"] == "GET" and status == HTTPStatus.NOT_FOUND:  # a receive that found no message
             return
         name = getattr(scope["state"].get("principal"), "name", "nobody")
-        path = scope.get("raw_path", b"").decode("ascii", "replace")  # undecoded, to prevent log injection
+        raw_path: bytes = scope.get("raw_path", b"")
+        path = raw_path[:MAX_LOGGED_PATH].decode("ascii", "replace")  # undecoded, to prevent log injection
         action = (name, scope["method"], path, int(status))
         if action in self._repetitions:
             self._repetitions[action] += 1
