@@ -137,6 +137,12 @@ def test_only_scans_of_the_systems_of_the_key_can_be_triggered(process: Web) -> 
     assert process.post("/api/trigger/sites/fix-stale-thumbnails", **AS_CLERK).status == 403
 
 
+def test_an_unknown_trigger_names_only_those_of_the_systems_of_the_key(process: Web) -> None:
+    refused = process.post("/api/trigger/none", **AS_CLERK)
+    _, _, known = refused.body["message"].partition("the triggers are: ")
+    assert (refused.status, known) == (404, "conversations/support-snooze, jobs/dispatch")
+
+
 def test_only_deletions_in_systems_of_the_key_can_be_undone(
     queue: Queue, servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -48,7 +48,7 @@ def trigger(path: str, actor: CurrentActor, principal: CurrentPrincipal) -> Trig
     """Send the scan that `path` names. 409: it is running."""
     system = next((system for system in systems() if path in spellings(system.trigger)), None)
     if system is None:
-        known = ", ".join(system.trigger for system in systems())
+        known = ", ".join(system.trigger for system in systems() if principal.has_system(system.name))
         raise ApiError(HTTPStatus.NOT_FOUND, "unknown job", f"There is no trigger {path!r}; the triggers are: {known}")
     require_system(principal, system.name)
     token = str(uuid4())
