@@ -119,8 +119,10 @@ class ItemTask(BatchedTask):
         began = time.monotonic()
         is_measured = self.is_long or self.has_batch_outcome  # by its system, or by the batch
         result = self._attempt(item)
-        if not is_measured:
-            self.request.durations = self.durations(self.work(), [(item, self.request, result)], began=began)
+        # Set in any case, because the request contains the headers of the message, which may have one of this name.
+        self.request.durations = (
+            {} if is_measured else self.durations(self.work(), [(item, self.request, result)], began=began)
+        )
         return result
 
     def _attempt(self, item: DueItem) -> Any:
@@ -146,7 +148,8 @@ class ItemTask(BatchedTask):
 
     @property
     def _repeats(self) -> int:
-        return int(self.request.get(REPEATS_HEADER) or 0)
+        repeats = self.request.get(REPEATS_HEADER)
+        return repeats if isinstance(repeats, int) else 0
 
     def _is_uncounted(self) -> bool:
         """Return True if an attempt that met an outage is not counted, and is repeated."""
@@ -158,7 +161,7 @@ class ItemTask(BatchedTask):
         return tracing.processing(self.queue_name, headers, attributes=about, not_errors=(Ignore, Reject))
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        self.count_successes(1, **(self.request.get("durations") or {}))
+        self.count_successes(1, **self.request.durations)
 
     def count_successes(self, count: int, **durations: int) -> None:
         if self.is_counted:

@@ -134,3 +134,12 @@ def test_job_durations_are_recorded_in_total_and_by_name(clean: Servers, monkeyp
     assert [one.total for one in latency.histograms(mail).values()] == [2, 2, 2]
     assert (mail["done"], report["failed"]) == (2, 1)
     assert durations(clean, JOBS_QUEUE)["run"].total == 0  # the runs through the queue are not items
+
+
+def test_a_header_named_durations_is_ignored(clean: Servers, caplog: pytest.LogCaptureFixture) -> None:
+    Lab(server_now).run("mail")
+    dispatch_due_jobs()
+    message = take(clean.valkey.url, JOBS_QUEUE)
+    message.headers["durations"] = ["unexpected"]
+    run(message)
+    assert "on_success handler raised" not in caplog.text

@@ -22,7 +22,7 @@ from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from tasks import app, item
-from tasks.item import MAX_FREE_REPEATS
+from tasks.item import MAX_FREE_REPEATS, REPEATS_HEADER
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 from tests.pace import paced
 from tests.room_lease import lease
@@ -117,6 +117,15 @@ def test_mongodb_outage_does_not_count_as_an_attempt(broker: str, monkeypatch: p
         assert "unsnooze_failures" not in get_room(room)
 
     assert run(take(broker, QUEUE))["success"] is True
+
+
+def test_malformed_number_of_repeats_counts_as_none(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = make_room(server_now() - minutes(1))
+    unsnooze_room.apply_async([str(room)], headers={REPEATS_HEADER: "x"})
+    fail_writes(monkeypatch, ExecutionTimeout("operation exceeded time limit"))
+    assert isinstance(run(take(broker, QUEUE)), Ignore)
+    (again,) = waiting_messages(broker, QUEUE)
+    assert again.headers[REPEATS_HEADER] == 1
 
 
 def test_outages_count_as_attempts_after_many_repeats_if_mongodb_answers(
