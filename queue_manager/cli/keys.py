@@ -15,7 +15,7 @@ from queue_manager.operations.api_keys import configured_keys
 
 
 def keys(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False) -> None:
-    """List the API keys: name, role, systems and expiry, never a secret.
+    """List the API keys, without their secrets.
 
     A key without systems is for all of them. The keys are those of QM_API_KEYS or QM_API_KEYS_FILE. Exit code 2 if the
     file cannot be read or is invalid: a running web process keeps its last valid keys.
@@ -42,5 +42,5 @@ def keys(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list
             )
             for one in found
         ]
-        nothing = "no key: only this machine has access, as operator"
+        nothing = "no API keys: only this machine has access, with the role operator"
         print_table(rows, ("name", "role", "systems", "expires_at"), nothing=nothing)

@@ -118,7 +118,7 @@ def test_keys_are_listed_without_secrets(tmp_path: Path, monkeypatch: pytest.Mon
     key = {"name": "ada", "key": SECRET, "role": "viewer", "expires": "2026-01-31T00:00:00Z"}
     limited = {"name": "bot", "key": SECRET[::-1], "role": "operator", "systems": [ROOMS, "job-queues"]}
     file.write_text(json.dumps([key, limited]))
-    assert invoke("keys").stdout == "no key: only this machine has access, as operator\n"
+    assert invoke("keys").stdout == "no API keys: only this machine has access, with the role operator\n"
     monkeypatch.setenv("QM_API_KEYS_FILE", str(file))
     settings.cache_clear()
     try:
