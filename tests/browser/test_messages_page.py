@@ -453,8 +453,8 @@ def test_a_selection_of_dead_letters_is_replayed(visit: Visit, queue: Queue) -> 
     page = visit.open("/messages/failed")
     visit.select(ids[0], ids[2])
     visit.press("Replay")
+    expect(toast(page)).to_contain_text("2 of 2 messages moved")  # which disappears after some seconds
     visit.wait_for([ids[1]])
-    expect(toast(page)).to_contain_text("2 of 2 messages moved")
     assert sorted(queue.ids("main")) == sorted([ids[0], ids[2]])
 
 
