@@ -64,6 +64,17 @@ def work_on(system: DueDocuments, clock: Callable[[], datetime], **limits: int) 
     return replace(work_of(system), clock=clock, limits=bounds)
 
 
+def slow_items(clock: AgingClock, elapsed: list[float], *, took: float) -> tuple[DocumentWork, list[DueItem]]:
+    """Return six items whose function takes this time, in seconds, and their work."""
+
+    def end(account: Document) -> Document:
+        elapsed[0] += took
+        return EXPIRE
+
+    ours = work_on(declare(end), clock)
+    return ours, [item_of(ours, make_account()) for _ in range(6)]
+
+
 def make_account(due_at: Any = OVER, **fields: Any) -> Any:
     return collection("accounts").insert_one({"status": "trial", "trial_ends_at": due_at, **fields}).inserted_id
 
@@ -527,12 +538,7 @@ class TestBatch:
     def test_a_transaction_calls_functions_for_a_quarter_of_a_second_and_the_next_one_continues(
         self, clock: AgingClock, elapsed: list[float]
     ) -> None:
-        def end(account: Document) -> Document:
-            elapsed[0] += 0.1
-            return EXPIRE
-
-        ours = work_on(declare(end), clock)
-        items = [item_of(ours, make_account()) for _ in range(6)]
+        ours, items = slow_items(clock, elapsed, took=0.1)
         with commands() as seen:
             results = execute_batch(ours, items)
         assert [result and result["success"] for result in results] == [True] * 6
@@ -541,15 +547,8 @@ class TestBatch:
     def test_a_batch_of_slow_functions_ends_after_a_second_and_another_batch_continues(
         self, clock: AgingClock, elapsed: list[float]
     ) -> None:
-        def end(account: Document) -> Document:
-            elapsed[0] += 0.3
-            return EXPIRE
-
-        ours = work_on(declare(end), clock)
-        items = [item_of(ours, make_account()) for _ in range(6)]
-
+        ours, items = slow_items(clock, elapsed, took=0.3)
         results = ours.execute_batch(items)
-
         assert [result is Verdict.UNREACHED for result in results] == [False] * 4 + [True] * 2
         assert collection("accounts").count_documents({"status": "expired"}) == 4
         assert Verdict.UNREACHED not in ours.execute_batch(items[4:])
@@ -557,12 +556,7 @@ class TestBatch:
     def test_results_are_kept_if_a_later_transaction_of_the_batch_fails(
         self, clock: AgingClock, elapsed: list[float]
     ) -> None:
-        def end(account: Document) -> Document:
-            elapsed[0] += 0.1
-            return EXPIRE
-
-        ours = work_on(declare(end), clock)
-        items = [item_of(ours, make_account()) for _ in range(6)]
+        ours, items = slow_items(clock, elapsed, took=0.1)
         with locked(read_id(items[-1].args[0], field="id")):
             assert [result is None for result in ours.execute_batch(items)] == [False] * 3 + [True] * 3
             with pytest.raises(Contended):
