@@ -1,9 +1,10 @@
 """Alerts: collection `qm_alerts`, one document per problem that was sent; and their silences, `qm_alert_silences`.
 
-    qm_alerts          {_id: {system, rule}, sent_at, text}
+    qm_alerts          {_id: {system, rule}, sent_at, text, ended_at?}
     qm_alert_silences  {_id: {system, rule}, until, by, reason}
 
-Until a channel took a problem, its `sent_at` lets another process send it after a minute.
+A process claims what it sends, a problem or its end, for a minute. If it dies before a channel took it, another process
+sends it.
 
 Guarantee: of several processes that want to send the same at the same time, one may.
 """
@@ -67,14 +68,24 @@ def confirm_sent(keys: Iterable[Key], now: datetime) -> None:
     _alerts().update_many({"_id": {"$in": [_id(key) for key in keys]}}, {"$set": {"sent_at": now}})
 
 
-def end(key: Key) -> bool:
-    """Delete the record of a problem. Return True to the one process that deleted it."""
-    return _alerts().delete_one({"_id": _id(key)}).deleted_count > 0
+def may_send_end(key: Key, now: datetime) -> bool:
+    """Claim the end of a problem for `CLAIM_TIME`, to send it and to call `delete`.
+
+    Return False if it has no record, or if another process claimed its end.
+    """
+    is_claimed = {"ended_at": {"$gt": now - CLAIM_TIME, "$lte": now + CLAIM_TIME}}
+    claimed = _alerts().update_one({"_id": _id(key), "$nor": [is_claimed]}, {"$set": {"ended_at": now}})
+    return claimed.matched_count > 0
 
 
-def restore(key: Key, text: str, now: datetime) -> None:
-    """Record again a problem whose end could not be sent, unless it has been sent again meanwhile."""
-    _alerts().update_one({"_id": _id(key)}, {"$setOnInsert": {"sent_at": now, "text": text}}, upsert=True)
+def release_ends(keys: Iterable[Key]) -> None:
+    """Let the next round of any process send these ends."""
+    _alerts().update_many({"_id": {"$in": [_id(key) for key in keys]}}, {"$unset": {"ended_at": ""}})
+
+
+def delete(keys: Iterable[Key]) -> None:
+    """Delete the records of problems that could not be sent, or whose end was sent."""
+    _alerts().delete_many({"_id": {"$in": [_id(key) for key in keys]}})
 
 
 def sent() -> dict[Key, str]:

@@ -4,8 +4,8 @@ Web processes look for problems in rounds. A problem that lasts is sent, again w
 ended.
 
 Guarantee: of all web processes one sends, as long as MongoDB answers. While it does not, each process sends for itself,
-because an outage must not hide itself. A problem or an end that no channel took is sent again in the next round, and a
-problem whose process was killed while it sent it by another process after a minute.
+because an outage must not hide itself. A problem or an end that no channel took is sent again in the next round; if the
+process is killed while it sends it, another process sends it after a minute.
 
 Each channel is waited for at most `CHANNEL_TIMEOUT`, and one that fails does not keep the notification from the other.
 No log line has the URL's path, its query or a password. A password leaves this machine encrypted only.
@@ -18,7 +18,7 @@ import json
 import smtplib
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -295,9 +295,11 @@ class Watch:
             else:
                 self._take_back(started)
         if ended := self._ended():
-            was_taken = self.send(Notification("recovered", [Alert(*key, one.text) for key, one in ended.items()]))
-            if not was_taken:
-                self._restore(ended)
+            to_send = [Alert(*key, one.text) for key, one in ended.items() if key not in self._silenced]
+            if not to_send or self.send(Notification("recovered", to_send)):
+                _delete(ended)
+            else:
+                self._release(ended)
 
     def _read_silences(self) -> None:
         with suppress(Unavailable), mongodb():  # then those of the round before still hold
@@ -330,28 +332,23 @@ class Watch:
             known.sent_at, known.is_sent_elsewhere = at, not may_send
         return may_send
 
-    def _take_back(self, keys: Iterable[Key]) -> None:
+    def _take_back(self, keys: Collection[Key]) -> None:
         for key in keys:
             self._known[key].sent_at = None
-            with suppress(Unavailable), mongodb():
-                alert.end(key)
+        _delete(keys)
 
     def _ended(self) -> dict[Key, _Known]:
         """Forget the problems that have ended; return those whose end this process sends."""
         gone = {key: known for key, known in self._known.items() if known.missed >= MISSED_UNTIL_ENDED}
         for key in gone:
             del self._known[key]
-        return {key: one for key, one in gone.items() if _end(key, one) and key not in self._silenced}
+        return {key: one for key, one in gone.items() if _may_send_end(key, one)}
 
-    def _restore(self, ended: Mapping[Key, _Known]) -> None:
+    def _release(self, ended: Mapping[Key, _Known]) -> None:
         """Remember problems again, so that the next round sends their end, or keeps them if they are back."""
         self._known |= ended
-        for key, known in ended.items():
-            try:
-                with mongodb():
-                    alert.restore(key, known.text, server_now())
-            except Unavailable:
-                known.is_sent_alone = True
+        with suppress(Unavailable), mongodb():
+            alert.release_ends(ended)
 
 
 def _sent() -> dict[Key, str]:
@@ -370,8 +367,12 @@ def _confirm(keys: Iterable[Key]) -> None:
         alert.confirm_sent(keys, server_now())
 
 
-def _end(key: Key, known: _Known) -> bool:
-    """Return whether this process has to send the end of the problem."""
+def _delete(keys: Iterable[Key]) -> None:
     with suppress(Unavailable), mongodb():
-        return alert.end(key) or known.is_sent_alone
+        alert.delete(keys)
+
+
+def _may_send_end(key: Key, known: _Known) -> bool:
+    with suppress(Unavailable), mongodb():
+        return alert.may_send_end(key, server_now()) or known.is_sent_alone
     return known.is_sent_alone

@@ -65,7 +65,7 @@ def without_mongodb(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AutoReconnect("connection closed")
 
-    for name in ("may_send", "confirm_sent", "sent", "silences", "end", "restore"):
+    for name in ("may_send", "confirm_sent", "sent", "silences", "may_send_end", "release_ends", "delete"):
         monkeypatch.setattr(alert, name, fail)
 
 
@@ -287,6 +287,33 @@ def test_alerts_of_a_killed_process_are_sent_by_another_a_minute_later(
     monkeypatch.setattr("queue_manager.alerts.server_now", lambda: now + CLAIM_TIME)
     for process in (second, third):
         assert process.evaluate(181, LAG) == []
+
+
+def test_the_end_of_a_killed_process_is_sent_by_another_a_minute_later(
+    first: Process, second: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for process in (first, second):
+        process.evaluate(0, LAG)
+        process.evaluate(60, LAG)
+        process.evaluate(75)
+    first.is_killed = True
+    with pytest.raises(SystemExit):
+        first.evaluate(90)
+    for at in (91, 106, 121):
+        assert second.evaluate(at) == []
+    now = server_now() + CLAIM_TIME
+    monkeypatch.setattr("queue_manager.alerts.server_now", lambda: now)
+    assert [second.evaluate(at) for at in (151, 166)].count([("recovered", ["support-snooze"])]) == 1
+    assert alert.sent() == {}
+
+
+def test_the_end_of_a_silenced_problem_is_forgotten(first: Process) -> None:
+    first.evaluate(0, LAG)
+    first.evaluate(60, LAG)
+    alert.silence(LAG_KEY, until=server_now() + minutes(60), by="ada", reason="import")
+    first.evaluate(75)
+    assert first.evaluate(90) == []
+    assert alert.sent() == {}
 
 
 def test_an_alert_is_not_repeated_because_a_third_process_does_not_see_the_problem(
