@@ -67,7 +67,7 @@ def test_the_overview_shows_problems(visit: Visit, clean: Servers) -> None:
     sample_data.rooms()
     page = visit.open("/")
     attention = page.get_by_role("region", name="Needs attention")
-    for said in ("No workers", "No beat is the leader", "1 stuck", "1 failed"):
+    for said in ("No worker is online", "No beat is the leader", "1 stuck", "1 failed"):
         expect(attention).to_contain_text(said)
     for rule in (Rule.NO_WORKERS, Rule.NO_LEADER, Rule.STUCK_ITEMS, Rule.FAILED_ITEMS):
         expect(attention).to_contain_text(rule.action.replace("`", ""))
