@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from uuid import uuid4
 
 from celery import current_task
@@ -47,6 +47,7 @@ REPEATS_HEADER = "qm_repeats"  # how many attempts in a row met an outage
 MIN_BATCH_TIMEOUT = 30.0  # seconds: MongoDB may keep a batch waiting for so long
 
 log = get_logger("QM/tasks")
+T = TypeVar("T")
 
 
 class ItemTask(BatchedTask):
@@ -143,8 +144,7 @@ class ItemTask(BatchedTask):
                 raise
             wait = self.retry_policy.wait_before(next_attempt)
             self._record(item, "retried", error)
-            self._postpone(item, wait)
-            raise self._retry(error, wait) from error
+            raise self._retry(item, error, wait) from error
 
     @property
     def _repeats(self) -> int:
@@ -215,43 +215,51 @@ class ItemTask(BatchedTask):
 
     def _send_again(self, item: DueItem, wait: timedelta, *, repeats: int = 0) -> NoReturn:
         """End this task, and send it again as the same attempt, to be executed after `wait`."""
-        self._postpone(item, wait)
         eta = estimated_now() + wait if wait else None
         same = self.signature_from_request(self.request, eta=eta, retries=self.request.retries)
         headers = {**(same.options.get("headers") or {}), REPEATS_HEADER: repeats}
-        try:
-            same.apply_async(headers=headers)
-        except Exception as error:
-            raise self._requeued(error, wait) from error
+        self._publish_next(item, wait, lambda: same.apply_async(headers=headers))
         raise Ignore
 
-    def _retry(self, error: Exception, wait: timedelta) -> Exception:
+    def _retry(self, item: DueItem, error: Exception, wait: timedelta) -> Retry:
         """Publish the next attempt; return the exception that ends this one."""
-        try:
-            # Not `countdown`, which Celery adds to this machine's time.
-            retry: Retry = self.retry(exc=error, eta=estimated_now() + wait, throw=False)
-            text = f"Retry in {wait.total_seconds()}s: {type(error).__name__}: {reason(error)}"
-            retry.message = ErrorText.of(text, error)  # which Celery logs
-            return retry
-        except Reject as rejected:  # Celery rejects a message whose retry it cannot publish
-            return self._requeued(rejected.reason, wait)
+        # Not `countdown`, which Celery adds to this machine's time.
+        eta = estimated_now() + wait
+        retry: Retry = self._publish_next(item, wait, lambda: self.retry(exc=error, eta=eta, throw=False))
+        text = f"Retry in {wait.total_seconds()}s: {type(error).__name__}: {reason(error)}"
+        retry.message = ErrorText.of(text, error)  # which Celery logs
+        return retry
 
-    def _requeued(self, error: Any, wait: timedelta) -> Reject:
-        """Return the exception that requeues this message, because no later message replaces it.
+    def _publish_next(self, item: DueItem, wait: timedelta, publish: Callable[[], T]) -> T:
+        """Publish the message that replaces this one. Within a batch, stop publishing after the first error.
 
-        Waits a little, because the message is redelivered at once: a Redis whose memory is full refuses the next
-        attempt, and would redeliver this one several times a second.
+        Waits a little after an error, because this message is redelivered at once: a Redis whose memory is full refuses
+        the next attempt, and would redeliver this one several times a second.
+
+        Raises:
+            Reject: it could not be published, so this message is requeued.
         """
-        text = reason(error)
-        text.server = text.server or "the broker"  # so that it is not logged for each message, even if memory is full
-        log.warning(
-            "The next attempt could not be published; this message is delivered again",
-            task=self.name,
-            task_id=self.request.id,
-            error=text,
-        )
-        time.sleep(min(wait, MAX_REQUEUE_WAIT).total_seconds())
-        return Reject(text, requeue=True)
+        if self._batch is not None and self._batch.broker_error is not None:
+            raise Reject(self._batch.broker_error, requeue=True)
+        self._postpone(item, wait)
+        try:
+            return publish()
+        except Exception as error:
+            # Celery rejects a message whose retry it cannot publish.
+            text = reason(error.reason if isinstance(error, Reject) else error)
+            text.server = (
+                text.server or "the broker"
+            )  # so that it is not logged for each message, even if memory is full
+            if self._batch is not None:
+                self._batch.broker_error = text
+            log.warning(
+                "The next attempt could not be published; this message is delivered again",
+                task=self.name,
+                task_id=self.request.id,
+                error=text,
+            )
+            time.sleep(min(wait, MAX_REQUEUE_WAIT).total_seconds())
+            raise Reject(text, requeue=True) from error
 
     def _postpone(self, item: DueItem, wait: timedelta) -> None:
         try:

@@ -16,7 +16,7 @@ from celery import Task
 from models import database
 from models.database import estimated_now, is_outage
 from queue_manager.core.clock import seconds, unix_ms
-from queue_manager.core.errors import NotYetDue, PermanentError, reason, typed_reason
+from queue_manager.core.errors import ErrorText, NotYetDue, PermanentError, reason, typed_reason
 from queue_manager.core.functions import contained
 from queue_manager.core.log import get_logger
 from queue_manager.items import DueItem, Verdict
@@ -40,6 +40,8 @@ class Batch:
     attempts: Attempts
     outage: Exception | None = None
     """The error by which MongoDB is unavailable."""
+    broker_error: ErrorText | None = None
+    """Why the broker took no message of one of its tasks. The tasks after it publish nothing, and are requeued."""
 
     @cached_property
     def is_database_away(self) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from bson import ObjectId
-from celery import Celery
+from celery import Celery, Signature
+from celery.app import trace
 from celery.exceptions import Ignore, Reject, Retry
 from pymongo.errors import AutoReconnect, ExecutionTimeout, OperationFailure
 from redis.exceptions import ResponseError
@@ -17,10 +20,12 @@ from redis.exceptions import ResponseError
 from models import database
 from models.database import server_now
 from models.due_documents import DueCollection
+from queue_manager.batching import strategy
 from queue_manager.batching.task import WAIT_IN_PLACE
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
+from queue_manager.items import Verdict
 from tasks import app, item
 from tasks.item import MAX_FREE_REPEATS, REPEATS_HEADER
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
@@ -237,7 +242,7 @@ def test_call_by_name_with_keyword_arguments_is_retried(broker: str) -> None:
 
 @pytest.mark.parametrize(("wait", "slept"), [(0.5, 0.5), (600.0, 5.0)])
 def test_message_whose_retry_cannot_be_published_is_requeued_after_a_delay(
-    monkeypatch: pytest.MonkeyPatch, wait: float, slept: float
+    broker: str, monkeypatch: pytest.MonkeyPatch, wait: float, slept: float
 ) -> None:
     waits: list[float] = []
 
@@ -246,9 +251,34 @@ def test_message_whose_retry_cannot_be_published_is_requeued_after_a_delay(
 
     monkeypatch.setattr(item, "time", SimpleNamespace(sleep=waits.append))
     monkeypatch.setattr(unsnooze_room, "retry", refuse)
-    put_back = unsnooze_room._retry(ValueError("boom"), seconds(wait))
-    assert isinstance(put_back, Reject)
-    assert put_back.requeue
-    assert put_back.reason == "no memory is left"
-    assert put_back.reason.server == "the broker"  # so that it is logged once, and without a traceback
+    with pytest.raises(Reject) as put_back:
+        unsnooze_room._retry(unsnooze_room.item("1", [str(ObjectId())], {}), ValueError("boom"), seconds(wait))
+    assert put_back.value.requeue
+    assert put_back.value.reason == "no memory is left"
+    assert put_back.value.reason.server == "the broker"  # so that it is logged once, and without a traceback
     assert waits == [slept]
+
+
+@pytest.mark.parametrize("error", [AutoReconnect("connection closed"), OperationFailure("the index is corrupt")])
+def test_batch_publishes_and_waits_once_while_the_broker_takes_no_messages(
+    broker: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    rooms = [str(make_room(server_now() - minutes(1))) for _ in range(3)]
+    waits: list[float] = []
+    published: list[str] = []
+
+    def refuse(sent: Signature, *_: Any, **__: Any) -> None:
+        published.append(sent.id)
+        raise ResponseError("no memory is left")
+
+    fail_writes(monkeypatch, error)
+    monkeypatch.setattr(database, "answers", lambda limit: False)
+    monkeypatch.setattr(item, "time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
+    monkeypatch.setattr(Signature, "apply_async", refuse)
+    monkeypatch.setattr(trace, "trace_task_ret", partial(trace.trace_task_ret, app=app))
+    ended = strategy.run(unsnooze_room.name, [(room, {"id": room, "retries": 0}, ((room,), {}, {})) for room in rooms])
+
+    rejected = [outcome[1].exception.exc for outcome in ended if not isinstance(outcome, Verdict)]
+    assert [(type(one), one.requeue, one.reason) for one in rejected] == [(Reject, True, "no memory is left")] * 3
+    assert published == rooms[:1]
+    assert waits == [1.0]
