@@ -33,7 +33,11 @@ class Application(Celery):
 
 app = Application(
     "queue_manager",
-    include=["queue_manager.worker.lifecycle", "queue_manager.worker.old_keys"],
+    include=[
+        "queue_manager.worker.lifecycle",
+        "queue_manager.worker.bounded_shutdown",
+        "queue_manager.worker.old_keys",
+    ],
     events="queue_manager.batching.events:Events",
     set_as_current=False,
 )

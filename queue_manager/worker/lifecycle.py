@@ -1,21 +1,12 @@
-"""Start-up and shutdown of a Celery process: logging, checks of its servers, renewal of leases, worker heartbeats.
-
-A warm shutdown is bounded: tasks have `QM_SHUTDOWN_SECONDS` after SIGTERM, then unfinished ones are requeued. Long
-tasks, such as the run of a job queue, notice the shutdown (`core/shutdown.py`) and end early. An orchestrator sends
-SIGTERM, and SIGKILL later: a message that was requeued before is redelivered at once, one that SIGKILL interrupts only
-after its lease has ended.
-"""
+"""Start-up and end of a Celery process: logging, checks of its servers, renewal of leases, worker heartbeats."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from logging import WARNING, LogRecord, getLevelNamesMapping, getLogger
-from threading import Timer
 from typing import Any
 
 from billiard.util import get_pdeathsig
@@ -25,7 +16,7 @@ from beat_schedule import warnings
 from models import database
 from queue_manager.broker import start_check
 from queue_manager.core import log as logging
-from queue_manager.core import process, server_check, shutdown
+from queue_manager.core import process, server_check
 from queue_manager.core.clock import MAX_CLOCK_SKEW
 from queue_manager.core.errors import ConfigurationError, ScanFailed, reason
 from queue_manager.core.server_check import until_reachable
@@ -39,10 +30,8 @@ from tasks.app import app
 from tasks.systems import require_tasks
 
 log = logging.get_logger("QM/start")
-shutdown_log = logging.get_logger("QM/shutdown")
 _heartbeat = Heartbeat()
 _sampler = Sampler()
-_limit: Timer | None = None
 
 
 @signals.setup_logging.connect
@@ -210,26 +199,3 @@ def _check_redis(check: Callable[[str], object], url: str) -> None:
 def _refuse_missing_jobs() -> None:
     if settings().runs_jobs:
         job_queues.registry.load()
-
-
-@signals.worker_init.connect
-def share_shutdown(**_: Any) -> None:
-    shutdown.share()
-
-
-@signals.worker_shutting_down.connect
-def limit_warm_shutdown(how: str, **_: Any) -> None:
-    """Start the timer that ends a warm shutdown; a second signal changes nothing."""
-    global _limit
-    shutdown.begin()
-    seconds = settings().qm_shutdown_seconds
-    if how == "Warm" and seconds > 0 and _limit is None:
-        _limit = Timer(seconds, _put_back, [seconds])
-        _limit.daemon = True
-        _limit.start()
-
-
-def _put_back(seconds: float) -> None:
-    shutdown_log.warning("Tasks are still running: they are stopped and put back", after_seconds=seconds)
-    app.conf.worker_soft_shutdown_timeout = 0  # their time is over
-    os.kill(os.getpid(), signal.SIGQUIT)

@@ -1,4 +1,4 @@
-"""A worker that gets one SIGTERM: tasks that end in time, and a task that does not."""
+"""A worker that is told to stop: tasks that end in time, and a task that does not."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
+from celery.concurrency.base import BasePool
+from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.concurrency.thread import TaskPool as ThreadPool
+from celery.signals import worker_shutting_down
+from celery.worker import state
 
 from queue_manager.broker import keys
+from queue_manager.core import shutdown
+from queue_manager.worker.bounded_shutdown import BoundedShutdown
 from tasks import app
 from tests.e2e.celery_processes import CeleryProcess, worker
 from tests.eventually import eventually
 from tests.real_servers import Servers
-
-pytestmark = pytest.mark.crash
 
 QUEUE, TASK = "batches", "tests.tasks.batch_app.touch"
 ROOT = Path(__file__).parents[2]
@@ -56,6 +63,7 @@ def send(*names: str) -> None:
         app.send_task(TASK, [name], task_id=name, queue=QUEUE)
 
 
+@pytest.mark.crash
 def test_shutdown_completes_tasks_that_end_in_time_and_requeues_the_others(
     start: Callable[..., CeleryProcess], client: redis.Redis
 ) -> None:
@@ -82,6 +90,7 @@ def test_shutdown_completes_tasks_that_end_in_time_and_requeues_the_others(
     assert calls(client).count("holdshort-1") == 1
 
 
+@pytest.mark.crash
 def test_worker_whose_tasks_end_in_time_does_not_wait_for_the_limit(
     start: Callable[..., CeleryProcess], client: redis.Redis
 ) -> None:
@@ -96,3 +105,69 @@ def test_worker_whose_tasks_end_in_time_does_not_wait_for_the_limit(
     assert one.exit_code() == 0
     assert (client.llen(QUEUE), client.hlen(keys.UNACKED)) == (0, 0)
     assert "put back" not in one.log
+
+
+@pytest.mark.crash
+def test_remote_shutdown_is_bounded(start: Callable[..., CeleryProcess], client: redis.Redis) -> None:
+    one = start(QM_SHUTDOWN_SECONDS="1")
+    send("hold-1")
+    eventually(lambda: calls(client) == ["hold-1"])
+
+    with app.connection_for_write() as connection:
+        app.control.shutdown(connection=connection)
+
+    eventually(lambda: not one.is_alive())
+    assert "Tasks are still running" in one.log
+    assert (client.llen(QUEUE), client.hlen(keys.UNACKED)) == (1, 0)
+
+
+@pytest.fixture
+def new_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shutdown that has not begun, of which no other test hears."""
+    monkeypatch.setattr(shutdown, "_begun", None)
+    monkeypatch.setattr(state, "should_terminate", None)
+
+
+def send_signal(how: str) -> None:
+    worker_shutting_down.send(sender="worker@here", sig="SIGTERM", how=how, exitcode=0)
+
+
+@pytest.mark.usefixtures("new_shutdown")
+@pytest.mark.parametrize("signals", [[], ["Warm"], ["Warm", "Warm"]])
+def test_every_warm_stop_of_a_prefork_worker_starts_one_limit(signals: list[str]) -> None:
+    step, worker = prepared(PreforkPool)
+    for how in signals:
+        send_signal(how)
+        assert shutdown.has_begun()
+    after_signal = step._limit
+    step.close(worker)
+    assert shutdown.has_begun()
+    assert step._limit is not None
+    assert step._limit is (after_signal or step._limit)
+    step._limit.cancel()
+
+
+@pytest.mark.usefixtures("new_shutdown")
+def test_tasks_of_a_pool_of_threads_are_not_stopped() -> None:
+    step, worker = prepared(ThreadPool)
+    send_signal("Warm")
+    step.close(worker)
+    assert shutdown.has_begun()
+    assert step._limit is None
+
+
+@pytest.mark.usefixtures("new_shutdown")
+def test_a_cold_stop_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, worker = prepared(PreforkPool)
+    send_signal("Cold")
+    monkeypatch.setattr(state, "should_terminate", 0)  # Celery's exit code
+    step.close(worker)
+    assert step._limit is None
+
+
+def prepared(pool: type[BasePool]) -> tuple[BoundedShutdown, Any]:
+    """Return the step of a worker that has such a pool, before it starts."""
+    worker = SimpleNamespace(pool=SimpleNamespace(uses_semaphore=pool.uses_semaphore))
+    step = BoundedShutdown(worker)
+    step.create(worker)
+    return step, worker
