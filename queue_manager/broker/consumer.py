@@ -33,7 +33,7 @@ _HEADER_TYPES: dict[str, tuple[type, ...]] = {
 MAX_TIME_LIMIT = 1e9  # seconds; timers may refuse larger numbers
 
 SHUTDOWN_MARGIN = 3.0  # seconds for what a soft shutdown does before and after it waits
-HEARTBEAT_INTERVAL = 5.0  # seconds between two `worker-heartbeat` events, which contain it; Celery's default is 2
+WORKER_EVENT_INTERVAL = 5.0  # seconds between two `worker-heartbeat` events, which contain it; Celery's default is 2
 # Seconds between two attempts to reach the broker: 1, 2, 3, 4, 4, 4, …
 RECONNECT_INTERVALS = {"interval_start": 1, "interval_step": 1, "interval_max": 4}
 
@@ -46,7 +46,7 @@ class Consumer(CeleryConsumer):
     def __init__(self, *args: Any, worker_options: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self._calls: deque[Callable[[], Any]] = deque()
         given = worker_options or {}
-        every = given.get("heartbeat_interval") or HEARTBEAT_INTERVAL
+        every = given.get("heartbeat_interval") or WORKER_EVENT_INTERVAL
         super().__init__(*args, worker_options={**given, "heartbeat_interval": every}, **kwargs)
 
     def ensure_connected(self, conn: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Heartbeats of workers every two seconds until shutdown: name, release, consumed queues, activity, and why they pause.
+"""Heartbeats of workers, every 5 seconds until shutdown: name, release, consumed queues, activity, and why they pause.
 
 Guarantee: a worker that was killed or lost its connection is offline after `OFFLINE_AFTER`, by the clock of Redis.
-Recording a heartbeat never raises and waits at most `HEARTBEAT_TIMEOUT`. A change is recorded by the next heartbeat; if
-nothing changes, every second one records its time. The activity, what the processes of the worker execute, has a
-bounded number of processes and tasks, and texts of a bounded length.
+Recording a heartbeat never raises and waits at most `HEARTBEAT_TIMEOUT`. A heartbeat records its time, and what has
+changed. The activity, what the processes of the worker execute, has a bounded number of processes and tasks, and texts
+of a bounded length.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ WORKERS_KEY = "qm:workers"
 DETAILS_KEY = "qm:workers:details"
 ACTIVITY_KEY = "qm:workers:activity"
 OWN_RELEASE = version("queue-manager")
-OFFLINE_AFTER = seconds(10)
-TIME_INTERVAL = 3.0  # seconds between two heartbeats that record only their time, at least
+OFFLINE_AFTER = seconds(16)  # three heartbeats, so that one or two may be lost, and a second for delays
 FULL_INTERVAL = 60.0  # seconds between two full heartbeats of a worker of which nothing changes
 RETENTION = hours(1)  # of the keys after the last full heartbeat
 HEARTBEAT_TIMEOUT = 0.5  # seconds that a worker waits for Redis
@@ -174,16 +173,12 @@ class _Recorder:
         self._client = make_client(url, socket_timeout=HEARTBEAT_TIMEOUT, socket_connect_timeout=HEARTBEAT_TIMEOUT)
         self._full: dict[str, tuple[float, Details]] = {}
         self._activity: dict[str, Activity | None] = {}
-        self._recorded_at: dict[str, float] = {}
 
-    def record(self, member: str, details: Details, activity: Activity | None, *, is_periodic: bool) -> None:
+    def record(self, member: str, details: Details, activity: Activity | None) -> None:
         scope, now = self._scope(member, details, activity), time.monotonic()
-        if is_periodic and scope == "time" and now < self._recorded_at[member] + TIME_INTERVAL:
-            return
         report = b"" if activity is None else msgspec.json.encode(activity)
         times = [milliseconds(OFFLINE_AFTER), milliseconds(RETENTION)]
         RECORD(self._client, KEYS, [member, *times, msgspec.json.encode(details), report, scope])
-        self._recorded_at[member] = now
         if scope == "all":
             self._full[member] = now, details
         if scope != "time":
@@ -212,23 +207,17 @@ _recorder = PerProcess(_Recorder)
 
 
 def record(
-    name: str,
-    queues: Iterable[str] | None = None,
-    *,
-    paused: str | None = None,
-    activity: Activity | None = None,
-    is_periodic: bool = False,
+    name: str, queues: Iterable[str] | None = None, *, paused: str | None = None, activity: Activity | None = None
 ) -> None:
     """Record a heartbeat of the worker `name` of this process, which consumes `queues`. Best effort.
 
     Args:
         paused: why it takes no items.
-        is_periodic: another one follows in two seconds, so that not each one that changes nothing has to be recorded.
     """
     own_queues = None if queues is None else sorted(queues)
     details = Details(queues=own_queues, release=OWN_RELEASE, paused=paused, database=own_database())
     with suppress(redis.RedisError):
-        _recorder().record(_member(name), details, activity, is_periodic=is_periodic)
+        _recorder().record(_member(name), details, activity)
 
 
 def remove(name: str) -> None:

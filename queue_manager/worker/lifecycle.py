@@ -120,13 +120,12 @@ def record_heartbeat(sender: Any, **_: Any) -> None:
 
     Celery sends this signal without `-E`, too.
     """
-    _record(sender.eventer.hostname, is_periodic=True)
+    _record(sender.eventer.hostname)
 
 
-def _record(name: str, *, is_periodic: bool = False) -> None:
+def _record(name: str) -> None:
     queues = app.amqp.queues.consume_from
-    paused, activity = pings.problem, _sampler.sample()
-    worker_heartbeats.record(name, queues, paused=paused, activity=activity, is_periodic=is_periodic)
+    worker_heartbeats.record(name, queues, paused=pings.problem, activity=_sampler.sample())
 
 
 @signals.worker_shutdown.connect

@@ -108,17 +108,6 @@ def quiet_server(clean: Servers, own_valkey: Valkey) -> Iterator[Valkey]:
         client.take()
 
 
-def test_unchanged_heartbeats_are_not_recorded_repeatedly(own_valkey: Valkey) -> None:
-    with Redis.from_url(own_valkey.url, decode_responses=True) as client:
-        worker_heartbeats.record("one@here", ["jobs"])
-        with counted(client) as counts:
-            worker_heartbeats.record("one@here", ["jobs"], is_periodic=True)
-        assert not counts
-        worker_heartbeats.record("one@here", ["jobs", "scans"], is_periodic=True)
-        assert [worker.queues for worker in worker_heartbeats.online(client)] == [("jobs", "scans")]
-        worker_heartbeats.remove("one@here")
-
-
 def test_a_worker_that_changes_nothing_records_only_its_time(own_valkey: Valkey) -> None:
     with Redis.from_url(own_valkey.url, decode_responses=True) as client:
         worker_heartbeats.record("one@here", ["jobs"])

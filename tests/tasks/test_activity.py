@@ -1,10 +1,15 @@
-"""The activity of a worker in its heartbeat."""
+"""The heartbeat of a worker, and the activity in it."""
 
 from __future__ import annotations
 
 from celery.concurrency.prefork import TaskPool
 
+from queue_manager.broker.consumer import WORKER_EVENT_INTERVAL
+from queue_manager.core.redis_client import connect
+from queue_manager.telemetry import worker_heartbeats
+from queue_manager.telemetry.worker_heartbeats import WORKERS_KEY
 from queue_manager.worker.activity import Sampler
+from tests.real_servers import Servers
 
 
 def test_a_worker_whose_pool_has_ended_reports_no_activity() -> None:
@@ -16,3 +21,14 @@ def test_a_worker_whose_pool_has_ended_reports_no_activity() -> None:
     assert (activity.pool, activity.size, len(activity.processes)) == ("prefork", 1, 1)
     pool.terminate()
     assert sampler.sample() is None
+
+
+def test_a_worker_of_which_one_heartbeat_is_lost_stays_online(clean: Servers) -> None:
+    worker_heartbeats.record("one@here")
+    with connect(clean.valkey.url) as client:
+        (member,) = client.zrange(WORKERS_KEY, 0, -1)
+        client.zincrby(WORKERS_KEY, -2 * WORKER_EVENT_INTERVAL * 1000, member)
+        assert [worker.name for worker in worker_heartbeats.online(client)] == ["one@here"]
+        client.zincrby(WORKERS_KEY, -2 * WORKER_EVENT_INTERVAL * 1000, member)
+        assert worker_heartbeats.online(client) == []
+    worker_heartbeats.remove("one@here")

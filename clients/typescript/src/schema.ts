@@ -265,7 +265,7 @@ export interface paths {
          *
          *     A key that is limited to systems sees only the workers of their queues; work for other systems is not named.
          *
-         *     A worker reports what it does every two seconds if that has changed, and at least once a minute.
+         *     A worker reports what it does every 5 seconds if that has changed, and at least once a minute.
          */
         get: operations["systems_workers"];
         put?: never;

@@ -135,7 +135,7 @@ def workers(principal: CurrentPrincipal) -> Workers:
 
     A key that is limited to systems sees only the workers of their queues; work for other systems is not named.
 
-    A worker reports what it does every two seconds if that has changed, and at least once a minute.
+    A worker reports what it does every 5 seconds if that has changed, and at least once a minute.
     """
     found = read_workers()
     return found if principal.systems is None else found.of_systems(principal.systems)
