@@ -27,7 +27,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from tasks.item import ItemTask
 
-BEAT_INTERVAL = 0.5  # seconds; an item held for two beats is renewed, and `broker.backlog` covers the time before
+RENEWAL_INTERVAL = 0.5  # seconds; an item held for two rounds is renewed, and `broker.backlog` covers the time before
 
 log = get_logger("QM/leases")
 
@@ -54,8 +54,10 @@ class Heartbeat:
 
     def _run(self) -> None:
         is_failing = False
-        while not self._stop.wait(BEAT_INTERVAL):
-            failed = [act for act in (self.supervise, self.beat, self.release_lost, server_now) if not _try(act)]
+        while not self._stop.wait(RENEWAL_INTERVAL):
+            failed = [
+                act for act in (self.supervise, self.renew_leases, self.release_lost, server_now) if not _try(act)
+            ]
             if is_failing and not failed:
                 log.info("The heartbeat works again")
             is_failing = bool(failed)
@@ -100,10 +102,10 @@ class Heartbeat:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
-    def beat(self) -> None:
-        """Renew the leases held since the last heartbeat, and all leases after a third of their duration.
+    def renew_leases(self) -> None:
+        """Renew the leases held since the previous round, and all leases after a third of their duration.
 
-        Most items complete before their second beat: their own start renews them.
+        Most items complete before their second round: their own start renews them.
         """
         received = snapshot(state.reserved_requests)
         held = {request.id: request for request in received if isinstance(request.task, ItemTask)}
