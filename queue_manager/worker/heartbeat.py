@@ -54,10 +54,9 @@ class Heartbeat:
 
     def _run(self) -> None:
         is_failing = False
+        steps = (self.supervise, self.renew_leases, self.release_lost, server_now)
         while not self._stop.wait(RENEWAL_INTERVAL):
-            failed = [
-                act for act in (self.supervise, self.renew_leases, self.release_lost, server_now) if not _try(act)
-            ]
+            failed = [act for act in steps if not _try(act)]
             if is_failing and not failed:
                 log.info("The heartbeat works again")
             is_failing = bool(failed)
