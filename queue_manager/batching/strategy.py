@@ -151,6 +151,9 @@ class _BatchingConsumer:
         # The request waits again. If it stayed active, it would not be dropped when the connection is lost, and a
         # `revoke` would kill the process that executed it before.
         state.active_requests.discard(request)
+        if request.time_start is not None:  # it was counted when it was accepted, and will be again
+            state.total_count[request.name] -= 1
+            state.all_total_count[0] -= 1
         request.time_start = request.worker_pid = None
         consumer.on_task_request(request)
 

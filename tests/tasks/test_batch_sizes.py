@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
 from celery.concurrency.prefork import TaskPool
+from celery.worker import state
 from kombu.asynchronous import Hub
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
@@ -20,7 +22,9 @@ PROCESSES = 4
 class Request:
     """Celery's request of one item."""
 
-    id, time_limits, request_dict, _payload = "1", (None, None), dict[str, Any](), None
+    id, name, time_limits, request_dict, _payload = "1", "items", (None, None), dict[str, Any](), None
+    time_start: float | None = None
+    _terminate_on_ack = None
 
     def __init__(self, ended: list[Any]) -> None:
         self.acknowledge = lambda: ended.append("done")
@@ -63,7 +67,16 @@ class Worker:
                 self._free.release()
             self._turn()
 
-    def apply_async(self, target: Any, args: Any, *, callback: Callable[[Sequence[Any]], None], **_: Any) -> None:
+    def apply_async(
+        self,
+        target: Any,
+        args: Any,
+        *,
+        accept_callback: Callable[[int, float], None],
+        callback: Callable[[Sequence[Any]], None],
+        **_: Any,
+    ) -> None:
+        accept_callback(7, monotonic())
         self._running.append((len(args[1]), callback))
 
     def _execute_alone(self, request: Any) -> None:
@@ -80,6 +93,15 @@ def test_items_that_a_batch_did_not_reach_are_shared_among_the_processes() -> No
     assert len(worker.ended) == 100
     assert worker.rounds[:2] == [[100], [5] * PROCESSES]
     assert len(worker.rounds) <= 8  # one process would need 20
+
+
+def test_items_that_a_batch_did_not_reach_count_once() -> None:
+    state.reset_state()
+    worker = Worker(reached=5)
+    worker.execute(12)
+    assert worker.rounds == [[12], [5, 2]]
+    assert (state.all_total_count, dict(state.total_count)) == ([12], {"items": 12})
+    state.reset_state()
 
 
 def test_items_that_take_longer_than_a_batch_may_use_all_processes() -> None:
