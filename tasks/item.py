@@ -114,7 +114,7 @@ class ItemTask(BatchedTask):
     def batch_timeout(self) -> float | None:
         """Seconds after which the process of a batch is replaced: one lease, so that its items wait no longer."""
         longest = max(settings().qm_lease_seconds, MIN_BATCH_TIMEOUT)
-        return None if self.item_timeout is None else min(self.item_timeout, longest)
+        return None if self.is_long else min(settings().qm_item_timeout_seconds, longest)
 
     def _measured_attempt(self, item: DueItem) -> Any:
         began = time.monotonic()

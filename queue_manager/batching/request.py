@@ -38,8 +38,13 @@ class ItemRequest(Request):
 
     @property
     def time_limits(self) -> Sequence[float | None]:
-        """The hard and the soft limit of the message or, if it has none, the timeout of every item."""
-        return self._time_limits if any(self._time_limits) else (self.task.item_timeout, None)
+        """The hard and the soft limit: those of the message, or those of the task, or the timeout of every item.
+
+        Those of the task are read each time, because `celery control time_limit` changes them; Celery reads them once.
+        """
+        if any(self._time_limits):
+            return self._time_limits
+        return self.task.time_limit or self.task.item_timeout, self.task.soft_time_limit
 
     @time_limits.setter
     def time_limits(self, of_message: Sequence[float | None]) -> None:

@@ -106,7 +106,8 @@ class _BatchingConsumer:
         self._acquire()  # the hub calls what is ready only after the next poll, which may take a second
 
     def on_task_request(self, request: Any) -> None:
-        if any(request.request_dict.get("timelimit") or ()):
+        of_message = request.request_dict.get("timelimit") or ()
+        if any((*of_message, self._task.time_limit, self._task.soft_time_limit)):  # of the task: by remote control
             self._consumer.on_task_request(request)
             return
         self._waiting.append(request)

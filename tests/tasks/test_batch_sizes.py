@@ -7,6 +7,7 @@ from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from celery.concurrency.prefork import TaskPool
 from celery.worker import state
 from kombu.asynchronous import Hub
@@ -51,7 +52,9 @@ class Worker:
             _quick_acquire=self._free.acquire, _quick_release=self._free.release, _process_task=self._execute_alone
         )
         consumer = SimpleNamespace(controller=controller, hub=SimpleNamespace(call_soon=self._soon.append), pool=self)
-        task = SimpleNamespace(name="items", batch_timeout=None, send_events=False)
+        task = SimpleNamespace(
+            name="items", batch_timeout=None, send_events=False, time_limit=None, soft_time_limit=None
+        )
         self._consumer = strategy._BatchingConsumer(task, consumer)
 
     def execute(self, items: int) -> None:
@@ -120,9 +123,21 @@ def test_batches_grow_again_when_items_become_faster() -> None:
     assert len(worker.ended) == 20 + 20 * MAX_BATCH_SIZE
 
 
+@pytest.mark.parametrize(("hard", "soft"), [(5, None), (None, 5)])
+def test_items_are_executed_alone_once_their_task_has_a_time_limit(hard: float | None, soft: float | None) -> None:
+    alone: list[Request] = []
+    task = SimpleNamespace(time_limit=None, soft_time_limit=None)
+    consumer = strategy._BatchingConsumer(task, SimpleNamespace(on_task_request=alone.append))
+    task.time_limit, task.soft_time_limit = hard, soft  # as `celery control time_limit` does
+    request = Request([])
+    consumer.on_task_request(request)
+    assert alone == [request]
+
+
 def test_an_item_received_in_the_last_turn_of_a_worker_is_left_to_other_workers() -> None:
     hub, pool = Hub(), TaskPool()
-    consumer = strategy._BatchingConsumer(None, SimpleNamespace(hub=hub, pool=pool))
+    task = SimpleNamespace(time_limit=None, soft_time_limit=None)
+    consumer = strategy._BatchingConsumer(task, SimpleNamespace(hub=hub, pool=pool))
     acknowledged: list[str] = []
     consumer.on_task_request(Request([]))
     hub.call_soon(acknowledged.append, "an earlier item")

@@ -418,9 +418,8 @@ class Pool:
         )
         hub = SimpleNamespace(call_soon=self.soon.append)
         consumer = SimpleNamespace(controller=controller, hub=hub, pool=self)
-        self.grouping = strategy._BatchingConsumer(
-            SimpleNamespace(name=TASK, batch_timeout=None, send_events=False), consumer
-        )
+        task = SimpleNamespace(name=TASK, batch_timeout=None, send_events=False, time_limit=None, soft_time_limit=None)
+        self.grouping = strategy._BatchingConsumer(task, consumer)
 
     def apply_async(self, target: Any, args: Any, **job: Any) -> None:
         self.started += [id for id, *_ in args[1]]

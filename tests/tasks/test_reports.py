@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic, time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery.utils.imports import symbol_by_name
-from celery.worker import state
+from celery.worker import control, state
 from celery.worker.request import create_request_cls
 
 from queue_manager.batching import reports
@@ -182,3 +183,18 @@ def test_no_events_are_sent_if_events_are_disabled(is_off: bool) -> None:
     reports.succeeded(list(zip(requests, RESULTS, strict=True)), None if is_off else worker.events)
     assert worker.events.sent == []
     assert worker.acknowledged == ["id-0", "id-1", "id-2"]
+
+
+@pytest.mark.parametrize(("hard", "soft"), [(7, 3), (7, None), (None, 3)])
+def test_time_limits_by_remote_control_apply_to_items_and_not_to_batches(
+    monkeypatch: pytest.MonkeyPatch, hard: float | None, soft: float | None
+) -> None:
+    task = app.tasks[NAME]
+    [request] = Worker().receive(1)
+    of_item, of_batch = task.item_timeout, task.batch_timeout
+    assert request.time_limits == (of_item, None)
+    for limit in ("time_limit", "soft_time_limit"):
+        monkeypatch.setattr(task, limit, None)  # restored after the test
+    control.time_limit(SimpleNamespace(app=app), task_name=NAME, hard=hard, soft=soft)
+    assert request.time_limits == (hard or of_item, soft)
+    assert task.batch_timeout == of_batch
