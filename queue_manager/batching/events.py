@@ -110,6 +110,12 @@ class Dispatcher(UnconfirmedDispatcher):
             # The consumer's loop: kombu's `get_event_loop` returns `None` after the first lost connection.
             self.on_send_buffered.__self__.hub.call_later(FLUSH_DELAY, self.flush)
 
+    def extend_buffer(self, other: Any) -> None:
+        """Take over the events that the dispatcher of a lost connection has not sent. The caller flushes them."""
+        super().extend_buffer(other)
+        for group, events in other._group_buffer.items():
+            self._group_buffer[group].extend(events)
+
     def flush(self, *args: Any, **kwargs: Any) -> None:
         self._is_flush_ordered = False
         super().flush(*args, **kwargs)

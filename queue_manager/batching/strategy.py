@@ -158,11 +158,13 @@ class _BatchingConsumer:
         request.time_start = request.worker_pid = None
         consumer.on_task_request(request)
 
-    def _execute(self, batch: Sequence[Any]) -> None:
-        events = self._consumer.event_dispatcher if self._task.send_events else None
+    def _events(self) -> Any:
+        """Return the dispatcher of events: that of the current connection. `None` if the task sends no events."""
+        return self._consumer.event_dispatcher if self._task.send_events else None
 
+    def _execute(self, batch: Sequence[Any]) -> None:
         def accepted(pid: int, at: float) -> None:
-            reports.accepted(batch, pid, at, events)
+            reports.accepted(batch, pid, at, self._events())
 
         def ended(outcomes: Sequence[TaskResult | Verdict]) -> None:
             self._adapt_size(len(batch), reached=sum(outcome is not Verdict.UNREACHED for outcome in outcomes))
@@ -174,7 +176,7 @@ class _BatchingConsumer:
                     notify(request.on_success, outcome)
                 else:
                     done.append((request, outcome))
-            reports.succeeded(done, events)
+            reports.succeeded(done, self._events())
 
         def failed(error: Any) -> None:
             again = len(batch) - sum(map(_was_ended, batch))

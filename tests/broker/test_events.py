@@ -201,6 +201,18 @@ def test_unwanted_events_are_not_buffered() -> None:
     assert producer.sent == []
 
 
+def test_events_that_wait_for_a_flush_survive_a_lost_connection() -> None:
+    one, _ = dispatcher(Dispatcher)
+    one.send("task-started", uuid="first")
+    one.close()
+    after, later = dispatcher(Dispatcher)
+    after.extend_buffer(one)
+    after.flush()
+    after.send("task-started", uuid="second")
+    after.flush()
+    assert [[event["uuid"] for event in events] for _, events in later.sent] == [["first"], ["second"]]
+
+
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_events_that_cannot_be_published_stay_buffered_if_configured(is_kept: bool) -> None:
     one, producer = dispatcher(Dispatcher, buffer_while_offline=is_kept)

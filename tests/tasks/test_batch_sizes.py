@@ -34,6 +34,18 @@ class Request:
         return False
 
 
+class Dispatcher:
+    """Takes the events of tasks, of one connection to the broker."""
+
+    enabled = True
+
+    def __init__(self) -> None:
+        self.types: list[str] = []
+
+    def send_all(self, type: str, fields: Sequence[dict[str, Any]]) -> None:
+        self.types += [type] * len(fields)
+
+
 class Worker:
     """A worker's pool and event loop, of which every process executes `reached` items in time."""
 
@@ -51,17 +63,30 @@ class Worker:
         controller = SimpleNamespace(
             _quick_acquire=self._free.acquire, _quick_release=self._free.release, _process_task=self._execute_alone
         )
-        consumer = SimpleNamespace(controller=controller, hub=SimpleNamespace(call_soon=self._soon.append), pool=self)
-        task = SimpleNamespace(
-            name="items", batch_timeout=None, send_events=False, time_limit=None, soft_time_limit=None
+        self.consumer = SimpleNamespace(
+            controller=controller,
+            hub=SimpleNamespace(call_soon=self._soon.append),
+            pool=self,
+            event_dispatcher=Dispatcher(),
         )
-        self._consumer = strategy._BatchingConsumer(task, consumer)
+        task = SimpleNamespace(
+            name="items", batch_timeout=None, send_events=True, time_limit=None, soft_time_limit=None
+        )
+        self._consumer = strategy._BatchingConsumer(task, self.consumer)
 
-    def execute(self, items: int) -> None:
-        """Execute so many items that are received together."""
+    def begin(self, items: int) -> None:
+        """Start items that are received together."""
         for _ in range(items):
             self._consumer.on_task_request(Request(self.ended))
         self._turn()
+
+    def execute(self, items: int) -> None:
+        """Start items that are received together, and let them end."""
+        self.begin(items)
+        self.end()
+
+    def end(self) -> None:
+        """Let everything end that runs or waits."""
         while self._running:
             self.rounds.append([size for size, _ in self._running])
             for size, end in [self._running.pop(0) for _ in range(len(self._running))]:
@@ -105,6 +130,15 @@ def test_items_that_a_batch_did_not_reach_count_once() -> None:
     assert worker.rounds == [[12], [5, 2]]
     assert (state.all_total_count, dict(state.total_count)) == ([12], {"items": 12})
     state.reset_state()
+
+
+def test_events_of_a_batch_that_ends_after_a_reconnection_are_sent_by_the_new_connection() -> None:
+    worker = Worker(reached=5)
+    before = worker.consumer.event_dispatcher
+    worker.begin(3)
+    worker.consumer.event_dispatcher = after = Dispatcher()
+    worker.end()
+    assert (before.types, after.types) == (["task-started"] * 3, ["task-succeeded"] * 3)
 
 
 def test_items_that_take_longer_than_a_batch_may_use_all_processes() -> None:
