@@ -29,7 +29,6 @@ from services.message_queue.fields import (
     checked_new_type,
     checked_options,
     checked_text,
-    is_id,
     truncate_reason,
 )
 from services.message_queue.messages import FIELD_ALIASES, Message
@@ -257,15 +256,10 @@ class QueueAdmin(MessageBrowser):
                 return
 
     def _clear_kept(self, state: MessageState, where: Filter, keep: KeepMessages) -> Iterator[int]:
-        for ids in self._ids(state, where):
+        batches = self._ids_in_processing(where) if state == "processing" else self.matching_ids(state, where)
+        for ids in batches:
             outcomes = self.delete(ids, source=state, keep=keep)
             yield sum(outcome == "DELETED" for outcome in outcomes.values())
-
-    def _ids(self, state: MessageState, where: Filter) -> Iterator[Sequence[str]]:
-        if state == "processing":
-            yield from ([one.id for one in page if is_id(one.id)] for page in self.export(state, where))
-        else:
-            yield from self.matching_ids(state, where)
 
 
 def checked_types(types: Sequence[str]) -> list[str]:

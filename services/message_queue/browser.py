@@ -20,7 +20,7 @@ from services.message_queue.errors import InvalidMessage
 from services.message_queue.fields import checked_text, is_id
 from services.message_queue.messages import Message, QueueOptions
 from services.message_queue.other_programs import OtherPrograms
-from services.message_queue.scripts import BULK_BATCH_SIZE, Scripts, translate_errors
+from services.message_queue.scripts import BULK_BATCH_SIZE, Scripts, batches, translate_errors
 
 MessageState = Literal["main", "processing", "dead", "acknowledged", "archived"]
 MESSAGE_STATES: tuple[MessageState, ...] = get_args(MessageState)
@@ -283,10 +283,18 @@ class MessageBrowser:
         last = _parse_entry_id(newest[0][1]) if newest else (0, 0)
         for found, cursor, *_ in self._slices(state, "oldest", where, "ids"):
             matching = (_decoded(id) for id, sid in found if _parse_entry_id(sid) <= last)
-            ids = [id for id in matching if is_id(id)]
-            yield from (ids[begin : begin + BULK_BATCH_SIZE] for begin in range(0, len(ids), BULK_BATCH_SIZE))
+            yield from batches([id for id in matching if is_id(id)])
             if cursor and _parse_entry_id(cursor.partition(b"/")[0]) > last:
                 return
+
+    def _ids_in_processing(self, where: Filter) -> Iterator[Sequence[str]]:
+        """Yield the ids of the messages in processing that match, at most `BULK_BATCH_SIZE` at a time.
+
+        All are read before the first is yielded, the earliest deadline first: one that is touched meanwhile moves on.
+        """
+        slices = self._slices("processing", "oldest", where, "ids")
+        ids = dict.fromkeys(_decoded(id) for found, *_ in slices for id, _ in found)
+        yield from batches([id for id in ids if is_id(id)])
 
     def failures(self) -> Iterator[DeadMessage]:
         """Yield why the dead letters failed, newest first; read slice by slice, without the messages."""

@@ -35,6 +35,11 @@ _WORD = re.compile(r"\w+")
 _PART = re.compile(r"\n(?=-- ---- )")
 
 
+def batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the ids, `BULK_BATCH_SIZE` at a time."""
+    return (ids[begin : begin + BULK_BATCH_SIZE] for begin in range(0, len(ids), BULK_BATCH_SIZE))
+
+
 def source(name: str) -> str:
     """Return the full source of a script: its first line, and each of its parts after the shared definitions it needs.
 

@@ -103,11 +103,12 @@ local function parked_source(kind)
   end
 end
 
--- Messages in processing, by deadline. Items with the same deadline are numbered in the cursor.
+-- Messages in processing, by deadline. The cursor has a deadline and how many items with it are left: those that were
+-- passed may be gone by the next slice. So no item is skipped; one may be read twice if others with its deadline leave.
 local function processing_source(is_up, cursor)
   local source = { rank = 0, items = {}, position = 1, bytes = 0, entries = 0 }
-  local deadline, passed = string.match(cursor, '^(%d+)%-(%d+)/0$')
-  passed = math.min(tonumber(passed) or 0, MAX_NUMBER)
+  local deadline, left = string.match(cursor, '^(%d+)%-(%d+)/0$')
+  local passed = deadline and math.max(redis.call('ZCOUNT', DEADLINES, deadline, deadline) - left, 0) or 0
   local first, last = is_up and '-inf' or '+inf', is_up and '+inf' or '-inf'
   local direction = is_up and {} or { 'REV' }
   function source.read(count)
@@ -118,7 +119,7 @@ local function processing_source(is_up, cursor)
       local score = answer[i + 1]
       passed = score == deadline and passed + 1 or 1
       deadline = score
-      items[#items + 1] = { id = answer[i], rank = 0, ended = string.format('%.0f-%d/0', math.max(score, 0), passed) }
+      items[#items + 1] = { id = answer[i], rank = 0, deadline = score, passed = passed }
     end
     read_entries = read_entries + #items
     return items
@@ -242,7 +243,11 @@ local function count_bytes(block)
 end
 
 local function cursor_at(item)
-  return item.ended or item.sid .. '/' .. item.rank
+  if item.deadline then
+    local left = redis.call('ZCOUNT', DEADLINES, item.deadline, item.deadline) - item.passed
+    return string.format('%.0f-%d/0', math.max(item.deadline, 0), left)
+  end
+  return item.sid .. '/' .. item.rank
 end
 
 -- Returns a function that returns the next block, and the cursor after it or '' at the end.

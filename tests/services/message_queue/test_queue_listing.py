@@ -102,6 +102,22 @@ def test_messages_in_processing_are_listed_by_deadline_latest_first(lab: Lab) ->
     assert all(message.lock_token and message.deadline_at for message in found)
 
 
+@pytest.mark.parametrize("is_ascending", [False, True])
+def test_messages_that_leave_processing_between_two_pages_hide_no_others(lab: Lab, is_ascending: bool) -> None:
+    lab.queue.enqueue_batch([NewMessage(type="job", id=f"{number:03}") for number in range(180)])
+    taken = {one.id: one for _ in range(3) for one in lab.queue.receive_many(60)}  # 60 have the same deadline
+
+    listed: list[str] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = lab.contents.list("processing", limit=50, ascending=is_ascending, cursor=cursor or None)
+        listed += [one.id for one in page.messages]
+        assert all(lab.queue.ack_many([(one.id, taken[one.id].lock_token) for one in page.messages]))
+        cursor = page.cursor
+
+    assert sorted(listed) == sorted(taken)
+
+
 # Filters
 
 

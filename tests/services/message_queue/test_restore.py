@@ -89,6 +89,17 @@ def test_cleared_message_of_a_producer_whose_clock_is_ahead_is_restored(lab: Lab
     assert lab.take().id == "a"
 
 
+def test_all_messages_that_are_cleared_in_processing_are_restored(lab: Lab) -> None:
+    lab.queue.enqueue_batch([NewMessage(type="job", id=f"{number}") for number in range(180)])
+    taken, kept = [one for _ in range(3) for one in lab.queue.receive_many(60)], Kept()
+
+    assert sum(lab.contents.clear_in_batches("processing", keep=kept)) == len(kept) == len(taken)
+
+    assert lab.contents.counts().processing == 0
+    assert lab.contents.restore(kept) == len(taken)
+    assert sorted(lab.ids("main")) == sorted(one.id for one in taken)
+
+
 @pytest.mark.slow
 def test_large_messages_are_deleted_and_restored_in_slices(lab: Lab) -> None:
     messages = [NewMessage(type="large", id=f"{number}", payload="x" * 900_000) for number in range(5)]
