@@ -29,6 +29,7 @@ for _, summary in ipairs(pending) do
     if id and not redis.call('ZSCORE', DEADLINES, id) then
       local timeout = record.custom_ack_timeout and record.custom_ack_timeout * 1000 or tonumber(default_timeout)
       local taken_at = tonumber(record.dequeued_at) and record.dequeued_at * 1000 or NOW_MS - idle
+      taken_at = math.min(taken_at, NOW_MS) -- the clock of the older service may be ahead
       record.attempt_count = math.max(record.attempt_count, deliveries)
       record.dequeued_at = taken_at / 1000
       record.processing_started_at = tonumber(record.processing_started_at) or record.dequeued_at

@@ -101,6 +101,18 @@ def test_options_of_another_producer_are_used(lab: Lab) -> None:
     assert lab.queue.nack("a", message.lock_token) is False
 
 
+def test_deadline_of_a_message_taken_by_a_service_whose_clock_is_ahead_counts_from_now(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="held")
+    take_as_another(lab)
+    lab.client.hset("q_metadata", "held", json.dumps({"attempt_count": 1, "dequeued_at": lab.now_ms() / 1000 + 3600}))
+
+    assert lab.heal() == 1
+
+    [held] = lab.everything("processing")
+    assert held.deadline_at is not None
+    assert held.deadline_at <= lab.now_ms() / 1000 + lab.ack_timeout.total_seconds()
+
+
 @pytest.mark.parametrize("others", [0, 250])
 def test_message_of_another_producer_is_found_by_its_type(
     lab: Lab, others: int, monkeypatch: pytest.MonkeyPatch
