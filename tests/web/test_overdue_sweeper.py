@@ -14,6 +14,14 @@ from queue_manager.web.routes.messages.overdue_sweeper import OverdueSweeper
 from services.message_queue.errors import QueueUnavailable
 
 
+@pytest.fixture(autouse=True)
+def folds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Each time that the counts are added up."""
+    folds: list[str] = []
+    monkeypatch.setattr(overdue_sweeper, "fold_counts", lambda: folds.append("fold"))
+    return folds
+
+
 class SilentFeed:
     @contextmanager
     def subscribe(self) -> Any:
@@ -119,3 +127,19 @@ def test_a_step_that_fails_is_logged_once_while_the_other_succeeds(
         "Messages of other programs could not be checked",
         "Messages of other programs are checked again",
     ]
+
+
+def test_counts_are_added_up_between_two_sweeps(monkeypatch: pytest.MonkeyPatch, folds: list[str]) -> None:
+    swept = SimpleNamespace(is_locked=False, next_deadline_in=None)
+    monkeypatch.setattr(overdue_sweeper, "sweeper", lambda: SimpleNamespace(sweep=lambda budget: swept))
+    monkeypatch.setattr(overdue_sweeper, "other_programs", lambda: SimpleNamespace(heal=lambda: 0))
+    monkeypatch.setattr(overdue_sweeper, "FOLD_INTERVAL", 0.001)
+
+    async def run() -> None:
+        sweeper = OverdueSweeper(SilentFeed())  # type: ignore[arg-type]
+        sweeper._period = 3600.0
+        async with asyncio.timeout(30), sweeper:
+            while len(folds) < 3:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(run())

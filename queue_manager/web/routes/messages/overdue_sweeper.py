@@ -1,5 +1,7 @@
 """The sweeper of a web process: requeues overdue messages at their deadline, also while no beat or worker runs.
 
+It also adds up the counts of messages, so that none is lost while no worker runs, or if its scans are rare.
+
 Guarantee: it follows the events that set deadlines, so that a sweep starts within about 20 ms after each deadline;
 without events, within one period. An outage of the server is logged once for each step, and the sweeper recovers.
 """
@@ -19,11 +21,12 @@ from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.web.routes.messages.events import QueueEvent, QueueFeed
-from services.message_queue import other_programs, sweeper
+from services.message_queue import fold_counts, other_programs, sweeper
 from services.message_queue.other_programs import HEAL_INTERVAL
 
 MIN_SWEEP_INTERVAL = 0.02  # seconds, so that a stream of deadlines needs few sweeps
 SWEEPER_BUDGET = seconds(0.5)  # short, so that the process shuts down soon
+FOLD_INTERVAL = 5.0  # seconds: 50,000 events are kept until they are added up
 OUTAGE_RETRY_DELAY = 1.0  # seconds
 LOCK_RETRY_DELAY = 0.5  # seconds, while a sweeper of an older service holds the lock
 DEADLINE_EVENTS = (b'{"type":"dequeue"', b'{"type":"touch"')
@@ -45,7 +48,7 @@ class OverdueSweeper:
         """The lines of steps whose last try failed."""
 
     async def __aenter__(self) -> OverdueSweeper:
-        self._tasks = [asyncio.create_task(run()) for run in (self._sweep, self._follow_events, self._heal)]
+        self._tasks = [asyncio.create_task(run()) for run in (self._sweep, self._follow_events, self._heal, self._fold)]
         log.info(f"Overdue requeue worker started (interval={self._period_ms}ms)")
         return self
 
@@ -87,6 +90,15 @@ class OverdueSweeper:
             if healed:
                 self._plan(_now())  # no event announces their deadlines
             await asyncio.sleep(self._period if healed is None else HEAL_INTERVAL.total_seconds())
+
+    async def _fold(self) -> None:
+        while True:
+            await self._try(
+                fold_counts,
+                failed="Counts of messages could not be added up",
+                recovered="Counts of messages are added up again",
+            )
+            await asyncio.sleep(FOLD_INTERVAL)
 
     async def _follow_events(self) -> None:
         while True:
