@@ -236,8 +236,9 @@ def import_lines(
 ) -> None:
     """Add the messages of an export to the main queue.
 
-    They have used no attempts. A message whose id exists is not added, so the command may be repeated. Invalid messages
-    are not added; standard error names their lines, and the exit code is 1.
+    They have used no attempts. A message whose id exists, also among the last 100 acknowledged ones, is not added, so
+    the command may be repeated after an error. Invalid messages are not added; standard error names their lines, and
+    the exit code is 1.
 
     Example: `queue-manager queue import dead.jsonl`
     """

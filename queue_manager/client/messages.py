@@ -111,8 +111,9 @@ class MessageOperations(Resource, Generic[ReceivedT]):
     ) -> Exchange[str]:
         """Add a message and return its id.
 
-        Each message has an id, by default a new one, so that it is added once although the request is repeated after an
-        error. Choose the id yourself to make the call of your program repeatable, too.
+        Each message has an id, by default a new one. The request is repeated after an error: while the message, or its
+        acknowledgement among the last 100, is kept, it is not added again. Choose the id yourself to make the call of
+        your program repeatable, too.
         """
         message = OutgoingMessage(
             type=type,
@@ -218,7 +219,8 @@ class MessageOperations(Resource, Generic[ReceivedT]):
     @operation
     def status(self) -> Exchange[MessageCounts]:
         """Return the number of messages in each state."""
-        return (yield from self._exchange("GET", "/api/queue/status", MessageCounts))
+        params = {"include_messages": "false"}
+        return (yield from self._exchange("GET", "/api/queue/status", MessageCounts, params=params))
 
     @operation
     def replay(self, ids: Sequence[str]) -> Exchange[ReplayCount]:

@@ -56,6 +56,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     lock_token: str | None = None
     consumer_id: str | None = None
     dequeued_at: datetime | None = None
+    """When it was delivered or last touched: its ack timeout counts from here."""
     deadline_at: datetime | None = None
     failed_at: datetime | None = None
     acknowledged_at: datetime | None = None

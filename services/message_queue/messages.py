@@ -85,7 +85,7 @@ class NewMessage:
     """Seconds."""
     max_attempts: int | None = None
     id: str | None = None
-    """Idempotency key: a message whose id exists is not enqueued again."""
+    """Idempotency key: a message whose id exists, also among the last 100 acknowledged ones, is not enqueued again."""
 
     @classmethod
     def from_members(cls, given: Mapping[str, Any]) -> NewMessage:

@@ -1,7 +1,7 @@
 """Import of messages from JSON lines, as an export writes them, or from a JSON list, as an older service exports them.
 
-Guarantee: an id that exists is not added again, so a repeated import is harmless. Messages are added in batches, none
-of which blocks the server for more than about 10 ms.
+Guarantee: a message whose id exists, also among the last 100 acknowledged ones, is not added again. Messages are added
+in batches, none of which blocks the server for more than about 10 ms.
 """
 
 from __future__ import annotations

@@ -43,19 +43,23 @@ ProxyAnswer = tuple[int, dict[str, str], str]
 
 
 @contextmanager
-def answering(*answers: ProxyAnswer) -> Iterator[str]:
-    """Run a server that gives these answers, one a request; yield its address."""
+def answering(*answers: ProxyAnswer, paths: list[str] | None = None) -> Iterator[str]:
+    """Run a server that gives these answers, one a request, and adds its path to `paths`; yield its address."""
     remaining = iter(answers)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            if paths is not None:
+                paths.append(self.path)
             status, headers, body = next(remaining)
             self.send_response(status)
             for name, value in {**headers, "content-length": str(len(body))}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body.encode())
+
+        do_GET = do_POST
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -67,6 +71,14 @@ def answering(*answers: ProxyAnswer) -> Iterator[str]:
 
 
 # Requests
+
+
+def test_the_status_is_requested_without_messages(kind: str) -> None:
+    counts = {"main": 1, "processing": 0, "dead": 0, "acknowledged": 0, "archived": 0, "overdue": 0}
+    paths: list[str] = []
+    with answering((200, {}, json.dumps(counts)), paths=paths) as url, connected(kind, url) as client:
+        assert client.messages.status().main == 1
+    assert paths == ["/api/queue/status?include_messages=false"]
 
 
 def test_a_message_is_added_once_although_the_response_is_lost(lossy: Client, proxy: LossyProxy) -> None:

@@ -2119,12 +2119,12 @@ export interface components {
             consumer_id?: string | null;
             /**
              * Dequeued At
-             * @description When it was delivered.
+             * @description When it was delivered or last touched: its ack timeout counts from here.
              */
             dequeued_at?: number | null;
             /**
              * Processing Started At
-             * @description The same.
+             * @description When it was delivered.
              */
             processing_started_at?: number | null;
             /**
@@ -3039,12 +3039,12 @@ export interface components {
             consumer_id?: string | null;
             /**
              * Dequeued At
-             * @description When it was delivered.
+             * @description When it was delivered or last touched: its ack timeout counts from here.
              */
             dequeued_at?: number | null;
             /**
              * Processing Started At
-             * @description The same.
+             * @description When it was delivered.
              */
             processing_started_at?: number | null;
             /**

@@ -21,7 +21,7 @@ end
 local own = record.custom_ack_timeout and record.custom_ack_timeout * 1000
 extension = math.ceil(tonumber(extension) or own or tonumber(default_timeout))
 local deadline = NOW_MS + extension
-record.dequeued_at = NOW
+record.dequeued_at = NOW -- readers count the timeout from here
 remember(record, 'touched')
 set_deadline(id, record, deadline)
 save(id, record)
