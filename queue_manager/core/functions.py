@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import (
@@ -55,7 +56,8 @@ def contained() -> Iterator[None]:
     """Keep what a function does to its process within the block.
 
     An error that would end the process, such as `SystemExit`, is raised as `FunctionExited`, which fails the attempt
-    like other errors. A process that the function forked ends with the block: it must not go on as a worker.
+    like other errors; Ctrl-C in a command is raised as it is, and ends the command. A process that the function forked
+    ends with the block: it must not go on as a worker.
     """
     pid = os.getpid()
     try:
@@ -65,10 +67,15 @@ def contained() -> Iterator[None]:
         raise
     except BaseException as error:
         _end_fork(pid, error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
-        if terminate_handler_fired():
+        if terminate_handler_fired() or _is_ctrl_c(error):
             raise
         raise FunctionExited(typed_reason(error)) from error
     _end_fork(pid, 0)
+
+
+def _is_ctrl_c(error: BaseException) -> bool:
+    """Return True for Ctrl-C in a command. Workers handle or ignore the signal: there, a function raised the error."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def _end_fork(pid: int, status: int) -> None:

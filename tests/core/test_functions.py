@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -50,6 +53,22 @@ def test_functions_that_accept_one_argument_are_recognized(takes: bool, function
     assert takes_one(function) is takes
 
 
+@pytest.fixture
+def interrupts_ignored() -> Iterator[None]:
+    """Ignore SIGINT, as a child process of a worker does."""
+    with _handling_sigint(signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def _handling_sigint(handler: Any) -> Iterator[None]:
+    previous = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
@@ -59,10 +78,17 @@ def test_functions_that_accept_one_argument_are_recognized(takes: bool, function
     ],
     ids=["exit", "interrupt", "generator"],
 )
-def test_an_error_that_would_end_the_process_fails_the_attempt(error: BaseException, text: str) -> None:
+def test_an_error_that_would_end_the_process_fails_the_attempt(
+    error: BaseException, text: str, interrupts_ignored: None
+) -> None:
     with pytest.raises(FunctionExited) as raised, contained():
         raise error
     assert (str(raised.value), raised.value.__cause__) == (text, error)
+
+
+def test_ctrl_c_ends_a_command() -> None:
+    with _handling_sigint(signal.default_int_handler), pytest.raises(KeyboardInterrupt), contained():
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_other_errors_and_the_end_of_the_process_are_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:

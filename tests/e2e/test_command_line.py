@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,18 +20,19 @@ from pymongo import MongoClient
 from beat_schedule import SYSTEMS
 from dev.ports import free_port
 from dev.servers import DATABASE
-from models import schema
+from models import audit, scan_run, schema
 from models.database import server_now
 from models.job import JobState
 from queue_manager import cli as command
 from queue_manager.cli.commands import cli
 from queue_manager.core.clock import seconds
 from queue_manager.telemetry import worker_heartbeats
+from services.due_documents.work import DocumentWork
 from services.job_queues import jobs
 from tests import bulk_data
 from tests.any_jobs import INVOICE, MODULE
 from tests.e2e.celery_processes import ROOT
-from tests.e2e.commands import COMMAND, queue_manager
+from tests.e2e.commands import COMMAND, invoke, queue_manager
 from tests.e2e.health_command import repeated
 from tests.real_servers import Servers
 from tests.rooms import get_room, make_room
@@ -141,6 +143,16 @@ def test_every_scan_can_be_run_by_command(name: str, clean: Servers, tmp_path: P
     result = queue_manager("scan", name, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout).items() >= {"found": 0, "enqueued": 0, "errors": 0}.items()
+
+
+def test_ctrl_c_ends_a_scan(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DocumentWork, "take_due", lambda *_: signal.raise_signal(signal.SIGINT))
+    result = invoke("scan", "support-snooze")
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr.endswith("queue-manager: interrupted; the outcome is unknown\n")
+    entries, _ = audit.page(audit.AuditQuery(action="scan"), after=None, limit=2)
+    assert [entry.outcome for entry in entries] == ["unknown"]
+    assert scan_run.last("tasks.support_snooze.scan_expired_snoozes") is None
 
 
 def test_unknown_scan_names_the_known_ones(tmp_path: Path) -> None:
