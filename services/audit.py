@@ -170,7 +170,8 @@ class _Entry:
         self._document |= {**_fields(done), "outcome": "unknown"}
         error = _failure(lambda: audit.begin(self._document, retention=hours(24 * settings().qm_audit_days)))
         if isinstance(error, Error) and unavailable_server(error) and not is_in_redis:
-            raise Unavailable(describe(error)) from error
+            # Without a cause, since what happens to a request whose server fails meanwhile is unknown.
+            raise Unavailable(f"{describe(error)}; nothing was changed") from None
         self._is_stored = error is None
         if error is not None:
             self._log(error)
