@@ -38,7 +38,9 @@ from queue_manager.operations import systems as operations
 from queue_manager.telemetry import worker_heartbeats
 
 HostOption = Annotated[str, typer.Option(help="Address of the web process; other than loopback needs QM_API_KEYS.")]
-PortOption = Annotated[int, typer.Option(envvar="QM_WEB_PORT", min=1, max=65_535, help="Port of the web process.")]
+PortOption = Annotated[
+    int | None, typer.Option(min=1, max=65_535, help="Port of the web process; default: the setting QM_WEB_PORT.")
+]
 
 NOT_ONE_OF = re.compile(r"'([^']*)' is not one of (.*)\.")
 """The error of a value that is not one of those allowed."""
@@ -233,7 +235,7 @@ def scan(
 @cli.command()
 def web(
     host: HostOption = "127.0.0.1",
-    port: PortOption = 6002,
+    port: PortOption = None,
     workers: Annotated[
         int,
         typer.Option(
@@ -249,7 +251,7 @@ def web(
     """
     from queue_manager.web.serve import serve  # imported here, because only this command needs it
 
-    serve(host=host, port=port, workers=workers)
+    serve(host=host, port=port or settings().qm_web_port, workers=workers)
 
 
 @cli.command("mark")

@@ -45,7 +45,7 @@ def start(
         list[str] | None, typer.Option(help="Leave out a process; may be repeated.", metavar="NAME")
     ] = None,
     host: HostOption = "127.0.0.1",
-    port: PortOption = 6002,
+    port: PortOption = None,
 ) -> None:
     """Start all processes on this machine, until Ctrl-C.
 
@@ -65,7 +65,8 @@ def start(
     if (name := ChildProcesses(names, fatal_code=2).run()) is not None:
         os.environ[logging.PROCESS_NAME_VARIABLE] = name
         _configure_logging()  # with this name
-        _become(PROCESSES[name], *(["--host", host, "--port", str(port)] if name == "web" else []))
+        web_port = port or settings().qm_web_port
+        _become(PROCESSES[name], *(["--host", host, "--port", str(web_port)] if name == "web" else []))
 
 
 def _configure_logging() -> None:

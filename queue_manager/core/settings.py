@@ -195,6 +195,8 @@ class Settings(BaseSettings):
     """Enables the manual triggers of the web process."""
     qm_web_prefix: PathPrefix | None = None
     """Path below which a proxy publishes the web process."""
+    qm_web_port: Annotated[int, Field(ge=1, le=65_535)] = 6002
+    """Port of the web process, unless its command gets `--port`."""
     qm_room_url: ItemUrl | None = None
     """URL of a room in the product, with `{id}`."""
     qm_audit_days: Annotated[float, Field(ge=1, le=3_650)] = 90
@@ -304,9 +306,9 @@ def _environment() -> dict[str, str]:
     return {**{name: value or "" for name, value in dotenv_values(".env").items()}, **os.environ}
 
 
-# Names with the prefix QM_ that are read elsewhere: paths of embedded servers, needed before the settings are read, the
-# default of `queue-manager web --port`, and what `queue-manager start` sets for its processes.
-_READ_ELSEWHERE = {"QM_MONGOD_BIN", "QM_REDIS_SERVER_BIN", "QM_WEB_PORT", "QM_PROCESS_NAME"}
+# Names with the prefix QM_ that are read elsewhere: paths of embedded servers, needed before the settings are read, and
+# what `queue-manager start` sets for its processes.
+_READ_ELSEWHERE = {"QM_MONGOD_BIN", "QM_REDIS_SERVER_BIN", "QM_PROCESS_NAME"}
 
 
 @cache

@@ -54,6 +54,17 @@ def test_a_port_in_use_is_refused(workers: str, servers: Servers, tmp_path: Path
     assert last.startswith(f"queue-manager: --host 127.0.0.1 --port {port}: cannot be used (Address already in use)")
 
 
+def test_the_port_is_a_setting_that_an_option_overrides(servers: Servers, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [str(one.getsockname()[1]) for one in (taken, other)]
+        (tmp_path / ".env").write_text(f"QM_WEB_PORT={ports[0]}\n")
+        results = [start(cwd=tmp_path), start("--port", ports[1], cwd=tmp_path)]
+    for result, port in zip(results, ports, strict=True):
+        assert f"--host 127.0.0.1 --port {port}: cannot be used" in result.stderr
+    (tmp_path / ".env").write_text("QM_WEB_PORT=0\n")
+    assert start(cwd=tmp_path).stderr.startswith("queue-manager: QM_WEB_PORT='0': must be a whole number from 1 to")
+
+
 def test_a_host_that_is_unknown_is_refused(servers: Servers, tmp_path: Path) -> None:
     keys = json.dumps([{"name": "ada", "key": "0123456789abcdef" * 2, "role": "viewer"}])
     result = start("--host", "unknown.invalid", cwd=tmp_path, QM_API_KEYS=keys)
