@@ -16,6 +16,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from dotenv import dotenv_values
 from redis import Redis
 
 from dev import procfile
@@ -29,6 +30,7 @@ from tests.eventually import eventually
 pytestmark = pytest.mark.deploy
 
 BASE, KEDA = ROOT / "deploy" / "kubernetes" / "base", ROOT / "deploy" / "kubernetes" / "keda"
+CONFIG = {name: value or "" for name, value in dotenv_values(BASE / "config.env").items()}
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 KUBERNETES_VERSION = "1.31"
 CHECKOV_VERSION = "3.3.30"
@@ -58,7 +60,7 @@ def test_the_manifests_are_valid() -> None:
     for manifest in manifests(BASE):
         kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
         kinds.add(manifest["kind"])
-    assert kinds == {"ConfigMap", "Job", "Deployment", "PodDisruptionBudget", "Service", "Ingress", "NetworkPolicy"}
+    assert kinds == {"Job", "Deployment", "PodDisruptionBudget", "Service", "Ingress", "NetworkPolicy"}
 
 
 def test_every_manifest_is_applied() -> None:
@@ -95,8 +97,22 @@ def test_documented_commands_migrate_first_and_start_what_sends_ticks_last() -> 
         if "app.kubernetes.io/component" in one["metadata"].get("labels", {})
     ]
     workers = [("worker", "Deployment", f"queue-manager-{name}") for name in WORKERS]
-    migration = [("migration", "ConfigMap", "queue-manager"), ("migration", "Job", "queue-manager-migrate")]
-    assert sorted(components) == sorted([*migration, *workers])
+    assert sorted(components) == sorted([("migration", "Job", "queue-manager-migrate"), *workers])
+
+
+def test_a_changed_setting_replaces_the_pods_and_is_applied_with_the_migration() -> None:
+    kustomization = yaml.safe_load((BASE / "kustomization.yaml").read_text())
+    assert "generatorOptions" not in kustomization  # which could leave out the hash
+    assert kustomization["configMapGenerator"] == [
+        {
+            "name": "queue-manager",
+            "envs": ["config.env"],
+            "options": {"labels": {"app.kubernetes.io/component": "migration"}},
+        }
+    ]
+    for name, one in of_kind("Deployment", "Job").items():
+        (container,) = one["spec"]["template"]["spec"]["containers"]
+        assert container["envFrom"][0] == {"configMapRef": {"name": "queue-manager"}}, name
 
 
 def test_pods_have_no_privileges_and_a_read_only_root() -> None:
@@ -154,17 +170,16 @@ def test_every_deployment_has_two_pods_that_are_never_all_evicted() -> None:
 
 
 def test_pods_have_time_to_end_their_tasks() -> None:
-    config = of_kind("ConfigMap")["queue-manager"]["data"]
     grace = {
         name: one["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         for name, one in of_kind("Deployment").items()
     }
-    assert {name: grace[name] for name in WORKERS} == dict.fromkeys(WORKERS, float(config["QM_SHUTDOWN_SECONDS"]) + 10)
+    assert {name: grace[name] for name in WORKERS} == dict.fromkeys(WORKERS, float(CONFIG["QM_SHUTDOWN_SECONDS"]) + 10)
 
 
 def test_settings_of_the_manifests_exist() -> None:
     names = {name.upper() for name in Settings.model_fields}
-    assert of_kind("ConfigMap")["queue-manager"]["data"].keys() <= names
+    assert CONFIG.keys() <= names
 
 
 def test_the_autoscaler_alone_sets_the_number_of_workers() -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
+from dotenv import dotenv_values
 
 from dev import procfile
 from dev.servers import Mongo, Valkey
@@ -17,6 +17,7 @@ from tests.deployment.installation import ROOT
 from tests.deployment.probes import (
     COMPOSE,
     KINDS,
+    KUBERNETES,
     CommandProbe,
     Probe,
     container_of,
@@ -36,7 +37,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(400)]
 
 WORKERS = ("worker", "jobs", "scans")
 COMMANDS = {one.name: one.command.split() for one in procfile.read(ROOT / "Procfile")}
-CONFIG = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "base" / "config.yaml").read_text())["data"]
+CONFIG = {name: value or "" for name, value in dotenv_values(KUBERNETES / "config.env").items()}
 
 
 @contextmanager
