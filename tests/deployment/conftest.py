@@ -15,7 +15,7 @@ from tests.documented import DOCS, block
 
 LEFT_BY_BUILDS = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "node_modules", "__pycache__")
 _BUILD, *_INSTALL = block(0, page=DOCS / "how-to" / "deploy.md").splitlines()
-DOCUMENTED = "/opt/queue-manager"
+DOCUMENTED = "/opt/queue-manager-0.3.0"
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from queue_manager.core.clock import seconds
 from queue_manager.core.settings import Settings
 from tests.deployment.installation import READY, ROOT, Installation, run, status
 from tests.deployment.programs import program
+from tests.documented import DOCS, block
 from tests.e2e.watching import is_open, woken
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -29,6 +30,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 UNITS = ROOT / "deploy" / "systemd"
 BIN = "/opt/queue-manager/bin/"
 SERVICES = sorted(UNITS.glob("*.service"))
+PAGE = DOCS / "how-to" / "deploy.md"
 MIGRATION = "migrate"
 MAX_EXPOSURE = 20  # tenths, by the scale of `systemd-analyze security`
 
@@ -124,6 +126,33 @@ def test_the_units_run_the_commands_of_the_procfile() -> None:
     expected = {one.name: one.command.replace("@%h", "-%i@%H") for one in procfile.read(ROOT / "Procfile")}
     expected[MIGRATION] = expected.pop(procfile.RELEASE)
     assert {name_of(one): values(one)["ExecStart"].removeprefix(BIN) for one in SERVICES} == expected
+
+
+def test_each_release_is_installed_next_to_the_one_that_the_units_run() -> None:
+    (installed,) = re.findall(r"-m venv (\S+)", block(0, page=PAGE))
+    target, link = Path(installed), Path(BIN).parent
+    assert target.parent == link.parent
+    assert target != link
+    assert block(0, heading="systemd", page=PAGE).startswith(f"# ln -sfn {target.name} {link}\n")
+
+
+def test_documented_commands_have_the_settings_of_the_units() -> None:
+    command = block(1, heading="systemd", page=PAGE)
+    properties = dict(re.findall(r"-p (\w+)=(\S+)", command))
+    units = values(UNITS / "queue-manager-.service.d" / "common.conf")
+    assert properties == {
+        name: units[name] for name in ("User", "EnvironmentFile", "StateDirectory", "WorkingDirectory")
+    }
+
+
+def test_documented_upgrade_migrates_first_and_restarts_what_sends_ticks_last() -> None:
+    migrate, link, units, *restarts = block(2, heading="systemd", page=PAGE).splitlines()
+    release = re.fullmatch(r"# with_settings (\S+)/bin/queue-manager migrate", migrate)
+    assert release
+    assert link == f"# ln -sfn {Path(release[1]).name} /opt/queue-manager"
+    assert units.endswith("systemctl daemon-reload")
+    restarted = [re.findall(r"queue-manager-(\w+)", line) for line in restarts]
+    assert restarted == [["worker", "jobs"], ["scans"], ["beat"], ["web"]]
 
 
 def test_systemd_waits_longer_for_workers_than_they_wait_for_their_tasks() -> None:
