@@ -3,9 +3,12 @@
 PYTHON ?= python3
 DEMO ?= 1
 BIN := .venv/bin
+# A virtual environment works at one path and with one version of Python: for any other, it is made anew.
+VENV := .venv/.python-$(shell $(PYTHON) -c 'import os, sys, zlib; print("%d.%d-%x" % (sys.version_info[0], sys.version_info[1], zlib.crc32(os.getcwd().encode())))' 2>/dev/null)
 INSTALLED_UP := .venv/.installed-up
 INSTALLED_DEV := .venv/.installed-dev
 INSTALLED_DOCS := .venv/.installed-docs
+INSTALLED_SCRIPTS := .venv/.installed-scripts
 NODE_MODULES := dev/js/node_modules/.installed
 NODE_TESTS := tests/predecessors/node/node_modules/.installed
 NODE_CLIENT := clients/typescript/node_modules/.installed
@@ -104,27 +107,18 @@ clean: ## remove .venv, all data of `make up`, and caches
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The preflight is order-only: it runs every time, and makes nothing out of date.
+$(VENV): | preflight
+	@$(PYTHON) -m venv --clear .venv
+	@touch $@
+
+# If these files changed, but nothing in them that is installed, dev.install only touches its files.
 $(INSTALLED_UP): EXTRAS := embedded
-$(INSTALLED_UP): pyproject.toml constraints.txt | preflight
-	@echo "Installing into .venv what runs (about 20 s)"
-	@$(install)
-	@touch $@
-
 $(INSTALLED_DEV): EXTRAS := embedded,dev
-$(INSTALLED_DEV): pyproject.toml constraints.txt | preflight
-	@echo "Installing into .venv what runs, lint and tests (about 40 s)"
-	@$(install)
-	@touch $(INSTALLED_UP) $@
-
-$(INSTALLED_DOCS): $(INSTALLED_UP)
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
-	@touch $@
-
-# What pip prints is shown if it fails. Modules are compiled when they are first imported.
-define install
-$(PYTHON) -m venv .venv
-$(BIN)/python -m dev.install $(EXTRAS)
-endef
+$(INSTALLED_DOCS): EXTRAS := embedded,docs
+$(INSTALLED_DEV) $(INSTALLED_DOCS): INCLUDED := $(INSTALLED_UP)
+$(INSTALLED_SCRIPTS): EXTRAS := scripts
+$(INSTALLED_UP) $(INSTALLED_DEV) $(INSTALLED_DOCS) $(INSTALLED_SCRIPTS): pyproject.toml constraints.txt $(VENV) | preflight
+	@$(BIN)/python -m dev.install $(EXTRAS) $@ $(INCLUDED)
 
 lock: | preflight ## write constraints.txt anew, with the newest versions that pyproject.toml allows
 	@rm -rf .venv.lock
@@ -134,14 +128,12 @@ lock: | preflight ## write constraints.txt anew, with the newest versions that p
 	@rm -rf .venv.lock
 
 # The linter and the type checker of JavaScript; node itself is a wheel in .venv.
-$(NODE_MODULES): dev/js/package-lock.json | $(INSTALLED_DEV)
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[scripts]"
+$(NODE_MODULES): dev/js/package-lock.json | $(INSTALLED_SCRIPTS)
 	@$(NPM) ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # Not `npm ci`, which refuses a lock file without the optional packages of other operating systems.
-$(NODE_TESTS) $(NODE_CLIENT) $(NODE_BENCH): %/node_modules/.installed: %/package-lock.json | $(INSTALLED_DEV)
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[scripts]"
+$(NODE_TESTS) $(NODE_CLIENT) $(NODE_BENCH): %/node_modules/.installed: %/package-lock.json | $(INSTALLED_DEV) $(INSTALLED_SCRIPTS)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix $* install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
