@@ -16,9 +16,10 @@ from typing import Any
 
 import bson
 from bson import MinKey
-from pymongo import ASCENDING, IndexModel
+from pymongo import ASCENDING, IndexModel, UpdateMany
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
+from pymongo.errors import DocumentTooLarge, OperationFailure
 
 from models import listing, outbox
 from models.database import Document, client, collection, first_reply, projection, value_at
@@ -26,11 +27,13 @@ from models.document_id import id_key
 from models.listing import Order, Position
 from models.transaction import commands, transact
 from queue_manager.core.clock import EPOCH, MILLISECOND
+from queue_manager.core.errors import reason
 from queue_manager.core.wording import many
 
 # MongoDB uses a partial index only for a query that repeats the condition of the index word for word. Dates before the
 # epoch were written by mistake; the driver cannot even read all of them.
 A_DATE: Document = {"$type": "date", "$gte": EPOCH}
+TOO_LARGE = 10_334  # MongoDB's code for an update of more than 16 MB
 MAX_COUNT = 100_000  # counting stops here: this count means that many or more
 
 Update = Document | list[Document]
@@ -231,9 +234,7 @@ class DueCollection:
             matching = [one for key, one in known if due_at[key] in (None, self.due_at(one))]
             groups = decide(matching) if matching else []
             with commands():
-                for group in groups:
-                    chosen = {"_id": {"$in": ids_of(group.documents)}}
-                    self.collection().update_many(chosen, group.update, hint="_id_", session=session)
+                self._update(groups, session)
                 self._refuse_still_due(groups, now, session)
                 if record is not None and groups:
                     written = [one for group in groups for one in group.documents]
@@ -241,6 +242,19 @@ class DueCollection:
             return groups
 
         return transact(act)
+
+    def _update(self, groups: Sequence[UpdateGroup], session: ClientSession) -> None:
+        """Write the updates with one command: a thousand commands would take longer than a transaction may."""
+        updates = [({"_id": {"$in": ids_of(group.documents)}}, group.update) for group in groups]
+        if len(updates) == 1:  # the error of a single write is easier to read
+            self.collection().update_many(*updates[0], hint="_id_", session=session)
+        elif updates:
+            try:
+                self.collection().bulk_write([UpdateMany(*one, hint="_id_") for one in updates], session=session)
+            except OperationFailure as error:
+                if error.code == TOO_LARGE:  # of a single write, the driver raises this itself
+                    raise DocumentTooLarge(reason(error)) from error
+                raise
 
     def _refuse_still_due(self, groups: Sequence[UpdateGroup], now: datetime, session: ClientSession) -> None:
         unsure = {id_key(one["_id"]): one for group in groups if not group.is_sure_to_end for one in group.documents}

@@ -88,8 +88,8 @@ class ItemWork:
         """The function that executes a batch of items, if the system has one.
 
         It returns, item by item, the result of the item's task, `None` for an item that its own task executes, or
-        `Verdict.UNREACHED`. It may raise `NotYetDue`, to be called again after the wait; any other error leaves all
-        items to their tasks.
+        `Verdict.UNREACHED`. It may raise `NotYetDue`, to be called again after the wait. After a timeout of a MongoDB
+        that answers, smaller batches execute the items; any other error leaves all items to their tasks.
         """
         return None
 

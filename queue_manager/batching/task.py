@@ -152,10 +152,13 @@ class BatchedTask(Task):
     def _execute_items(self, items: list[DueItem], batch: Batch) -> Sequence[Any]:
         if not items:
             return []
-        nothing = [None] * len(items)
+        nothing: list[Any] = [None] * len(items)
         try:
             outcomes = batch.use_database(lambda: self._execute_when_due(items))
         except Exception as error:
+            if isinstance(error, database.Error) and error.timeout and len(items) > 1 and not batch.is_database_away:
+                log.warning("A batch took too long; smaller ones follow", task=self.name, error=reason(error))
+                return [Verdict.UNREACHED] * len(items)
             if is_outage(error):
                 return nothing  # each task meets the outage itself, and is retried
             log.warning(

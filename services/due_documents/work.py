@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from pymongo.errors import DocumentTooLarge, WriteError
+from pymongo.errors import BulkWriteError, DocumentTooLarge, WriteError
 from structlog.stdlib import BoundLogger
 
 from models import database, failed_item, outbox
@@ -35,7 +35,7 @@ FLAG_TIMEOUT = seconds(2)  # for the flags of a batch
 MAX_EARLY = seconds(0.1)  # our clock lags by a round trip, so an item that is dispatched ahead starts a little early
 MAX_BATCH_TIME = 1.0  # seconds after which a batch begins no further transaction; another batch executes the items left
 MAX_REFUSALS = 32  # transactions of a batch; finding three refused documents among a thousand takes at most 30
-_REFUSED = (WriteError, DocumentTooLarge, StillDue)
+_REFUSED = (WriteError, BulkWriteError, DocumentTooLarge, StillDue)
 
 log = get_logger("QM/systems")
 

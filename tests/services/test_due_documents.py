@@ -503,6 +503,31 @@ class TestBatch:
         assert sent[0] == sent[1]
         assert [one for one in sent[0] if one.startswith("update")] == ["update accounts"]
 
+    def test_different_updates_are_one_command(self, clock: AgingClock) -> None:
+        ours = work_on(declare(lambda account: {"$set": {"status": f"was {account['seats']}"}}), clock)
+        ids = [make_account(seats=seats) for seats in range(100)]
+        with commands() as seen:
+            assert None not in execute_batch(ours, [item_of(ours, id) for id in ids])
+        assert [get_account(id)["status"] for id in ids] == [f"was {seats}" for seats in range(100)]
+        assert [one for one in seen if one.startswith("update")] == ["update accounts"]
+
+    def test_a_refused_one_of_different_updates_is_executed_by_its_own_task(self, clock: AgingClock) -> None:
+        ours = work_on(declare(lambda account: {"$set": {"status": f"was {account['seats']}"}}), clock)
+        ids = [make_account(seats=seats, **({"fixed": True} if seats == 1 else {})) for seats in range(4)]
+        with refusing():
+            results = execute_batch(ours, [item_of(ours, id) for id in ids])
+        assert [result is None for result in results] == [False, True, False, False]
+        assert [get_account(id)["status"] for id in ids] == ["was 0", "trial", "was 2", "was 3"]
+
+    def test_different_updates_wait_for_a_locked_document(self, clock: AgingClock) -> None:
+        ours = work_on(declare(lambda account: {"$set": {"status": f"was {account['seats']}"}}), clock)
+        ids = [make_account(seats=seats) for seats in range(3)]
+        items = [item_of(ours, id) for id in ids]
+        with locked(ids[1]), pytest.raises(Contended):
+            ours.execute_batch(items)
+        assert [get_account(id)["status"] for id in ids] == ["trial"] * 3
+        assert None not in ours.execute_batch(items)
+
     def test_item_whose_function_fails_is_executed_by_its_own_task(self, clock: AgingClock) -> None:
         def end(account: Document) -> Any:
             if account["seats"] == 1:

@@ -153,6 +153,19 @@ def test_outages_count_as_attempts_after_many_repeats_if_mongodb_answers(
     assert get_room(room)["unsnooze_failures"] == 1
 
 
+@pytest.mark.parametrize("is_away", [False, True])
+def test_items_of_a_batch_that_took_too_long_are_left_to_smaller_batches_if_mongodb_answers(
+    broker: str, monkeypatch: pytest.MonkeyPatch, is_away: bool
+) -> None:
+    sent = [unsnooze_room.delay(str(make_room(server_now() - minutes(1)))) for _ in range(3)]
+    messages = [take(broker, QUEUE) for _ in sent]
+    monkeypatch.setattr(database, "answers", lambda limit: not is_away)
+    fail_writes(monkeypatch, ExecutionTimeout("operation exceeded time limit"))
+
+    with unsnooze_room.execute_batch([(one.id, one.headers, one.args, one.kwargs) for one in messages]) as outcomes:
+        assert outcomes == [None if is_away else Verdict.UNREACHED] * 3
+
+
 def test_invalid_id_fails_immediately_and_is_not_retried(broker: str, caplog: pytest.LogCaptureFixture) -> None:
     unsnooze_room.delay("nonsense")
 
