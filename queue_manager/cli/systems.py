@@ -147,6 +147,7 @@ def _check_indexes(screen: Console, system: System) -> None:
 def _check_documents(screen: Console, system: DueDocuments) -> int:
     """Return the number of documents for which the function failed."""
     work = work_of(system)
+    now = work.clock()
     has_index = work.documents.has_index()
     _print_index(screen, f"{work.documents.name}.{work.documents.index}", is_present=has_index)
     if _in_time(work.documents.has_dates) is False:
@@ -155,8 +156,12 @@ def _check_documents(screen: Console, system: DueDocuments) -> int:
         _print_line(
             screen, "index", f"{work.documents.name}.{unused}  unused: drop it when all processes are restarted"
         )
-    _print_line(screen, "due now", _count(work.documents, work.clock(), has_index=has_index))
-    shown = list(previews(work, limit=SAMPLE))
+    _print_line(screen, "due now", _count(work.documents, now, has_index=has_index))
+    documents = _in_time(lambda: work.documents.sample(now, system.fields, limit=SAMPLE))
+    if documents is None:
+        _print_line(screen, "updates", f"not shown: no documents found within {DOCUMENTS_TIMEOUT.total_seconds():g} s")
+        return 0
+    shown = list(previews(work, documents, now=now))
     for one in shown:
         _print_preview(screen, one)
     return sum(one.error is not None for one in shown)

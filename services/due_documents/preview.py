@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from models.database import Document
 from models.document_id import shown_id
 from models.due_documents import StillDue, Update
 from queue_manager.core.errors import typed_reason
@@ -24,10 +25,10 @@ class Preview:
     error: str | None = None
 
 
-def previews(work: DocumentWork, *, limit: int) -> Iterator[Preview]:
-    """Call the function for some due documents; try each update in a transaction that is aborted."""
-    run = Run(id="preview", now=work.clock())
-    for document in work.documents.sample(run.now, work.system.fields, limit=limit):
+def previews(work: DocumentWork, documents: Sequence[Document], *, now: datetime) -> Iterator[Preview]:
+    """Call the function for documents that are due `now`; try each update in a transaction that is aborted."""
+    run = Run(id="preview", now=now)
+    for document in documents:
         about: dict[str, Any] = {"id": shown_id(document["_id"]), "due_at": work.documents.due_at(document)}
         try:
             update = work.updates.update_of(document, run)

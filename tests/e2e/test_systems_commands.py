@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import subprocess
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from models.database import collection
 from queue_manager import pauses
+from queue_manager.cli import systems as cli_systems
 from tests.e2e.celery_processes import ROOT
 from tests.e2e.commands import COMMAND, invoke, queue_manager, said_on_a_terminal
 from tests.real_servers import Servers
+from tests.rooms import make_room
 
 DUE = datetime(2026, 1, 31, tzinfo=UTC)
 DECLARED = """
@@ -71,6 +73,18 @@ def test_check_shows_index_count_and_updates_and_writes_nothing(tmp_path: Path) 
     assert len(lines) == 3 + 10
     assert list(collection("accounts").find()) == accounts
     assert set(collection("accounts").index_information()) == {"_id_"}
+
+
+def test_check_reads_a_large_collection_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_room()
+    assert '{"$set": {"status": "open"' in invoke("systems", "check", "support-snooze").stdout
+    monkeypatch.setattr(cli_systems, "DOCUMENTS_TIMEOUT", timedelta(microseconds=1))
+    checked = invoke("systems", "check", "support-snooze")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert checked.stdout.splitlines()[2:] == [
+        "  due now   not counted within 1e-06 s",
+        "  updates   not shown: no documents found within 1e-06 s",
+    ]
 
 
 def test_check_knows_a_system_by_its_name_and_its_index(tmp_path: Path) -> None:
