@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from queue_manager.web.live.event_feed import (
     ReaderPosition,
     StartPosition,
 )
+from queue_manager.web.routes.systems import events
+from queue_manager.web.routes.systems.events import OverviewStates
 
 
 def event(position: int, size: int = 2) -> Event[int]:
@@ -79,6 +82,29 @@ def test_a_listener_within_the_process_needs_no_encoder() -> None:
                 return await asyncio.wait_for(listener.next(), 10)
 
     assert [one.position for one in asyncio.run(listen())] == [1]
+
+
+def test_an_overview_that_was_read_before_a_change_is_not_shown_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read_during_a_change() -> list[Any]:
+        loop = asyncio.get_running_loop()
+        before, after = loop.create_future(), loop.create_future()
+        readings = [before, after]
+        monkeypatch.setattr(events, "read_overview", lambda: readings.pop(0))
+        states = OverviewStates()
+        shown = [asyncio.create_task(states.state())]
+        await eventually_read(readings, 1)
+        states.expire()
+        shown.append(asyncio.create_task(states.state()))
+        await eventually_read(readings, 0)
+        before.set_result("before")
+        after.set_result("after")
+        return await asyncio.gather(*shown)
+
+    async def eventually_read(readings: list[Any], left: int) -> None:
+        while len(readings) > left:
+            await asyncio.sleep(0)
+
+    assert asyncio.run(read_during_a_change()) == ["after", "after"]
 
 
 class Broken(OneEvent):

@@ -135,10 +135,11 @@ class OverviewStates(EventSource[int]):
         reading = asyncio.current_task()
         try:
             state = await read_overview()
-            if self._reading is reading or self._state is None:  # otherwise it may be older than a change
-                self._state = state
-                self._position += 1
-                self._read_at = time.monotonic()
+            if self._reading is not reading:  # it began before a change of an operator
+                return await self.state()
+            self._state = state
+            self._position += 1
+            self._read_at = time.monotonic()
             return state
         finally:
             if self._reading is reading:
