@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from http.cookies import SimpleCookie
 from pathlib import Path
 from threading import Thread
+from urllib.parse import quote
 
 import jwt
 import pytest
@@ -169,6 +170,13 @@ def test_a_page_sends_people_to_the_login_and_back(guarded: Web) -> None:
     assert 'name="next" type="hidden" value="/?account=a&amp;account=b"' in form.text
     back = guarded.post("/login", f"key={VIEWER}&next=%2F%3Faccount%3Da%26account%3Db", **HTML)
     assert (back.status, back.headers["location"]) == (303, "/?account=a&account=b")
+
+
+@pytest.mark.parametrize("path", ["/jobs/a%20b%C3%A4", "/jobs/a%3Fb%23c", "/jobs/100%25"])
+def test_a_page_of_an_odd_id_is_shown_after_the_login(path: str, guarded: Web) -> None:
+    sent = guarded.get(path, **HTML).headers["location"]
+    assert sent == f"/login?next={quote(path, safe='')}"
+    assert guarded.post("/login", f"key={VIEWER}&{sent.removeprefix('/login?')}").headers["location"] == path
 
 
 @pytest.mark.parametrize(

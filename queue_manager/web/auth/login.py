@@ -34,6 +34,7 @@ LOGIN_BODY = {
     }
 }
 REDIRECT: dict[int | str, dict[str, Any]] = {303: {"description": "Without keys: redirect to `next`"}}
+PATH_CHARACTERS = "/:@!$&'()*+,;="  # that are not escaped in a path, in addition to those that `quote` never escapes
 _OWN_PATH = re.compile(r"/(?![/\\])[\x21-\x5b\x5d-\x7e]*")
 
 router = APIRouter()
@@ -86,7 +87,8 @@ def install(api: FastAPI) -> None:
 
     @api.exception_handler(LoginRequired)
     async def redirect_to_login(request: Request, _: LoginRequired) -> Response:
-        page = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        path = quote(request.scope["path"], safe=PATH_CHARACTERS)  # which is decoded
+        page = path + (f"?{request.url.query}" if request.url.query else "")
         return _redirect(f"/login?next={quote(page, safe='')}")
 
 
