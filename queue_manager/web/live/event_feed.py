@@ -39,6 +39,8 @@ STREAM_END_TIMEOUT = 1.0  # seconds in which streams end by themselves when the 
 READER_TIMEOUT = 2.0  # seconds that a client waits for the reader
 RECONNECT_DELAY = 0.5  # seconds before a source is read again after an error
 MAX_OUTAGE = 10.0  # seconds of errors that clients do not notice, as while a server restarts
+PING = "ping"
+"""The name of events without data: a client that gets them knows that it is connected."""
 
 log = get_logger("QM/events")
 
@@ -54,7 +56,7 @@ ReaderPosition = Callable[[PositionT | None], Awaitable[PositionT]]
 
 @dataclass(frozen=True)
 class Event(Generic[PositionT]):
-    """An event of a source. An event without a name only sends its position."""
+    """An event of a source. One named `PING` only sends its position."""
 
     position: PositionT
     id: str
@@ -65,9 +67,7 @@ class Event(Generic[PositionT]):
 
     @cached_property
     def block(self) -> bytes:
-        """The encoded event, made once for all clients. A browser ignores an event without data, but keeps its id."""
-        if not self.name:
-            return bytes(ServerSentEvent(id=self.id).encode())
+        """The encoded event, made once for all clients."""
         data = self.text.decode("utf-8", "replace")
         return bytes(ServerSentEvent(data, event=self.name, id=self.id or None).encode())
 
@@ -334,7 +334,7 @@ class Feed(Generic[PositionT]):
 
 def _ping() -> ServerSentEvent:
     """Return an event, because the scripts of a browser do not see comments."""
-    return ServerSentEvent("", event="ping")
+    return ServerSentEvent("", event=PING)
 
 
 def _chunks(events: Sequence[Event[PositionT]]) -> Iterator[bytes]:

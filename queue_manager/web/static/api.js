@@ -184,7 +184,7 @@ export class Events {
     this.source.onopen = () => this.opened();
     this.source.onerror = () => this.failed();
     this.source.addEventListener(this.name, (event) => this.received(event));
-    this.source.addEventListener("ping", () => this.watch());
+    this.source.addEventListener("ping", (event) => this.moved(event));
     this.source.addEventListener("reset", (event) => {
       this.last = event.lastEventId;
       toast("Some updates were missed. The list was reloaded");
@@ -206,9 +206,14 @@ export class Events {
   }
 
   /** @param {MessageEvent<string>} event */
-  received(event) {
+  moved(event) {
     this.watch();
     this.last = event.lastEventId || this.last;
+  }
+
+  /** @param {MessageEvent<string>} event */
+  received(event) {
+    this.moved(event);
     this.on.event((this.on.parse ?? JSON.parse)(event.data));
   }
 

@@ -25,6 +25,7 @@ from queue_manager.core.settings import redact_url, settings
 from queue_manager.operations.job_schemas import job_as_json
 from queue_manager.web.http.errors import errors
 from queue_manager.web.live.event_feed import (
+    PING,
     Event,
     EventsLost,
     EventSource,
@@ -38,7 +39,9 @@ from queue_manager.web.live.event_feed import (
 )
 
 JOB_EVENT = "job-update"
-TOKEN_INTERVAL = 10.0  # seconds; a client without events must still reconnect with a token that the oplog reaches
+TOKEN_INTERVAL = 5.0
+"""Seconds. A client without events must still reconnect with a recent token, because MongoDB searches its oplog from
+there. A page in the background is connected for 10 s of each minute."""
 CLOCK_INTERVAL = 1.0  # seconds
 RESUME_TOKEN = re.compile(r"(?:[0-9A-F]{2}){1,1000}")
 
@@ -101,7 +104,7 @@ class JobEvents(EventSource[str]):
                     if step.change is not None:
                         events = [await self._event(step.token, step.change)]
                     elif time.monotonic() - sent_at > TOKEN_INTERVAL:
-                        events = [Event(step.token, step.token, "", b"")]
+                        events = [Event(step.token, step.token, PING, b"")]
                         sent_at = time.monotonic()
                     yield ReadBatch(step.token, events)
         except Lost as error:
