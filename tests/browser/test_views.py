@@ -132,10 +132,11 @@ def test_a_view_is_renamed_replaced_and_deleted(visit: Visit, queue: Queue) -> N
     expect(page.get_by_role("link", name="Bee")).to_have_attribute("aria-current", "page")
     manage(visit, "Ant", "Delete")
     expect(page.locator("#views a")).to_have_text(["Bee"])
+    save(visit, "Cat")
     visit.press("Undo")
-    expect(page.locator("#views a")).to_have_text(["Ant", "Bee"])
-    manage(visit, "Ant", "Delete")
-    manage(visit, "Bee", "Delete")
+    expect(page.locator("#views a")).to_have_text(["Ant", "Bee", "Cat"])
+    for name in ("Ant", "Bee", "Cat"):
+        manage(visit, name, "Delete")
     expect(page.locator("#views")).to_be_hidden()
 
 

@@ -17,7 +17,7 @@ export class Views {
     document.adoptedStyleSheets.push(this.sheet);
     /** The columns that can be hidden, by position. The first column names the row. */
     this.columns = [...byId("list").querySelectorAll("th")].map((head, index) => ({ title: (head.textContent ?? "").trim(), place: index + 1 })).slice(byId("pick-all") ? 2 : 1);
-    byId("save-view").addEventListener("click", () => this.save("Save", "", this.all, this.address));
+    byId("save-view").addEventListener("click", () => this.save("Save", "", this.address));
     byId("columns").addEventListener("click", () => this.choose());
     addEventListener("storage", () => this.show());
   }
@@ -31,9 +31,9 @@ export class Views {
     }
   }
 
-  /** @param {Record<string, string>} all */
-  keep(all) {
-    if (!keep(this.key, JSON.stringify(all))) throw new Problem(0, { message: "This browser does not allow this site to store data: allow it in the browser's settings" });
+  /** Change the views as they are now, also by other tabs; undefined removes one. @param {Record<string, string | undefined>} changes */
+  keep(changes) {
+    if (!keep(this.key, JSON.stringify({ ...this.all, ...changes }))) throw new Problem(0, { message: "This browser does not allow this site to store data: allow it in the browser's settings" });
     this.show();
   }
 
@@ -65,26 +65,24 @@ export class Views {
 
   /** @param {string} name @param {string} url */
   manage(name, url) {
-    const { all } = this;
-    const { [name]: _, ...others } = all;
-    const change = (/** @type {Record<string, string>} */ changed, /** @type {Child} */ text) => attempt(async () => {
-      this.keep(changed);
+    const change = (/** @type {string | undefined} */ changed, /** @type {Child} */ text) => attempt(async () => {
+      this.keep({ [name]: changed });
       toast(text);
     });
     show(name, [element("p", { class: "soft" }, `${KEPT} The link shows others the same list.`), element("div", {}, copier("link", location.origin + url))], [
-      ["Delete", () => change(others, [`Deleted ${name}. `, button("Undo", () => change(all, `Restored ${name}`), "quiet")]), "danger"],
-      ["Rename …", () => this.save("Rename", name, others, url)],
-      ["Replace with this list", () => change({ ...others, [name]: this.address }, `Replaced ${name}`)],
+      ["Delete", () => change(undefined, [`Deleted ${name}. `, button("Undo", () => change(url, `Restored ${name}`), "quiet")]), "danger"],
+      ["Rename …", () => this.save("Rename", name, url)],
+      ["Replace with this list", () => change(this.address, `Replaced ${name}`)],
     ]);
   }
 
-  /** @param {string} verb @param {string} value @param {Record<string, string>} others @param {string} url */
-  save(verb, value, others, url) {
+  /** @param {string} verb @param {string} before the name of a view that is renamed @param {string} url */
+  save(verb, before, url) {
     askFor({
       title: `${verb} the view`, verb, text: `Saves the filter, order, tab and columns of the list. ${KEPT}`,
-      fields: [{ name: "name", label: "Name", value, isNeeded: true, hint: "Replaces the view that has this name" }],
+      fields: [{ name: "name", label: "Name", value: before, isNeeded: true, hint: "Replaces the view that has this name" }],
       act: async ({ name }) => {
-        this.keep({ ...others, [name.trim()]: url });
+        this.keep({ [before]: undefined, [name.trim()]: url });
       },
     });
   }
