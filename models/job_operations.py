@@ -41,6 +41,8 @@ CHANGEABLE_FIELDS = ("state", "due", "priority")
 """The fields that users change."""
 KeepJobs = Callable[[Sequence[Document], ClientSession], object]
 """Stores jobs in the transaction that deletes them."""
+# The next dispatch would store a declared job again, and run it: it is deleted only by its id.
+_IS_UNDECLARED: Document = {"$not": {"$regex": f"^{DECLARED_PREFIX}"}}
 
 
 def cancel(found: Document, *, now: datetime) -> Document | None:
@@ -132,15 +134,18 @@ def clear(
 ) -> tuple[int, bool]:
     """Delete up to `limit` jobs in `states`, of one name or of all names, except reserved ones, in one transaction.
 
-    It deletes fewer if they are large. Returns their number, and True if there may be more. Raises `Contended`.
+    Declared jobs are kept. It deletes fewer if they are large. Returns their number, and True if there may be more.
+    Raises `Contended`.
     """
-    return _delete_batch({**not_reserved(now), **_of(states, name), **IS_JOB}, limit=limit, keep=keep)
+    undeclared = {**IS_JOB, "_id": {**IS_JOB["_id"], **_IS_UNDECLARED}}
+    return _delete_batch({**not_reserved(now), **_of(states, name), **undeclared}, limit=limit, keep=keep)
 
 
 def count_up_to(limit: int, states: Sequence[JobState], name: str | None) -> int:
-    """Return the number of jobs in `states`, of one name or of all names, up to `limit`, which bounds the cost."""
+    """Return the number of jobs that `clear` would delete, up to `limit`, which bounds the cost."""
     index = "jobs_in_a_state_by_attempts" if name is None else "jobs_of_a_name_by_attempts"
-    return jobs().count_documents({**_of(states, name), **COUNTED_ATTEMPTS}, limit=limit, hint=index)
+    wanted = {**_of(states, name), **COUNTED_ATTEMPTS, "_id": _IS_UNDECLARED}
+    return jobs().count_documents(wanted, limit=limit, hint=index)
 
 
 def _of(states: Sequence[JobState], name: str | None) -> Document:
@@ -190,9 +195,8 @@ def _deleted(gone: Sequence[Document], keep: KeepJobs | None, session: ClientSes
 def remove_finished(before: datetime, *, limit: int) -> int:
     """Delete up to `limit` jobs that succeeded or were canceled before a time; return their number.
 
-    A declared job that was canceled is kept, or else the next dispatch would store it again.
+    A declared job that was canceled is kept.
     """
     finished = {"state": {"$in": [*FINISHED_STATES]}, "updated": {"$lt": before}, **COUNTED_ATTEMPTS}
-    undeclared = {**finished, "_id": {"$not": {"$regex": f"^{DECLARED_PREFIX}"}}}
-    deleted, _ = _delete_batch(undeclared, limit=limit, hint="jobs_in_a_state_by_updated")
+    deleted, _ = _delete_batch({**finished, "_id": _IS_UNDECLARED}, limit=limit, hint="jobs_in_a_state_by_updated")
     return deleted

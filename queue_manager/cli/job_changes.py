@@ -163,7 +163,7 @@ def clear(
     name: OneJobName = None,
     yes: YesOption = False,
 ) -> None:
-    """Delete the jobs in some states, after confirmation.
+    """Delete the jobs in some states, except declared ones, after confirmation.
 
     Above 1,000 jobs, the name (`all names` without `--name`) must be typed. Can be undone for 10 minutes, unless there
     are more than 100,000. After Ctrl-C, the remaining jobs are kept.
@@ -173,7 +173,7 @@ def clear(
     with report_errors():
         wanted = _states(states)
         body = validated(JobsToDelete, {"states": states, "name": name})
-        count = sum(job_queues.jobs.count(name=name, state=state) for state in wanted)
+        count = job_queues.jobs.count_up_to(sys.maxsize, wanted, name)
         of = name or ALL_NAMES
         confirm("delete", count, "job", f" of {of} in the state {' or '.join(states)}", yes=yes, typed=of)
         answer = clear_jobs(body, current_actor(), is_over=lambda: False)

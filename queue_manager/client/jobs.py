@@ -207,7 +207,7 @@ class JobOperations(Resource):
 
     @operation
     def clear(self, states: Sequence[str], name: str | None = None) -> Exchange[int]:
-        """Delete the jobs in these states, of one name or of all; return their number."""
+        """Delete the jobs in these states, of one name or of all, except declared ones; return their number."""
         body, deleted = {"states": states, "name": name}, 0
         while True:
             answer = yield from self._exchange("POST", "/api/jobs/clear", _DeletedCount, body=body, wait=MAX_CLEAR_WAIT)

@@ -225,13 +225,14 @@ class Jobs:
         return job_pages.page(query, limit=limit).jobs
 
     def count(self, *, name: str | None = None, state: str | None = None) -> int:
-        """Return the number of jobs of a name or of all, in a state or in any."""
+        """Return the number of jobs of a name or of all, in a state or in any. Raises `InvalidJob`."""
+        wanted = [*JobState] if state is None else [checked_state(state)]
         counts = job_counts.by_name()
         of_names = counts.values() if name is None else [counts.get(name, {})]
-        return sum(states.get(state, 0) if state else sum(states.values()) for states in of_names)
+        return sum(states.get(one, 0) for states in of_names for one in wanted)
 
     def clear(self, states: Iterable[str], name: str | None = None) -> int:
-        """Delete the jobs in these states, of one name or of all names; return their number.
+        """Delete the jobs in these states, of one name or of all names, except declared ones; return their number.
 
         Raises `InvalidJob`: executing jobs cannot be deleted.
         """

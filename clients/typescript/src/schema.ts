@@ -1399,7 +1399,7 @@ export interface paths {
         put?: never;
         /**
          * Clear
-         * @description Delete the jobs in some states, of one name or of all.
+         * @description Delete the jobs in some states, of one name or of all, except those that code declares.
          *
          *     It stops after 50 s, and `is_complete` is false: repeat it then. More than 100,000 jobs cannot be restored.
          */

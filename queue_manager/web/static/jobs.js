@@ -353,7 +353,7 @@ function clear() {
 function confirm(states, name, found) {
   askFor({
     title: `Delete ${many(found, "job")} of ${name || ALL_NAMES}?`, verb: "Delete", kind: "danger",
-    text: `Deletes all jobs in the state ${states.join(" or ")}, including those that enter it meanwhile. ${found > 1e5 ? "More than 100,000 cannot be restored." : UNDO}`,
+    text: `Deletes all jobs in the state ${states.join(" or ")}, including those that enter it meanwhile, except declared ones. ${found > 1e5 ? "More than 100,000 cannot be restored." : UNDO}`,
     typed: found > TYPED_FROM && { name: name || ALL_NAMES },
     async act() {
       const { deleted, is_complete: isAll, undo } = await post("/jobs/clear", { states, name: name || null });

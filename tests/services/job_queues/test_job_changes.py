@@ -264,6 +264,9 @@ def test_executing_job_cannot_be_cleared(lab: Lab) -> None:
 def test_unknown_state_is_named_with_the_known_ones(lab: Lab, state: Any) -> None:
     with pytest.raises(InvalidJob, match="must be one of pending, executing, success, failure, canceled"):
         lab.jobs.clear([state])
+    if state is not None:
+        with pytest.raises(InvalidJob, match="must be one of pending, executing, success, failure, canceled"):
+            lab.jobs.count(state=state)
 
 
 def test_clear_takes_fewer_jobs_after_others_have_locked_some_and_more_again_later(
@@ -485,6 +488,7 @@ def test_list_is_paged_newest_first(lab: Lab) -> None:
 def test_cancelled_is_accepted_as_a_spelling_of_canceled(lab: Lab) -> None:
     lab.jobs.cancel(lab.run("mail"))
     assert lab.states() == {"canceled": 1}
+    assert lab.jobs.count(state="cancelled") == lab.jobs.count(name="mail", state="canceled") == 1
     assert lab.jobs.clear(["cancelled"]) == 1
 
 

@@ -143,6 +143,16 @@ def test_failed_and_canceled_jobs_keep_their_state(lab: Lab) -> None:
     assert (stored()["state"], len(lab.ran)) == ("pending", 2)
 
 
+def test_clear_keeps_declared_jobs(lab: Lab) -> None:
+    lab.dispatch(epoch=1)
+    lab.jobs.cancel(ID)
+    lab.jobs.cancel(lab.run("mail"))
+    assert lab.jobs.count_up_to(9, ["canceled"]) == lab.jobs.count_up_to(9, ["canceled"], "mail") == 1
+    assert lab.jobs.clear(["canceled"]) == 1
+    lab.serve(epoch=1)
+    assert (stored()["state"], lab.ran) == ("canceled", [])
+
+
 def test_removed_declaration_is_named_and_its_job_is_kept(lab: Lab) -> None:
     lab.dispatch(epoch=1)
     without = Lab(None, "mail", "sweep")

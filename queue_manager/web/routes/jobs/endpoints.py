@@ -214,7 +214,7 @@ def clear(
     body: Annotated[JobsToDelete, Depends(JsonBody(JobsToDelete, max_bytes=MAX_JOB_BODY))],
     actor: CurrentActor,
 ) -> DeletedJobs:
-    """Delete the jobs in some states, of one name or of all.
+    """Delete the jobs in some states, of one name or of all, except those that code declares.
 
     It stops after 50 s, and `is_complete` is false: repeat it then. More than 100,000 jobs cannot be restored.
     """
