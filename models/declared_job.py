@@ -27,20 +27,20 @@ def stored() -> dict[str, Document]:
 
 
 def change(name: str, known: Document, repetition: Document, *, due: datetime, now: datetime) -> bool:
-    """Replace a known repetition, and the due time of a pending job; return False if it is executing or was changed.
+    """Replace a known repetition, and the due time of a pending job that is not due yet.
 
-    A repeating job is never reserved.
+    Returns False if it is executing or was changed. A repeating job is never reserved.
     """
     is_unchanged = {
         "_id": declared_id(name),
         "state": {"$ne": JobState.EXECUTING},
         "repetition": {"$eq": known},
     }
-    is_pending = {"$eq": ["$state", JobState.PENDING]}
+    is_coming = {"$and": [{"$eq": ["$state", JobState.PENDING]}, {"$gt": ["$waiting", now]}]}
     changed: Document = {
         "repetition": {"$literal": repetition},
-        "due": {"$cond": [is_pending, due, "$due"]},
-        "waiting": {"$cond": [is_pending, due, {"$ifNull": ["$waiting", "$$REMOVE"]}]},
+        "due": {"$cond": [is_coming, due, "$due"]},
+        "waiting": {"$cond": [is_coming, due, {"$ifNull": ["$waiting", "$$REMOVE"]}]},
         "updated": now,
     }
     return jobs().update_one(is_unchanged, [{"$set": changed}], hint="_id_").modified_count == 1

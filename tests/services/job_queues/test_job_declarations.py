@@ -102,6 +102,27 @@ def test_changed_repetition_replaces_the_old_one(lab: Lab, changed: dict[str, An
     assert len(newer.ran) == 1
 
 
+@pytest.mark.parametrize("by", ["time", "operator"])
+def test_changed_repetition_does_not_postpone_a_run_that_is_due(lab: Lab, by: str) -> None:
+    lab.serve(epoch=1)
+    newer = declaring(every=hours(1))
+    if by == "time":
+        newer.hand.now += minutes(1)
+    else:
+        lab.jobs.retry(ID)
+    newer.serve(epoch=1)
+    assert (len(newer.ran), stored()["repetition"]["every_ms"], stored()["due"]) == (1, 3_600_000, T0 + hours(1))
+
+
+def test_repetition_that_is_changed_before_its_first_due_time_does_not_wait_for_it(clean: Servers) -> None:
+    declaring(cron="0 3 1 1 *").dispatch(epoch=1)
+    newer = declaring(every=minutes(1))
+    for expected in range(3):
+        newer.serve(epoch=1)
+        assert (len(newer.ran), stored()["due"] - newer.clock() <= minutes(1)) == (expected, True)
+        newer.hand.now = stored()["due"]
+
+
 def test_repetition_of_an_executing_job_is_changed_after_its_run(lab: Lab) -> None:
     newer = declaring(every=hours(1))
 
