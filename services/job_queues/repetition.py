@@ -112,6 +112,8 @@ def _store(name: str, repetition: Document, now: datetime) -> None:
 
 
 def _change(name: str, known: Document, repetition: Document, now: datetime) -> None:
-    changed = {**repetition, "since": known["since"]}
-    if declared_job.change(name, known, changed, due=next_due(changed, now), now=now):
+    due = next_due({**repetition, "since": known["since"]}, now)
+    # The first due time of a cron expression may be far off; that of its replacement is earlier.
+    changed = {**repetition, "since": min(known["since"], due)}
+    if declared_job.change(name, known, changed, due=due, now=now):
         log.info("The repetition of a declared job was changed", name=name)

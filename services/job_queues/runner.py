@@ -314,7 +314,9 @@ class Runner:
             now = self.clock()
         except Error:
             now = estimated_now()
-        return next_due(repetition, max(now, started["waiting"]))  # an estimate may be earlier than the start
+        following = next_due(repetition, max(now, started["waiting"]))  # an estimate may be earlier than the start
+        first: datetime = repetition["since"]  # later, if an operator made it due before
+        return max(following, first)
 
     def _count_durations(self, due: datetime, took_ms: int) -> None:
         due_ms, ended_ms = unix_ms(due), unix_ms(estimated_now())

@@ -143,6 +143,13 @@ def test_first_due_time_can_be_given(lab: Lab) -> None:
     assert only(lab)["due"] == T0 + hours(29)
 
 
+def test_run_before_the_first_due_time_does_not_begin_the_repetition(lab: Lab) -> None:
+    id = lab.run("mail", every=hours(1), at=T0 + hours(5))
+    lab.jobs.retry(id)
+    lab.serve(epoch=1)
+    assert (len(lab.ran), only(lab)["due"]) == (1, T0 + hours(5))
+
+
 @pytest.mark.parametrize(("after", "due"), [(-1, 0), (0, 60), (59, 60), (60, 120), (-60, 0), (-61, -60)])
 def test_next_due_time_is_later(after: int, due: int) -> None:
     assert next_due({"every_ms": 60_000, "since": T0}, T0 + seconds(after)) == T0 + seconds(due)
