@@ -94,8 +94,9 @@ def declared_details(declared: Mapping[str, Document]) -> Iterator[str]:
     stored = declared_job.stored()
     for name in sorted({*declared} - {*stored}):
         yield (
-            f"{name}: its declared repetition is not stored; the next dispatch stores it unless a singular job "
-            f"without arguments exists, see `queue-manager jobs list --name {name}`"
+            f"{name}: its declared repetition is not stored; the next dispatch stores it unless another job without "
+            f"arguments is pending, failed or executing, or the document {declared_id(name)} is malformed; see "
+            f"`queue-manager jobs list --name {name}`"
         )
     for name in sorted({*stored} - {*declared}):
         id = declared_id(name)
@@ -105,9 +106,7 @@ def declared_details(declared: Mapping[str, Document]) -> Iterator[str]:
 def _store(name: str, repetition: Document, now: datetime) -> None:
     due = first_due(repetition, now)
     document = new_job(name, (), due=due, priority=0, repetition=repetition, now=now)
-    if job.insert([{**document, "_id": declared_id(name)}], unique=False, singular=True):
-        log.warning("A declared repeating job was not stored, because a singular job exists", name=name)
-    else:
+    if not job.insert([{**document, "_id": declared_id(name)}], unique=False, singular=True):
         log.info("A declared repeating job was stored", name=name, due=due)
 
 

@@ -186,11 +186,16 @@ def test_removed_declaration_is_named_and_its_job_is_kept(lab: Lab) -> None:
     assert details(without) == []
 
 
-def test_existing_singular_job_blocks_a_declaration(lab: Lab) -> None:
-    id = lab.run("sweep", every=hours(1))
+@pytest.mark.parametrize("options", [{"every": hours(1)}, {"delay": hours(1)}], ids=["singular", "not singular"])
+def test_existing_job_without_arguments_blocks_a_declaration(lab: Lab, options: dict[str, Any]) -> None:
+    id = lab.run("sweep", **options)
     lab.dispatch(epoch=1)
     assert str(stored()["_id"]) == id
-    assert "its declared repetition is not stored" in details(lab)[0]
+    assert details(lab) == [
+        "sweep: its declared repetition is not stored; the next dispatch stores it unless another job without "
+        "arguments is pending, failed or executing, or the document declared:sweep is malformed; "
+        "see `queue-manager jobs list --name sweep`"
+    ]
     lab.jobs.remove(id)
     lab.dispatch(epoch=1)
     assert (stored()["_id"], details(lab)) == (ID, [])
