@@ -79,7 +79,7 @@ class JobState(StrEnum):
     EXECUTING = "executing"  # its worker; the next dispatch if its lease expired; `cancel` only asks it to stop
     SUCCESS = "success"  # only `retry` by an operator
     FAILURE = "failure"  # a worker, after the backoff; a takeover or an operator
-    CANCELED = "canceled"  # only `retry` or `reschedule` by an operator
+    CANCELED = "canceled"  # only `retry`, or `reschedule` to a time, by an operator
 
 
 FINISHED_STATES = (JobState.SUCCESS, JobState.CANCELED)

@@ -61,16 +61,20 @@ def ask_to_stop(found: Document, *, now: datetime, grace: timedelta) -> Document
     return _change(found, [JobState.EXECUTING], {"$min": asked}, now)
 
 
+def set_priority(found: Document, states: Sequence[JobState], *, priority: int, now: datetime) -> Document | None:
+    """Change only the priority of a job in one of `states`; return the job, or `None` as `make_due` does."""
+    return _change(found, states, {"$set": {"priority": priority}, "$unset": {"reserved": ""}}, now)
+
+
 def make_due(
-    found: Document, states: Sequence[JobState], *, due: datetime | None, priority: int | None, now: datetime
+    found: Document, states: Sequence[JobState], *, due: datetime, priority: int | None, now: datetime
 ) -> Document | None:
-    """Set a job in one of `states` to pending with this due time (`None`: unchanged); return the job.
+    """Set a job in one of `states` to pending with this due time; return the job.
 
     Returns `None` if it was changed, is reserved or in another state.
 
     Raises `DuplicateJob` if it is singular and another job with its key is live.
     """
-    due = due or found.get("due")  # any field may be missing, if another program has changed the document
     changed: Document = {"state": JobState.PENDING, "due": due, "waiting": due, "updated": now}
     if priority is not None:
         changed["priority"] = priority

@@ -141,8 +141,8 @@ def reschedule(
 ) -> None:
     """Change the due time or the priority of jobs.
 
-    They must be pending, failed or canceled. Prints an outcome for each. Without `--at` and `--delay` the due time is
-    kept.
+    They must be pending, failed or canceled. Prints an outcome for each. Without `--at` and `--delay`, only the
+    priority changes.
 
     Example: `queue-manager jobs reschedule 6b01475714001c3a87bb78b8 --delay 3600 --priority 5`
     """

@@ -164,19 +164,26 @@ class Jobs:
         priority: int | None = None,
         on_change: OnChange | None = None,
     ) -> Document:
-        """Change the due time of a pending, failed or canceled job. With `priority` only, the due time is kept.
+        """Make a pending, failed or canceled job pending with another due time, and with `priority` if it is given.
+
+        With `priority` only, its state and its due time are kept.
 
         Raises:
             WrongState: the job is executing or successful.
             DuplicateJob: the job is singular, and another with its name and arguments is live.
             InvalidJob, UnknownJob.
         """
-        now = self._clock()
-        if at is None and delay is None and priority is None:
-            raise InvalidJob("at", "one of `at`, `delay` and `priority` must be given")
+        states, action = RESCHEDULABLE_STATES, "be rescheduled"
         checked = None if priority is None else checked_priority(priority)
-        due = None if at is None and delay is None else checked_due(at, delay, now)
-        return self._make_due(id, RESCHEDULABLE_STATES, due, checked, "be rescheduled", on_change)
+        if at is not None or delay is not None:
+            return self._make_due(id, states, checked_due(at, delay, self._clock()), checked, action, on_change)
+        if checked is None:
+            raise InvalidJob("at", "one of `at`, `delay` and `priority` must be given")
+
+        def set_priority(found: Document, now: datetime) -> Document | None:
+            return job_operations.set_priority(found, states, priority=checked, now=now)
+
+        return self._change(id, set_priority, action, states, on_change)
 
     def retry(self, id: str, *, on_change: OnChange | None = None) -> Document:
         """Make a job due now unless it is executing. Raises like `reschedule`."""
@@ -319,7 +326,7 @@ class Jobs:
         self,
         id: str,
         states: Sequence[JobState],
-        due: datetime | None,
+        due: datetime,
         priority: int | None,
         action: str,
         on_change: OnChange | None = None,

@@ -130,12 +130,14 @@ class JobModel:
         job = self.jobs[id]
         if job.state not in states:
             return "refused"
+        job.priority = job.priority if priority is None else priority
+        if due is None:
+            return "done"
         others = [other for other in self.jobs.values() if other is not job and other.kind == job.kind]
         if job.singular and any(other.singular and other.state in LIVE for other in others):
             return "conflict"
         job.state, job.is_first = "pending", False
-        job.due = job.waiting = due or job.due
-        job.priority = job.priority if priority is None else priority
+        job.due = job.waiting = due
         return "done"
 
     def clear(self, states: set[str], name: str | None) -> int:

@@ -170,6 +170,17 @@ def test_new_priority_alone_keeps_the_due_time(lab: Lab) -> None:
     assert (moved["due"], moved["waiting"], moved["priority"]) == (T0 + hours(1), T0 + hours(1), 9)
 
 
+@pytest.mark.parametrize("state", ["failure", "canceled"])
+def test_new_priority_alone_keeps_the_state_and_the_times(lab: Lab, state: str) -> None:
+    id = failed(lab, error=PermanentError)
+    if state == "canceled":
+        lab.jobs.cancel(id)
+    before = lab.jobs.get(id)
+    lab.hand.advance(minutes(1))
+    assert lab.jobs.reschedule(id, priority=9) == {**before, "priority": 9}
+    assert (before["state"], lab.names_dispatched()) == (state, [])
+
+
 @pytest.mark.parametrize("other", ["reschedule", "cancel", "retry"])
 def test_a_change_is_reported_with_the_preceding_concurrent_change(
     lab: Lab, other: str, monkeypatch: pytest.MonkeyPatch
