@@ -66,6 +66,10 @@ class TimeLimit:
     timeout: timedelta
     grace: timedelta
 
+    def ends_at(self, start: datetime) -> datetime:
+        """Return when the process of an attempt that starts at `start` is killed."""
+        return truncate(start + self.timeout + self.grace)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EndedAttempt:
@@ -198,6 +202,17 @@ def renew(job_id: JobId, *, token: str, until: datetime) -> bool:
     return jobs().update_one(held, {"$max": {"claim.claimed_until": until}}, hint="_id_").matched_count == 1
 
 
+def renew_start(job_id: JobId, *, token: str, now: datetime, until: datetime, limit: TimeLimit | None) -> bool:
+    """Extend the lease of a job whose start took long, and let its time limit begin; return False like `renew`.
+
+    The process of a job that was canceled since the start is killed at the time that `ask_to_stop` has set.
+    """
+    if limit is not None:
+        held = {"_id": job_id, **_held_by("claim", token), "claim.canceled_at": {"$exists": False}}
+        jobs().update_one(held, {"$max": {"claim.ends_at": limit.ends_at(now)}}, hint="_id_")
+    return renew(job_id, token=token, until=until)
+
+
 def renew_claims(running: Mapping[str, int], *, until: datetime) -> None:
     """Extend the leases of jobs that processes of this machine execute: process ids by token."""
     held = {"state": JobState.EXECUTING, **_claimed_by(running)}
@@ -266,7 +281,7 @@ def _start(
     claim: Document = {"token": token, "claimed_until": until, "worker": process_name()}
     if limit is not None:
         claim["timeout_seconds"] = limit.timeout.total_seconds()
-        claim["ends_at"] = truncate(now + limit.timeout + limit.grace)
+        claim["ends_at"] = limit.ends_at(now)
     changed: Document = {"state": JobState.EXECUTING, "claim": claim, "updated": now}
     removed = {"waiting": "", "first": "", "progress": "", "reserved": ""}
     if batch:

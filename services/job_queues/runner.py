@@ -215,7 +215,7 @@ class Runner:
         """Return the jobs that were started, unless that took so long that their lease has ended and they were lost."""
         if not started or time.monotonic() - began < self.lease.total_seconds() / 3:
             return started
-        if self._extend_lease(started[0]):
+        if self._renew_start(started[0]):
             return started
         log.warning("The claim of a job was lost before it was executed", job=str(started[0]["_id"]), name=self.name)
         return []
@@ -240,10 +240,17 @@ class Runner:
                 now = self.clock()
                 stored = [job_attempt.finish(one.job, one.outcome, token=self.token, now=now) for one in ended]
                 # A write, so that a majority knows the claim before the job is executed.
-                return stored, [one for one in batch[:1] if self._extend_lease(one)]
+                return stored, [one for one in batch[:1] if self._renew_start(one)]
             except Error:
                 if time.monotonic() > end:
                     raise
+
+    def _renew_start(self, started: Document) -> bool:
+        """Extend the lease and the time limit of a job whose start took long; return False if the claim was lost."""
+        now = self.clock()
+        return job_attempt.renew_start(
+            started["_id"], token=self.token, now=now, until=now + self.lease, limit=self._limit
+        )
 
     def _extend_lease(self, claimed: Document) -> bool:
         """Extend the lease of a claimed job; return False if the claim was lost."""

@@ -98,6 +98,27 @@ def test_claim_stores_when_the_process_will_be_killed(lab: Lab) -> None:
     assert (claim["timeout_seconds"], claim["ends_at"]) == (0.2, lab.clock() + seconds(7.2))
 
 
+@pytest.mark.parametrize("write", ["start", "finish_and_start"])
+def test_time_limit_begins_when_a_slow_start_is_confirmed(
+    lab: Lab, write: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = getattr(job_attempt, write)
+
+    def begin_slowly(*arguments: Any, **options: Any) -> Any:
+        begun = begin(*arguments, **options)
+        lab.hand.advance(seconds(20))
+        time.sleep(lease.total_seconds() / 3)
+        return begun
+
+    lease, left = seconds(0.3), list[timedelta]()
+    monkeypatch.setattr(job_attempt, write, begin_slowly)
+    lab.works["limited"] = lambda _, run: left.append(lab.jobs.get(run.id)["claim"]["ends_at"] - lab.clock())
+    for number in range(2):
+        lab.run("limited", number)
+    lab.run_through("limited", grace=seconds(7), lease=lease)
+    assert left == [seconds(7.2)] * 2
+
+
 def test_jobs_with_a_limit_are_started_one_by_one(lab: Lab) -> None:
     reserved = []
     lab.works["limited"] = lambda number, run: reserved.append(job.jobs().count_documents({"reserved": {"$ne": None}}))
@@ -257,6 +278,16 @@ def test_process_of_a_canceled_job_must_be_killed_after_the_grace_time(lab: Lab)
     assert work.over_limit({"t": os.getpid()}) == {"t": f"The job {id} of mail was canceled"}
     lose_process(lab)
     assert lab.state(id) == "canceled"
+
+
+def test_slow_start_does_not_postpone_the_end_of_a_job_that_was_canceled_since(lab: Lab) -> None:
+    id = started(lab, limit=LIMIT)
+    ends_at = lab.jobs.cancel(id)["claim"]["ends_at"]
+    lab.hand.advance(seconds(5))
+    now, job_id = lab.clock(), lab.jobs.get(id)["_id"]
+    assert job_attempt.renew_start(job_id, token="t", now=now, until=now + LEASE, limit=LIMIT)
+    claim = lab.jobs.get(id)["claim"]
+    assert (claim["ends_at"], claim["claimed_until"]) == (ends_at, now + LEASE)
 
 
 def test_job_of_a_process_that_died_before_the_time_limit_is_due_immediately(lab: Lab) -> None:
