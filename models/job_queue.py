@@ -6,7 +6,7 @@
 The leading beat numbers its takeovers (`queue_manager/beat/leader_lock.py`) and sends this epoch with each dispatch.
 A dispatch of an older leader is refused. If Redis lost its data, it counts from one again; `raise_epoch` then gives
 the leader an epoch above the one stored here. As a fallback, a lower epoch is accepted once the newer leader has been
-silent for a minute.
+silent for a minute, or for longer if dispatches are less frequent.
 
 `gap` is the last long time between two heartbeats. MongoDB may have been unavailable then, to the workers too.
 """
@@ -125,7 +125,7 @@ def lead(epoch: int, *, now: datetime, min_gap: timedelta = SILENCE_TIMEOUT) -> 
     is_older_or_silent: list[Document] = [
         {"epoch": {"$lt": epoch}},
         {"epoch": {"$not": _IS_A_NUMBER}},
-        {"heartbeat": {"$not": {"$gte": now - SILENCE_TIMEOUT}}},
+        {"heartbeat": {"$not": {"$gte": now - max(SILENCE_TIMEOUT, min_gap)}}},
     ]
     taken: Document = {"epoch": epoch, "heartbeat": now, "since": now, "is_settling": True, "gap": gap}
     try:

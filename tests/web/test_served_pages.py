@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
 
 from queue_manager.web.routes.pages import STATIC
-from tests.web.web_process import PAGES, SNOOZE, Web
+from tests.real_servers import Servers
+from tests.web.web_process import PAGES, SNOOZE, Web, forked_web
 
 
 def test_without_hooks_there_are_no_triggers(process: Web) -> None:
@@ -58,6 +60,14 @@ def test_a_page_runs_no_inline_script_and_loads_nothing_from_elsewhere(path: str
 def test_a_system_that_is_off_names_the_setting_that_turns_it_on(process: Web) -> None:
     assert "QM_MESSAGE_QUEUE=true" in process.get("/messages").text
     assert "QM_JOBS=true" in process.get("/jobs").text
+
+
+@pytest.mark.parametrize(("period_ms", "silence_ms"), [("5000", "60000"), ("3600000", "10800000")])
+def test_the_page_of_jobs_knows_when_a_silent_beat_is_missing(
+    clean: Servers, tmp_path: Path, period_ms: str, silence_ms: str
+) -> None:
+    with forked_web(tmp_path, QM_JOBS="true", JOBS_TIMER_MS=period_ms) as process:
+        assert f'data-max-silence-ms="{silence_ms}"' in process.get("/jobs").text
 
 
 @pytest.mark.parametrize("path", PAGES)

@@ -21,6 +21,7 @@ from starlette.types import Scope
 
 from beat_schedule import systems
 from models.audit import AUDITED_ACTIONS
+from queue_manager.core.clock import milliseconds, minutes
 from queue_manager.core.settings import settings
 from queue_manager.system import SCHEDULE_PAGE, System
 from queue_manager.web.auth.authentication import Principal
@@ -135,7 +136,9 @@ async def messages(request: Request, principal: CurrentPrincipal, slug: str = ""
 
 @of_jobs.get("/jobs")
 async def jobs(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
-    return render_page("jobs.html", request, principal, is_on=settings().runs_jobs)
+    silence = max(job_queues.system.late_after(settings()), minutes(1))
+    is_on = settings().runs_jobs
+    return render_page("jobs.html", request, principal, is_on=is_on, max_silence_ms=milliseconds(silence))
 
 
 @of_jobs.get("/jobs/{id:path}")

@@ -14,7 +14,6 @@ const STATES = { pending: "", executing: "warn", failure: "bad", success: "good"
 /** @type {JobState[]} */
 const CLEARED = ["pending", "failure", "success", "canceled"];
 const ALL_NAMES = "all names";
-const LEADER_TIMEOUT = 60000; // ms after which a leader that dispatches nothing counts as missing
 const LATENCY_DELAY = 500; // ms, so that the first rows come before
 const LATENCY_INTERVAL = 60000; // ms
 const RETRY_INTERVAL = 2000; // ms
@@ -72,7 +71,8 @@ async function readStatus() {
   countInTitle(all.reduce((sum, { states }) => sum + (states?.failure ?? 0), 0));
   const clearing = byId("clear");
   if (clearing) clearing.disabled = !all.some(({ states }) => CLEARED.some((state) => states?.[state]));
-  byId("leaderless").hidden = leader !== null && now() - at(leader.heartbeat) < LEADER_TIMEOUT;
+  const leaderless = byId("leaderless");
+  leaderless.hidden = leader !== null && now() - at(leader.heartbeat) < Number(leaderless.dataset.maxSilenceMs);
   showNames(all);
 }
 

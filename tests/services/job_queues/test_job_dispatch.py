@@ -199,6 +199,15 @@ def test_lease_that_ended_before_an_outage_is_reaped_after_it(lab: Lab) -> None:
     assert lab.dispatch(epoch=1)[1] == {"reaped": 1}
 
 
+def test_former_leader_is_refused_although_dispatches_are_rare(lab: Lab) -> None:
+    job_queue.lead(2, now=lab.clock(), min_gap=minutes(10))
+    lab.hand.advance(minutes(10))
+    with pytest.raises(job_queue.NewerLeader):
+        job_queue.lead(1, now=lab.clock(), min_gap=minutes(10))
+    lab.hand.advance(A_MOMENT)
+    assert job_queue.lead(1, now=lab.clock(), min_gap=minutes(10))
+
+
 def test_lost_job_is_reaped_although_every_dispatch_is_late(lab: Lab) -> None:
     id = lab.run("mail")
     lab.dispatch(epoch=1)
