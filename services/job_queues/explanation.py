@@ -145,7 +145,8 @@ class _Reasons:
         name = self._job["name"]
         running = next((one for one in executing_job.find() if one.name == name), None)
         others = job.count_due(name, self._now, limit=MAX_COUNTED_JOBS) - 1
-        behind = f", with {many(others, 'other due job')} of its name" if others > 0 else ""
+        counted = many(others, "other due job", limit=MAX_COUNTED_JOBS - 1)
+        behind = f", with {counted} of its name" if others > 0 else ""
         if running is not None:
             return f"waiting{behind} for the job {id_text(running.id)}, since jobs of one name run one at a time"
         if self._dispatch.has_no_worker:
@@ -156,11 +157,17 @@ class _Reasons:
         return when(moment, self._now)
 
 
+def _pending_title(entry: Document, number: int) -> str:
+    if "attempt" in entry:
+        return f"Attempt {entry['attempt']} was stopped by a shutdown"
+    return "Made due" if number else "Stored"
+
+
 def _entries(document: Document) -> Iterator[TimelineEvent]:
     for number, entry in enumerate(document["history"]):
         attempt = f"Attempt {entry['attempt']}" if "attempt" in entry else "The attempt"
         titles = {
-            JobState.PENDING: "Made due" if number else "Stored",
+            JobState.PENDING: _pending_title(entry, number),
             JobState.EXECUTING: "Started",
             JobState.SUCCESS: f"{attempt} succeeded",
             JobState.FAILURE: f"{attempt} failed",

@@ -12,7 +12,7 @@ from models.database import server_now
 from models.job import JobState, jobs
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.explanation import Explanation
-from services.job_queues import system
+from services.job_queues import explanation, system
 from tests.job_lab import Lab, end_job, lost_lease, start_job
 from tests.services.test_explanations import dispatch
 
@@ -50,6 +50,18 @@ def test_due_job_and_why_it_does_not_run(lab: Lab) -> None:
     assert why(id).answer.endswith(" by alice (the provider is down): see `queue-manager jobs resume mail`.")
     job_queue.queues().update_one({"_id": "mail"}, {"$unset": {"pause": ""}})  # an older release paused it
     assert why(id).answer.endswith("; its queue is paused: see `queue-manager jobs resume mail`.")
+
+
+def test_due_jobs_are_counted_up_to_a_limit(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explanation, "MAX_COUNTED_JOBS", 3)
+    ids = [lab.run("mail") for _ in range(5)]
+    assert "; waiting, with at least 2 other due jobs of its name; " in why(ids[0]).answer
+
+
+def test_attempt_that_a_shutdown_stopped(lab: Lab) -> None:
+    id = lab.run("mail")
+    end_job(id, JobState.PENDING, is_counted=False)
+    assert [one.event for one in why(id).timeline] == ["Attempt 1 was stopped by a shutdown", "Stored"]
 
 
 @pytest.mark.parametrize("attempts", [[1], Decimal128("1E+400"), float("inf")], ids=str)
