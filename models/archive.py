@@ -1,4 +1,4 @@
-"""What people deleted, kept for ten minutes so that they can undo it: collection `qm_archive`.
+"""What people deleted, so that they can undo it for ten minutes: collection `qm_archive`.
 
     {_id, action, kind, records: [BSON], expires_at}    `action` is the `_id` of the entry in `qm_audit`
 
@@ -20,14 +20,15 @@ from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 
 from models.database import Document, collection
-from queue_manager.core.clock import milliseconds, minutes
+from queue_manager.core.clock import hours, milliseconds, minutes
 
 ARCHIVE_COLLECTION = "qm_archive"
 UNDO_TIME = minutes(10)
 MAX_ARCHIVED = 100_000
 """Maximum number of records that are archived for one action, if their number is known before."""
 MAX_ARCHIVE_BYTES = 4 * 1024 * 1024
-_RETENTION = 2 * UNDO_TIME  # so that an undo that has begun can be finished
+# Longer than an action, after whose end the time to undo it begins, and an undo take.
+_RETENTION = hours(2)
 _EXACT: CodecOptions[Document] = CodecOptions(
     tz_aware=True, tzinfo=UTC, datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )

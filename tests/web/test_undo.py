@@ -8,7 +8,7 @@ import pytest
 
 from models.archive import ARCHIVE_COLLECTION, UNDO_TIME
 from models.database import collection, server_now
-from queue_manager.core.clock import seconds
+from queue_manager.core.clock import hours, seconds
 from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
 from tests.real_servers import Servers
@@ -175,7 +175,7 @@ def test_undo_is_refused_after_its_time(queue: Queue) -> None:
 def test_the_archive_is_deleted_after_its_time(queue: Queue) -> None:
     queue.delete(f"/queue/message/{queue.add()}")
     (stored,) = collection(ARCHIVE_COLLECTION).find()
-    assert UNDO_TIME < stored["expires_at"] - server_now() <= 2 * UNDO_TIME
+    assert hours(1) + UNDO_TIME < stored["expires_at"] - server_now()  # an action may take long before its undo begins
     indexes = collection(ARCHIVE_COLLECTION).index_information()
     assert indexes["archive_kept_until"]["expireAfterSeconds"] == 0
 
