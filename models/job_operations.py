@@ -1,9 +1,10 @@
 """Operations of users on jobs: cancel, make due, delete; and the retention of finished jobs.
 
-Guarantee: an operation is one conditional write, or one transaction if it takes finished jobs away, because their
-counts change with them (`job_counts`). It does not change a job that a run executes or has reserved, nor one whose
-`CHANGEABLE_FIELDS` differ from those of the document that was read before: so the caller knows what was changed.
-The outcome of a run whose reservation has ended is refused if an operation has changed the job since.
+Guarantee: an operation is one conditional write in a transaction, which also updates the counts of finished jobs
+(`job_counts`). Outside of a transaction, a write would wait for the locks of others without a limit. An operation does
+not change a job that a run executes or has reserved, nor one whose `CHANGEABLE_FIELDS` differ from those of the
+document that was read before: so the caller knows what was changed. The outcome of a run whose reservation has ended is
+refused if an operation has changed the job since.
 """
 
 from __future__ import annotations
@@ -108,13 +109,17 @@ def _change(
 ) -> Document | None:
     if found["state"] not in states:
         return None
-    return jobs().find_one_and_update(
-        {**_unchanged(found), **not_reserved(now), **COUNTED_ATTEMPTS},
-        change,
-        return_document=ReturnDocument.AFTER,
-        hint="_id_",
-        session=session,
-    )
+
+    def write(session: ClientSession) -> Document | None:
+        return jobs().find_one_and_update(
+            {**_unchanged(found), **not_reserved(now), **COUNTED_ATTEMPTS},
+            change,
+            return_document=ReturnDocument.AFTER,
+            hint="_id_",
+            session=session,
+        )
+
+    return transact(write) if session is None else write(session)
 
 
 def _unchanged(found: Document) -> Document:

@@ -396,8 +396,12 @@ class TestChanging:
             answer = api.ask("DELETE", f"/{ids[1]}")
             assert (answer.status, answer.body["error"]) == (503, "unavailable")
             assert answer.body["message"] == "other transactions hold the document; try again"
-            (entry,) = api.web.get("/api/audit").body["entries"]
-            assert (entry["action"], entry["outcome"]) == ("remove", "failed")
+            assert api.post(f"/{ids[1]}/cancel", {}).body == answer.body
+            assert api.post(f"/{ids[1]}/retry", {}).body == answer.body
+            audited = api.web.get("/api/audit").body["entries"]
+            assert [(entry["action"], entry["outcome"]) for entry in audited] == [
+                (action, "failed") for action in ("retry", "cancel", "remove")
+            ]
             results = api.post("/delete", {"ids": ids}).body["results"]
         assert [one["result"] for one in results] == ["CHANGED", "CONTENDED", "CHANGED"]
         assert api.ask("DELETE", f"/{ids[1]}").status == 200
