@@ -17,13 +17,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from models.database import Document
-from models.document_id import id_text
 from models.job import JobState
 from models.job import names as stored_names
 from queue_manager.cli.changes import (
     PauseReason,
     YesOption,
-    audited,
     checked_reason,
     confirm,
     current_actor,
@@ -39,7 +37,7 @@ from queue_manager.core.errors import Contended, Unavailable
 from queue_manager.core.wording import did_you_mean
 from queue_manager.operations import switches
 from queue_manager.operations.job_schemas import JobsToDelete
-from queue_manager.operations.jobs import JobAction, change_job, clear_jobs
+from queue_manager.operations.jobs import JobAction, change_job, clear_jobs, run_job
 from queue_manager.operations.schemas import validated
 from services import job_queues
 from services.job_queues import as_json
@@ -80,21 +78,22 @@ def run(
     Examples: `queue-manager jobs run send_invoice 42`, `queue-manager jobs run report '{"year": 2026}' --delay 60`
     """
     due_at, wait, period = moment(at, "--at"), _delay(delay, "--delay"), _delay(every, "--every", least=1)
-    with report_errors(), audited("run", system=job_queues.system.name, detail=name) as action:
-        job = job_queues.jobs.run(
-            name,
-            *map(_value, arguments or []),
-            at=due_at,
-            delay=wait,
-            every=period,
-            cron=cron,
-            priority=priority,
-            unique=unique,
-            singular=singular,
-        )
-        action.ids, action.count = ([], 0) if job is None else ([id_text(job["_id"])], 1)
-    if job is None:
-        fail(f"blocked: a job {name} with these arguments already exists", code=1)
+    with report_errors():
+        try:
+            job = run_job(
+                current_actor(),
+                name,
+                [*map(_value, arguments or [])],
+                at=due_at,
+                delay=wait,
+                every=period,
+                cron=cron,
+                priority=priority,
+                unique=unique,
+                singular=singular,
+            )
+        except job_queues.DuplicateJob:
+            fail(f"blocked: a job {name} with these arguments already exists", code=1)
     print_document(as_json(job))
 
 

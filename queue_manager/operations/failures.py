@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from urllib.parse import urlencode
 
@@ -12,15 +11,16 @@ from pydantic import BaseModel, Field
 
 from beat_schedule import systems
 from models.database import server_now
-from queue_manager.core.errors import Contended, NotFound, Unavailable
+from queue_manager.core.errors import NotFound, Unavailable
 from queue_manager.core.json_types import Moment
 from queue_manager.core.log import get_logger
+from queue_manager.operations.jobs import result_of
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL, ServerTime
 from queue_manager.operations.systems import find_system
 from queue_manager.server_calls import mongodb
 from services.audit import Actor, AuditedAction, recorded
 from services.failures import MAX_FAILURES, FailureGroup, FailureKind, Failures, read_failures, replay_letters
-from services.job_queues import DuplicateJob, UnknownJob, WrongState, jobs
+from services.job_queues import jobs
 from services.message_queue import queue_admin
 from services.message_queue.fields import is_id
 
@@ -160,10 +160,11 @@ def replay(group: FailureGroup, ids: Sequence[str], actor: Actor) -> tuple[int, 
 def _replay_slices(group: FailureGroup, ids: Sequence[str], action: AuditedAction) -> bool:
     """Count in the action what was replayed; return False if the time was over before the last slice."""
     ends_at, action.count = time.monotonic() + MAX_REPLAY_DURATION, 0
-    for begin in range(0, len(ids), REPLAY_SLICE_SIZE):
+    size = 1 if group.kind == "job" else REPLAY_SLICE_SIZE  # jobs are changed one by one
+    for begin in range(0, len(ids), size):
         if time.monotonic() >= ends_at:
             return False
-        action.count += _REPLAYS[group.kind](group, ids[begin : begin + REPLAY_SLICE_SIZE])
+        action.count += _REPLAYS[group.kind](group, ids[begin : begin + size])
     return True
 
 
@@ -180,12 +181,7 @@ def _retry_items(group: FailureGroup, ids: Sequence[str]) -> int:
 
 
 def _retry_jobs(_: FailureGroup, ids: Sequence[str]) -> int:
-    retried = 0
-    for id in ids:
-        with mongodb(), suppress(WrongState, UnknownJob, DuplicateJob, Contended):
-            jobs.retry_failed(id)  # others have retried it, or canceled it, since the list was read
-            retried += 1
-    return retried
+    return sum(result_of(jobs.retry_failed, id) == "CHANGED" for id in ids)
 
 
 _REPLAYS: dict[FailureKind, Callable[[FailureGroup, Sequence[str]], int]] = {

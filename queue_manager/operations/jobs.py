@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any, Literal
 
 from models import job_pages
@@ -14,13 +16,32 @@ from models.document_id import id_text
 from models.job import JobState
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from queue_manager.core.clock import to_iso
+from queue_manager.core.errors import Contended
 from queue_manager.core.log import get_logger
 from queue_manager.operations import cursors
-from queue_manager.operations.job_schemas import DeletedJobs, JobLatencies, JobsToDelete, job_as_json
+from queue_manager.operations.job_schemas import (
+    ChangedJob,
+    ChangedJobs,
+    ChangeResult,
+    DeletedJobs,
+    JobLatencies,
+    JobsToDelete,
+    job_as_json,
+)
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL, latency_of
 from queue_manager.server_calls import mongodb, redis_server
 from services.audit import Actor, recorded
-from services.job_queues import as_json, changeable, counts_by_name, jobs, system
+from services.job_queues import (
+    DuplicateJob,
+    InvalidJob,
+    UnknownJob,
+    WrongState,
+    as_json,
+    changeable,
+    counts_by_name,
+    jobs,
+    system,
+)
 from services.job_queues.fields import checked_name, search_pattern, sort_field
 
 JobAction = Literal["cancel", "retry", "remove", "reschedule"]
@@ -30,6 +51,15 @@ CHANGE_TEXTS: Mapping[JobAction, str] = {
     "remove": "removed",
     "reschedule": "rescheduled",
 }
+
+REFUSALS: Mapping[type[Exception], ChangeResult] = {
+    InvalidJob: "NOT_FOUND",
+    UnknownJob: "NOT_FOUND",
+    WrongState: "WRONG_STATE",
+    DuplicateJob: "BLOCKED",
+    Contended: "CONTENDED",
+}
+"""The results of changes that a method of `jobs` refuses."""
 
 log = get_logger("QM/jobs")
 
@@ -96,6 +126,26 @@ def read_latency() -> JobLatencies:
         return JobLatencies(names=names, server_time=server_now())
 
 
+def run_job(actor: Actor, name: str, arguments: Sequence[Any], **options: Any) -> Document:
+    """Store a job and return it; `options` are those of `jobs.run`.
+
+    Raises:
+        UnknownJob, InvalidJob: see `jobs.run`.
+        DuplicateJob: a unique or singular job already exists.
+        Unavailable: MongoDB does not answer.
+    """
+    # Programs store many jobs, whose own history begins with that; people store few, and the audit says who.
+    is_recorded = actor.via != "api"
+    with recorded(actor, "run", system=system.name, detail=name) if is_recorded else nullcontext() as done:
+        with mongodb():
+            job = jobs.run(name, *arguments, **options)
+        if job is None:
+            raise DuplicateJob(f"There is already a job {name} with these arguments")
+        if done is not None:
+            done.succeeded([id_text(job["_id"])])
+    return job
+
+
 def change_job(
     actor: Actor, action: JobAction, id: str, change: Callable[..., Document], **options: Any
 ) -> tuple[Document, str | None]:
@@ -117,6 +167,40 @@ def change_job(
         done.ids, done.count = [id_text(job["_id"])], 1
     log.info(f"A job was {CHANGE_TEXTS[action]} by an operator", job=id, name=job["name"])
     return job, done.undo
+
+
+def change_jobs(
+    actor: Actor, action: JobAction, change: Callable[..., Document], ids: Sequence[str], *, is_over: Callable[[], bool]
+) -> ChangedJobs:
+    """Change jobs one by one by a method of `jobs` until `is_over`. Raises `Unavailable`: MongoDB does not answer."""
+    wanted = list(dict.fromkeys(ids))
+    results: list[ChangedJob] = []
+    changed: list[str] = []
+    with recorded(actor, action, system=system.name, ids=wanted) as done:
+        done.count = 0
+        if action == "remove":
+            change = partial(change, keep=done.job_keeper())
+        for id in takewhile(lambda _: not is_over(), wanted):
+            result = result_of(change, id)
+            results.append(ChangedJob(id=id, result=result))
+            if result == "CHANGED":
+                changed.append(id)
+                done.succeeded(changed)  # before the next one, which may fail
+        is_complete = len(results) == len(wanted)
+        done.succeeded(changed)
+        done.detail = "" if is_complete else INCOMPLETE_DETAIL
+    log.info(f"Jobs were {CHANGE_TEXTS[action]} by an operator", jobs=len(changed), of=len(wanted))
+    return ChangedJobs(changed=len(changed), of=len(wanted), is_complete=is_complete, results=results, undo=done.undo)
+
+
+def result_of(change: Callable[[str], Document], id: str) -> ChangeResult:
+    """Change a job by a method of `jobs`; return the result. Raises `Unavailable`: MongoDB does not answer."""
+    with mongodb():
+        try:
+            change(id)
+        except tuple(REFUSALS) as error:
+            return REFUSALS[type(error)]
+    return "CHANGED"
 
 
 def clear_jobs(body: JobsToDelete, actor: Actor, *, is_over: Callable[[], bool]) -> DeletedJobs:

@@ -17,24 +17,26 @@ from fastapi import FastAPI, Request
 from pymongo.errors import AutoReconnect
 
 from models import job, job_operations, transaction
-from models.audit import AuditEntry, AuditQuery
+from models.audit import AuditEntry, AuditQuery, Via
 from models.audit import page as audit_page
 from models.job import JobState
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Contended, Unavailable
+from queue_manager.operations import failures
 from queue_manager.operations import jobs as operations
 from queue_manager.operations.job_schemas import DeletedJobs, JobsToDelete
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL
 from queue_manager.web.http import exception_handlers, requests
 from queue_manager.web.http.requests import MAX_DURATION, time_check
-from queue_manager.web.routes.jobs import endpoints
 from services import audit
 from services.audit import Actor
-from services.job_queues import jobs
+from services.failures import FailureGroup
+from services.job_queues import DuplicateJob, jobs, system
 from tests import bulk_data
-from tests.any_jobs import INVOICE, MODULE
+from tests.any_jobs import INVOICE, MODULE, made
 from tests.e2e.commands import interrupted_after, invoke
 from tests.eventually import eventually
+from tests.job_lab import end_job
 from tests.real_servers import Servers
 from tests.web.web_process import forked_web
 
@@ -123,6 +125,43 @@ class TestTransactions:
         assert (answer.deleted, answer.undo is not None) == (9, is_kept)
 
 
+@pytest.mark.parametrize("via", ["page", "cli"])
+def test_stored_and_blocked_jobs_of_people_are_audited(clean: Servers, via: Via) -> None:
+    actor = Actor(who="ada", via=via, address="here")
+    id = str(operations.run_job(actor, INVOICE, [7], unique=True)["_id"])
+    entry = audited()
+    assert (entry.outcome, entry.ids, entry.count, entry.detail) == ("done", [id], 1, INVOICE)
+    with pytest.raises(DuplicateJob):
+        operations.run_job(actor, INVOICE, [7], unique=True)
+    blocked, _ = audit_page(AuditQuery(), after=None, limit=10)[0]
+    assert (blocked.outcome, blocked.ids, blocked.count) == ("failed", [], None)
+
+
+def test_stored_jobs_of_programs_are_not_audited(clean: Servers) -> None:
+    operations.run_job(Actor(who="shop", via="api", address="here"), INVOICE, [7])
+    assert audit_page(AuditQuery(), after=None, limit=10)[0] == []
+
+
+def test_jobs_of_a_group_of_failures_that_were_retried_before_an_outage_are_counted(
+    clean: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [str(made()["_id"]) for _ in range(3)]
+    for id in ids:
+        end_job(id, JobState.FAILURE, error="Boom")
+    retry, calls = jobs.retry_failed, count(1)
+
+    def fail_at_third(id: str) -> Any:
+        if next(calls) == 3:
+            raise AutoReconnect("away")
+        return retry(id)
+
+    monkeypatch.setattr(jobs, "retry_failed", fail_at_third)
+    group = FailureGroup(kind="job", system=system.name, name=INVOICE, reason="Boom", sample="Boom")
+    with pytest.raises(Unavailable):
+        failures.replay(group, ids, ADA)
+    assert (audited().outcome, audited().count) == ("unknown", 2)
+
+
 def fail_after(transactions: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count(1)
 
@@ -151,7 +190,7 @@ def test_a_clear_ends_after_50_s_or_when_the_process_ends(monkeypatch: pytest.Mo
 def test_selected_jobs_beyond_the_time_limit_are_kept() -> None:
     ids = [str(one["_id"]) for one in job.jobs().find({}, {"_id": 1})]
     time_left = iter([False, False, True])
-    answer = endpoints._changed_many(ADA, "remove", jobs.remove, ids, is_over=lambda: next(time_left))
+    answer = operations.change_jobs(ADA, "remove", jobs.remove, ids, is_over=lambda: next(time_left))
     assert (answer.changed, answer.of, answer.is_complete) == (2, len(ids), False)
     assert [one.id for one in answer.results] == ids[:2]
     assert (jobs.count(), audited().detail) == (len(ids) - 2, INCOMPLETE_DETAIL)
@@ -162,7 +201,7 @@ def test_selected_jobs_before_an_outage_are_reported_and_audited(monkeypatch: py
     ids = [str(one["_id"]) for one in job.jobs().find({}, {"_id": 1})]
     fail_after(2, AutoReconnect("away"), monkeypatch)
     with pytest.raises(Unavailable) as raised:
-        endpoints._changed_many(ADA, "remove", jobs.remove, ids, is_over=lambda: False)
+        operations.change_jobs(ADA, "remove", jobs.remove, ids, is_over=lambda: False)
     entry = audited()
     assert (entry.outcome, entry.ids, entry.count, entry.total) == ("unknown", ids[:2], 2, len(ids))
     assert jobs.count() == len(ids) - 2

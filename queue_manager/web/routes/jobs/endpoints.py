@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
 from http import HTTPStatus
-from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -15,17 +12,13 @@ from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
 from models.database import Document, server_now
-from models.document_id import id_text
 from models.job import JobState, is_job
 from queue_manager.core.clock import to_iso
-from queue_manager.core.errors import Contended, InvalidField
-from queue_manager.core.log import get_logger
+from queue_manager.core.errors import InvalidField
 from queue_manager.operations import switches
 from queue_manager.operations.job_schemas import (
     MAX_JOB_BODY,
-    ChangedJob,
     ChangedJobs,
-    ChangeResult,
     DeletedJobs,
     JobAnswer,
     JobIds,
@@ -46,37 +39,29 @@ from queue_manager.operations.job_schemas import (
     job_as_json,
 )
 from queue_manager.operations.jobs import (
-    CHANGE_TEXTS,
     JobAction,
     JobList,
     change_job,
+    change_jobs,
     clear_jobs,
     jobs_status,
     read_latency,
+    run_job,
 )
-from queue_manager.operations.schemas import INCOMPLETE_DETAIL, EmptyIsNone
+from queue_manager.operations.schemas import EmptyIsNone
 from queue_manager.server_calls import mongodb
 from queue_manager.web.auth.authorization import CurrentActor
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import Cursor, JsonBody, NoBody, time_check
 from queue_manager.web.live.event_feed import EventStream
 from queue_manager.web.live.search import MAX_SLICE_BYTES, SEARCH_EVENTS, SearchSlice, search
-from services.audit import Actor, recorded
-from services.job_queues import DuplicateJob, InvalidJob, UnknownJob, WrongState, as_json, jobs, system
+from services.audit import Actor
+from services.job_queues import UnknownJob, as_json, jobs
 from services.job_queues.fields import MAX_JOB_SEARCH_LENGTH, STATE_ALIASES
-
-REFUSALS: dict[type[Exception], ChangeResult] = {
-    InvalidJob: "NOT_FOUND",
-    UnknownJob: "NOT_FOUND",
-    WrongState: "WRONG_STATE",
-    DuplicateJob: "BLOCKED",
-    Contended: "CONTENDED",
-}
 
 SelectedJobs = Annotated[JobIds, Depends(JsonBody(JobIds, max_bytes=MAX_JOB_BODY))]
 QueueNames = Annotated[Names, Depends(JsonBody(Names, max_bytes=MAX_JOB_BODY))]
 
-log = get_logger("QM/jobs")
 queries = APIRouter(responses=errors(503))
 commands = APIRouter(responses=errors(503))
 
@@ -180,15 +165,7 @@ def run(
 ) -> JSONResponse:
     """Store a job. 404: no function is registered for its name; 409: a unique or singular job already exists."""
     options = body.model_dump(include={"priority", "unique", "singular"})
-    # Programs store many jobs, whose own history begins with that; people store few, and the audit says who.
-    is_recorded = actor.via == "page"
-    with recorded(actor, "run", system=system.name, detail=body.name) if is_recorded else nullcontext() as action:
-        with mongodb():
-            job = jobs.run(body.name, *body.arguments, **body.due(), **body.repetition(), **options)
-        if job is None:
-            raise DuplicateJob(f"There is already a job {body.name} with these arguments")
-        if action is not None:
-            action.ids = [id_text(job["_id"])]
+    job = run_job(actor, body.name, body.arguments, **body.due(), **body.repetition(), **options)
     return JSONResponse({"job": job_as_json(job)}, status_code=HTTPStatus.CREATED)
 
 
@@ -224,19 +201,19 @@ def clear(
 @commands.post("/jobs/cancel")
 def cancel_many(body: SelectedJobs, actor: CurrentActor, request: Request) -> ChangedJobs:
     """Cancel up to 1,000 jobs, each as `/jobs/{id}/cancel`."""
-    return _changed_many(actor, "cancel", jobs.cancel, body.ids, is_over=time_check(request))
+    return change_jobs(actor, "cancel", jobs.cancel, body.ids, is_over=time_check(request))
 
 
 @commands.post("/jobs/retry")
 def retry_many(body: SelectedJobs, actor: CurrentActor, request: Request) -> ChangedJobs:
     """Make up to 1,000 jobs due now that are not executing."""
-    return _changed_many(actor, "retry", jobs.retry, body.ids, is_over=time_check(request))
+    return change_jobs(actor, "retry", jobs.retry, body.ids, is_over=time_check(request))
 
 
 @commands.post("/jobs/delete")
 def remove_many(body: SelectedJobs, actor: CurrentActor, request: Request) -> ChangedJobs:
     """Delete up to 1,000 jobs that are not executing."""
-    return _changed_many(actor, "remove", jobs.remove, body.ids, is_over=time_check(request))
+    return change_jobs(actor, "remove", jobs.remove, body.ids, is_over=time_check(request))
 
 
 @commands.post("/jobs/{id}/cancel", response_model=JobAnswer, responses=errors(404, 409))
@@ -277,39 +254,3 @@ def reschedule(
 def _changed(actor: Actor, action: JobAction, change: Callable[..., Document], id: str, **options: Any) -> JSONResponse:
     job, _ = change_job(actor, action, id, change, **options)
     return JSONResponse({"job": job_as_json(job)})
-
-
-def _changed_many(
-    actor: Actor,
-    action: JobAction,
-    change: Callable[..., Document],
-    ids: list[str],
-    *,
-    is_over: Callable[[], bool],
-) -> ChangedJobs:
-    wanted = list(dict.fromkeys(ids))
-    results: list[ChangedJob] = []
-    changed: list[str] = []
-    with recorded(actor, action, system=system.name, ids=wanted) as done:
-        if action == "remove":
-            change = partial(change, keep=done.job_keeper())
-        for id in takewhile(lambda _: not is_over(), wanted):
-            result = _result(change, id)
-            results.append(ChangedJob(id=id, result=result))
-            if result == "CHANGED":
-                changed.append(id)
-                done.succeeded(changed)  # before the next one, which may fail
-        is_complete = len(results) == len(wanted)
-        done.succeeded(changed)
-        done.detail = "" if is_complete else INCOMPLETE_DETAIL
-    log.info(f"Jobs were {CHANGE_TEXTS[action]} by an operator", jobs=len(changed), of=len(wanted))
-    return ChangedJobs(changed=len(changed), of=len(wanted), is_complete=is_complete, results=results, undo=done.undo)
-
-
-def _result(change: Callable[[str], Document], id: str) -> ChangeResult:
-    with mongodb():
-        try:
-            change(id)
-        except tuple(REFUSALS) as error:
-            return REFUSALS[type(error)]
-    return "CHANGED"
