@@ -117,6 +117,7 @@ class AuditedAction:
     filter: Mapping[str, Any] | None = None
     detail: str = ""
     count: int | None = None
+    """The number of things that it has changed; `None` if that is not known."""
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
     archive: Archive | None = None
@@ -143,8 +144,8 @@ class AuditedAction:
 
     @property
     def undo(self) -> str | None:
-        """The id by which the action can be undone; `None` if it cannot."""
-        return str(self.archive.action) if self.archive is not None and self.archive.count else None
+        """The id by which the action can be undone; `None` if it cannot, or if it changed nothing."""
+        return str(self.archive.action) if self.archive and self.archive.count and self.count != 0 else None
 
     def succeeded(self, ids: Sequence[str]) -> None:
         """Record the ids of what was changed, and their number."""
@@ -230,6 +231,8 @@ def recorded(
         yield done
     except BaseException as error:
         is_unknown = not isinstance(error, Exception) or unavailable_server(error.__cause__ or error) is not None
+        if is_unknown and done.count == 0:
+            done.count = None
         for note in _notes(done, is_unknown):
             error.add_note(note)
         entry.finish(done, "unknown" if is_unknown else "failed", _text(reason(error), MAX_AUDITED_ERROR_LENGTH))

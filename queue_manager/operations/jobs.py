@@ -156,6 +156,7 @@ def change_job(
         Unavailable: MongoDB does not answer, or another transaction holds the job.
     """
     with recorded(actor, action, system=system.name, ids=[id]) as done:
+        done.count = 0
         if action == "remove":
             change = partial(change, keep=done.job_keeper())
         else:
@@ -208,6 +209,7 @@ def clear_jobs(body: JobsToDelete, actor: Actor, *, is_over: Callable[[], bool])
     count, is_complete = 0, True
     selected = {"name": body.name or "all", "states": ", ".join(body.states)}
     with recorded(actor, "clear", system=system.name, filter=selected) as action:
+        action.count = 0
         with mongodb():
             expected = jobs.count_up_to(MAX_ARCHIVED + 1, body.states, body.name)
         batches = jobs.clear_in_batches(body.states, body.name, keep=action.job_keeper(expected=expected))

@@ -6,11 +6,11 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 from fastapi import FastAPI, Request
@@ -123,6 +123,37 @@ class TestTransactions:
         monkeypatch.setattr(audit, "MAX_ARCHIVED", maximum)
         answer = cleared()
         assert (answer.deleted, answer.undo is not None) == (9, is_kept)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(Contended(seconds(5)), "failed"), (AutoReconnect("away"), "unknown")],
+    ids=["locked", "away"],
+)
+@pytest.mark.parametrize("action", ["clear", "remove", "remove many"])
+def test_undo_is_offered_only_if_something_may_have_been_deleted(
+    clean: Servers, action: str, error: Exception, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = str(made()["_id"])
+
+    def fail_at_the_end(act: Callable[..., Any]) -> Any:
+        def fail(session: Any) -> NoReturn:
+            act(session)
+            raise error
+
+        return transaction.transact(fail)
+
+    monkeypatch.setattr(job_operations, "transact", fail_at_the_end)
+    with suppress(Unavailable):
+        if action == "clear":
+            cleared()
+        elif action == "remove":
+            operations.change_job(ADA, "remove", id, jobs.remove)
+        else:
+            operations.change_jobs(ADA, "remove", jobs.remove, [id], is_over=lambda: False)
+    entry = audited()
+    is_skipped = action == "remove many" and outcome == "failed"
+    assert (entry.outcome, entry.undo_until is not None) == ("done" if is_skipped else outcome, outcome == "unknown")
 
 
 @pytest.mark.parametrize("via", ["page", "cli"])
