@@ -105,6 +105,10 @@ return redis.call('DEL', KEYS[1])
 """
 
 
+class LeadershipLost(Exception):
+    """The lock expired or another beat holds it, so nothing may be published."""
+
+
 class LeaderLock:
     """The leader lock in one process.
 

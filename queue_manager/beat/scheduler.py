@@ -23,7 +23,6 @@ The schedule is RedBeat's. RedBeat's lock is not used, because the beat exits wh
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -36,14 +35,14 @@ from kombu.exceptions import BatchPublishError, OperationalError
 from kombu.utils.objects import cached_property
 from kombu.utils.url import maybe_sanitize_url
 from redbeat.schedulers import RedBeatScheduler, get_redis
-from redis.client import NEVER_DECODE
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from queue_manager.beat import old_schedule, scan_ticks, status
-from queue_manager.beat.entry import EntryMissing, StoredEntry
-from queue_manager.beat.leader_lock import LeaderLock
+from queue_manager.beat.entry import StoredEntry
+from queue_manager.beat.leader_lock import LeaderLock, LeadershipLost
+from queue_manager.beat.stored_schedule import StoredSchedule
 from queue_manager.broker.options import timeouts
 from queue_manager.core.clock import Pace, ServerClock, minutes, seconds
 from queue_manager.core.errors import reason
@@ -54,11 +53,6 @@ logger = get_logger(__name__)
 CLOCK_TOLERANCE = seconds(1)  # two samples of one clock may differ by a round trip
 SCHEDULE_CHECK_INTERVAL = minutes(1)
 MIN_WAIT = 0.001  # seconds between two loops
-MAX_EVALUATION = 1.0  # seconds of processor time for the schedule of an entry; the lock must be extended meanwhile
-
-
-class LeadershipLost(Exception):
-    """The lock expired or another beat holds it, so nothing may be published."""
 
 
 class BrokerAway(Exception):
@@ -67,11 +61,6 @@ class BrokerAway(Exception):
 
 class MessageRefused(BrokerAway):
     """The broker refuses a message; its entry stays due."""
-
-
-def _is_wrong_type(error: RedisError) -> bool:
-    """Return True if a key of an entry holds something other than a hash, or a text instead of a number."""
-    return "WRONGTYPE" in str(error) or "not an integer" in str(error)
 
 
 class LeaderScheduler(RedBeatScheduler):
@@ -88,14 +77,13 @@ class LeaderScheduler(RedBeatScheduler):
         self._clock = ServerClock(self._redis_time)
         self._older_checks = Pace(seconds(self.lock_timeout))
         self._schedule_checks = Pace(SCHEDULE_CHECK_INTERVAL)
+        self._stored = StoredSchedule(app)
         self._ended: set[str] = set()  # keys of entries that do not run any more
         self._last_loop_at = datetime.min.replace(tzinfo=UTC)
         # Celery and RedBeat use the time of the app for due times and last runs.
         app.now = lambda: self._clock.now().astimezone(app.timezone)
         self._redis = f"Redis at {maybe_sanitize_url(app.redbeat_conf.redis_url)}"
         self._state = ""
-        self._skipped: dict[str, str] = {}  # reason by entry key
-        self._slow: dict[str, Any] = {}  # definition by the key of an entry that exceeded `MAX_EVALUATION`
         # RedBeat's lock blocks in the signal `beat_init` until it is free; without a key it is disabled.
         self.lock_key: str | None = None
 
@@ -111,7 +99,7 @@ class LeaderScheduler(RedBeatScheduler):
             if self._leads():
                 self._follow_clock()
                 self._restore_schedule()
-                due, wait = self._due_entries()
+                due, wait = self._stored.due_entries(within=self.max_interval)
                 waits = [wait, *self._run(due)]
                 self._log_state(f"leading (epoch {self.epoch})")
         except BrokerAway as error:
@@ -154,9 +142,14 @@ class LeaderScheduler(RedBeatScheduler):
             return False
         if self._shares_no_keys and (moved := old_schedule.move_entries(self._client, self.app)):
             logger.info("moved %d schedule entries of release 0.1 to our own keys", moved)
-        self.setup_schedule()
+        self._write_schedule()
         self._log_state(f"leading (epoch {self.epoch})")
         return True
+
+    def _write_schedule(self) -> None:
+        """Store the entries of the configuration, and the next runs of all entries by the current clock of Redis."""
+        self.setup_schedule()
+        self._stored.bring_forward(self._lock.keep)
 
     def _older_leader(self) -> str | None:
         """Return the leading beat of release 0.1, for which it looks once per lease while this beat leads."""
@@ -170,7 +163,7 @@ class LeaderScheduler(RedBeatScheduler):
         self._last_loop_at = now
         if now + CLOCK_TOLERANCE < before:
             logger.warning("the clock of Redis was set back by %.1f s", (before - now).total_seconds())
-            self.setup_schedule()
+            self._write_schedule()
 
     def _restore_schedule(self) -> None:
         """Write the schedule again if another program has deleted a key of it; look for that once a minute.
@@ -179,21 +172,11 @@ class LeaderScheduler(RedBeatScheduler):
         """
         if not self._schedule_checks.allows():
             return
-        if missing := self._missing_entries() - self._ended:
+        if missing := self._stored.missing(self.app.conf.beat_schedule) - self._ended:
             self.setup_schedule()
-            self._ended = self._missing_entries()
+            self._ended = self._stored.missing(self.app.conf.beat_schedule)
             if restored := missing - self._ended:
                 logger.warning("wrote %s to the schedule again, because a key was deleted", ", ".join(sorted(restored)))
-
-    def _missing_entries(self) -> set[str]:
-        """Return the keys of the configuration's entries that are not scheduled or have no definition."""
-        keys = [self.Entry.generate_key(self.app, name) for name in self.app.conf.beat_schedule]
-        if not keys:
-            return set()
-        scores = self._client.zmscore(self.app.redbeat_conf.schedule_key, keys)
-        if None not in scores and self._client.exists(*keys) == len(keys):
-            return set()
-        return {key for key, score in zip(keys, scores, strict=True) if score is None or not self._client.exists(key)}
 
     def _redis_time(self) -> datetime:
         return time_of(self._client.time())
@@ -211,79 +194,9 @@ class LeaderScheduler(RedBeatScheduler):
             else:
                 logger.error("%s (%s)", state, reason(error))
 
-    def _due_entries(self) -> tuple[list[StoredEntry], float]:
-        """Return the entries that are due, and the seconds until the next one. One that cannot be loaded is skipped."""
-        now = self.app.now().timestamp()
-        next_runs = self._next_runs(before=now + self.max_interval)
-        loaded = {key: self._load(key) for key, next_run in next_runs.items() if next_run <= now}
-        for key in self._skipped.keys() - loaded.keys():
-            del self._skipped[key]
-        wait = min((next_run - now for next_run in next_runs.values() if next_run > now), default=self.max_interval)
-        return [entry for entry in loaded.values() if entry is not None], wait
-
-    def _next_runs(self, before: float) -> dict[str, float]:
-        """Return the next runs in Unix seconds by the key of the entry."""
-        command = ("ZRANGEBYSCORE", self.app.redbeat_conf.schedule_key, 0, before, "WITHSCORES")
-        # As bytes, because a key that is not UTF-8 must not fail the command.
-        options = {NEVER_DECODE: True, "withscores": True, "score_cast_func": float}
-        entries = get_redis(self.app).execute_command(*command, **options)
-        return {key.decode(errors="backslashreplace"): score for key, score in entries}
-
-    def _load(self, key: str) -> StoredEntry | None:
-        client = get_redis(self.app)
-        try:
-            if key in self._slow and self._slow[key] == client.hget(key, "definition"):
-                return None
-            with self._evaluating(key):
-                entry = self.Entry.from_key(key, app=self.app)
-            if entry.key != key:
-                # Its runs would be recorded under the other key, so it would be due in every loop.
-                raise ValueError(f"its name {entry.name!r} belongs to the key {entry.key}")
-            return entry
-        except EntryMissing:
-            if client.zrem(self.app.redbeat_conf.schedule_key, key):
-                logger.warning("removed %s from the schedule: it has no definition", key)
-            else:
-                self._skip(key, LookupError("its key is not UTF-8"))
-        except RedisError as error:
-            if not _is_wrong_type(error):
-                raise
-            self._skip(key, error)
-        except Exception as error:
-            self._skip(key, error)
-        return None
-
-    @contextmanager
-    def _evaluating(self, key: str) -> Iterator[None]:
-        """Measure the evaluation of an entry; one that takes too long is skipped until its definition changes."""
-        began = time.thread_time()
-        yield
-        if time.thread_time() - began > MAX_EVALUATION:
-            self._slow[key] = get_redis(self.app).hget(key, "definition")
-            self._skip(key, TimeoutError(f"its schedule takes more than {MAX_EVALUATION:g} s to evaluate"))
-
-    def _skip(self, key: str, error: Exception) -> None:
-        """Log that an entry is skipped, once per reason."""
-        why = f"{type(error).__name__}: {reason(error)}"
-        if self._skipped.get(key) != why:
-            self._skipped[key] = why
-            logger.error("skipping the schedule entry %s, which cannot be used (%s)", key, why)
-
     def update_from_dict(self, dict_: dict[str, Any]) -> None:
         """Store the entries of the configuration. Stored entries that cannot be loaded are replaced."""
-        client = get_redis(self.app)
-        for name in dict_:
-            key = self.Entry.generate_key(self.app, name)
-            try:
-                if client.hexists(key, "definition"):
-                    self.Entry.from_key(key, app=self.app)
-            except RedisError as error:
-                if not _is_wrong_type(error):
-                    raise
-                client.delete(key)
-            except Exception as error:
-                logger.error("replacing the schedule entry %s, which cannot be used (%s)", key, error)
-                client.delete(key)
+        self._stored.delete_unusable(dict_)
         super().update_from_dict(dict_)
 
     def _run(self, entries: Iterable[StoredEntry]) -> list[float]:
@@ -293,7 +206,7 @@ class LeaderScheduler(RedBeatScheduler):
         """
         waits, due = [], []
         for entry in entries:
-            with self._skipping(entry), self._evaluating(entry.key):
+            with self._stored.skipping(entry), self._stored.evaluating(entry.key):
                 is_due, wait = entry.is_due()
                 if is_due:
                     due.append(entry)
@@ -327,22 +240,10 @@ class LeaderScheduler(RedBeatScheduler):
         """Record runs that have begun; return the seconds until the next ones."""
         waits = []
         for entry in entries:
-            with self._skipping(entry):
+            with self._stored.skipping(entry):
                 if next_run := self.reserve(entry).due_at:
                     waits.append(max((next_run - self.app.now()).total_seconds(), MIN_WAIT))
         return waits
-
-    @contextmanager
-    def _skipping(self, entry: StoredEntry) -> Iterator[None]:
-        """Skip an entry that raises an error of its own."""
-        try:
-            yield
-        except (SchedulingError, LeadershipLost):
-            raise
-        except Exception as error:
-            if isinstance(error, RedisError) and not _is_wrong_type(error):
-                raise
-            self._skip(entry.key, error)
 
     def _is_sent_together(self) -> bool:
         """Return True if a batch of messages is sent at its end, and not each one at once. Raises `BrokerAway`."""
@@ -374,7 +275,7 @@ class LeaderScheduler(RedBeatScheduler):
         over, sent = [], []
         with self._broker_errors(), self.producer.batch():
             for entry in entries:
-                with self._skipping(entry):
+                with self._stored.skipping(entry):
                     if self._add_message(entry):
                         sent.append(entry)
                     over.append(entry)

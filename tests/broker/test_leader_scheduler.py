@@ -330,7 +330,7 @@ def test_old_entry_of_every_second_continues(server: Valkey, client: Redis) -> N
 def test_entry_whose_schedule_takes_too_long_is_skipped_until_it_changes(
     server: Valkey, client: Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("queue_manager.beat.scheduler.MAX_EVALUATION", 0.1)
+    monkeypatch.setattr("queue_manager.beat.stored_schedule.MAX_EVALUATION", 0.1)
     evaluated: list[datetime] = []
     find = NearRule.after
 
@@ -388,6 +388,38 @@ def test_entries_continue_when_the_clock_of_redis_is_set_back(
         scheduler._clock = ServerClock(read)
         sent = client.llen("items")
         eventually(lambda: scheduler.tick() and client.llen("items") >= sent + 2)
+
+
+@pytest.mark.parametrize("is_takeover", [False, True])
+def test_entries_that_a_program_saved_continue_when_the_clock_of_redis_is_set_back(
+    is_takeover: bool, server: Valkey, client: Redis
+) -> None:
+    with scheduling(server, {}) as scheduler:
+        read = scheduler._redis_time
+        scheduler._clock = ServerClock(lambda: read() + hours(1))
+        every_second = schedule(seconds(1), app=scheduler.app)
+        StoredEntry("saved", "guard_app.tick", every_second, options={"queue": "saved"}, app=scheduler.app).save()
+        eventually(lambda: scheduler.tick() and client.llen("saved") >= 1)
+        sent = client.llen("saved")
+        if not is_takeover:
+            scheduler._clock = ServerClock(read)
+            eventually(lambda: scheduler.tick() and client.llen("saved") >= sent + 2)
+    if is_takeover:
+        with scheduling(server, {}) as scheduler:
+            eventually(lambda: scheduler.tick() and client.llen("saved") >= sent + 2)
+
+
+def test_takeover_leaves_the_next_runs_of_saved_entries_and_the_absence_of_deleted_ones(
+    server: Valkey, client: Redis
+) -> None:
+    with scheduling(server, {}) as scheduler:
+        hourly = schedule(hours(1), app=scheduler.app)
+        StoredEntry("saved", "guard_app.tick", hourly, options={"queue": "saved"}, app=scheduler.app).save()
+        next_run = client.zscore("redbeat::schedule", "redbeat:saved")
+        client.zadd("redbeat::schedule", {"redbeat:deleted": 2**40})
+        scheduler.tick()
+        assert client.zrange("redbeat::schedule", 0, -1, withscores=True) == [("redbeat:saved", next_run)]
+        assert client.llen("saved") == 0
 
 
 def test_ticks_are_numbered_and_collapse_into_one_run(
