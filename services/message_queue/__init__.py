@@ -155,15 +155,14 @@ def stats() -> SystemStats:
         },
     )
     if stats.numbers["lag_seconds"] > system.late_after(settings()).total_seconds():
-        overdue = queue_admin().list("processing", limit=MAX_IDS, sort_by="deadline_at", ascending=True).messages
-        stats.late.extend(one.id for one in overdue)
+        stats.late.extend(queue_admin().first_ids("processing", min(counts.overdue, MAX_IDS), ascending=True))
     if paused:
         stats.details.append(f"paused: {'; '.join(f'{type} {pause}'.strip() for type, pause in paused.items())}")
     if counts.dead:
-        newest = queue_admin().list("dead", limit=MAX_IDS).messages
+        newest = queue_admin().first_ids("dead", MAX_IDS)
         stats.problems[Rule.DEAD_MESSAGES] = (
             f"{many(counts.dead, 'dead letter')} in the message queue: used all attempts or cannot be decoded "
-            f"({first_ids((one.id for one in newest), counts.dead)})"
+            f"({first_ids(newest, counts.dead)})"
         )
     chosen = settings()
     is_own_server = server_url() not in (chosen.redis_url, chosen.broker_redis_url)

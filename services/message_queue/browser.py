@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from typing import Any, Literal, get_args
 
 from queue_manager.core.clock import from_unix_ms, seconds
@@ -273,6 +274,11 @@ class MessageBrowser:
                 exported = [one for one in exported if _parse_entry_id(one.fields["_stream_id"].encode())[0] <= end]
             yield exported
             cursor, is_last = page.cursor, page.cursor is None or len(exported) < len(page.messages)
+
+    def first_ids(self, state: MessageState, limit: int, *, ascending: bool = False) -> Sequence[str]:
+        """Return the ids of the first messages of a list without a filter, without reading the messages."""
+        slices = self._slices(state, _order(state, None, ascending), MATCH_ALL, "ids", limit=limit)
+        return [*islice((_decoded(id) for found, *_ in slices for id, _ in found), limit)]
 
     def matching_ids(self, state: KeptState, where: Filter) -> Iterator[Sequence[str]]:
         """Yield the ids of the messages in `state` that match now, oldest first, at most `BULK_BATCH_SIZE` at a time.
