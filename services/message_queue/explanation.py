@@ -100,8 +100,9 @@ class _MessageExplanation:
                 yield from self._processing()
             case "dead":
                 yield f"failed at {self._field('failed_at')}, after {many(self._message.attempt, 'attempt')}"
-                reason = error_summary(reason_text(self._last_error))
-                yield f"no consumer gets it until it is replayed. Reason: {reason}"
+                known = f"Reason: {error_summary(reason_text(self._last_error))}"
+                reason = known if self._last_error else "No reason was recorded"
+                yield f"no consumer gets it until it is replayed. {reason}"
             case "acknowledged":
                 yield f"acknowledged at {self._field('acknowledged_at')}"
                 yield f"at attempt {self._message.attempt}"
@@ -141,7 +142,8 @@ class _MessageExplanation:
 
     @property
     def _last_error(self) -> str:
-        return str(self._message.fields.get("last_error"))
+        """The reason of the last failure; empty if the program that dead-lettered it recorded none."""
+        return str(self._message.fields.get("last_error") or "")
 
     # Times
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from models.database import server_now
+from queue_manager.core.redis_client import connect
+from queue_manager.core.settings import settings
 from queue_manager.explanation import Explanation
-from services.message_queue import MessageQueue, message_queue, queue_admin, sweeper, system
+from services.message_queue import MessageQueue, message_queue, queue_admin, server_url, sweeper, system
 from tests.eventually import eventually
 from tests.services.test_explanations import dispatch
 
@@ -98,6 +101,14 @@ def test_dead_letter_that_is_replayed(queue: MessageQueue) -> None:
     newest = replayed.timeline[0]
     assert (replayed.label, newest.event, newest.detail, newest.error) == ("waiting", "Replayed", "", None)
     assert "failed" not in replayed.answer
+
+
+def test_dead_letter_of_another_program_without_a_reason(queue: MessageQueue) -> None:
+    data = json.dumps({"id": "m", "type": "mail", "created_at": 1704067200, "payload": 1})
+    with connect(server_url()) as client:
+        client.xadd(f"{settings().queue_name}_dlq", {"data": data})
+    assert [one.id for one in queue_admin().list("dead").messages] == ["m"]
+    assert why("m").answer.endswith("; no consumer gets it until it is replayed. No reason was recorded.")
 
 
 def test_completed_or_archived_message(queue: MessageQueue) -> None:
