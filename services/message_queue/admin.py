@@ -80,13 +80,14 @@ class QueueAdmin(MessageBrowser):
     def pause(self, types: Sequence[str], *, by: str, reason: str | None = None) -> None:
         """Deliver no messages of these types until they are resumed: they wait, and those in processing go on.
 
-        Raises `InvalidMessage` if more than 100 types would be paused; those before it are paused then.
+        Raises `InvalidMessage` if more than 100 types would be paused; none of these is paused then, unless others are
+        paused at the same moment.
         """
-        about = json.dumps({"by": by, "reason": reason})[1:-1]
-        for type in checked_types(types):
-            if not self._scripts.run("pause", type, about, MAX_PAUSED_TYPES):
-                at_most = f"at most {MAX_PAUSED_TYPES} in total, with those that are paused already; resume some first"
-                raise InvalidMessage("types", at_most)
+        about, names = json.dumps({"by": by, "reason": reason})[1:-1], checked_types(types)
+        is_possible = len({*self.pauses(), *names}) <= MAX_PAUSED_TYPES
+        if not is_possible or not all(self._scripts.run("pause", name, about, MAX_PAUSED_TYPES) for name in names):
+            at_most = f"at most {MAX_PAUSED_TYPES} in total, with those that are paused already; resume some first"
+            raise InvalidMessage("types", at_most)
 
     def resume(self, types: Sequence[str]) -> None:
         """Deliver messages of these types again, in the order in which they were added."""

@@ -123,6 +123,9 @@ def test_too_many_pauses_are_refused(lab: Lab) -> None:
     ):
         pause(lab, "mail")
     lab.contents.resume(["type 1"])
+    with pytest.raises(InvalidMessage):
+        pause(lab, "mail", "sms")
+    assert "mail" not in lab.contents.pauses()
     pause(lab, "mail")
 
 
