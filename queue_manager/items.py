@@ -13,6 +13,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, get_args
 
+from queue_manager import leases
+
 State = Literal["due", "in-progress", "stuck", "failed"]
 """`due`: the next scan takes it. `in-progress`: sent, or being worked on. `stuck`: its lease ended without a result.
 `failed`: the last attempt failed, and it cools down."""
@@ -71,6 +73,10 @@ class Listed(ABC):
     @abstractmethod
     def take(self, ids: Sequence[str]) -> list[DueItem]:
         """Take those of `ids` that are due, stuck or failed now, to be sent at once."""
+
+    def id_of(self, taken: DueItem) -> str:
+        """Return the id, as the lists have it, of an item that was taken."""
+        return leases.id_of(taken.lease)
 
     @abstractmethod
     def has(self, id: str) -> bool:

@@ -214,10 +214,10 @@ def _letters() -> Iterator[_Found]:
         yield _Found(name=one.queue, id=one.id, at=_moment(one.at), reason=one.reason)
 
 
-def replay_letters(ids: Sequence[str]) -> int:
-    """Requeue dead letters of the broker; return their number. Raises `Unavailable`."""
+def replay_letters(ids: Sequence[str]) -> list[str]:
+    """Requeue dead letters of the broker; return the ids of those requeued. Raises `Unavailable`."""
     try:
-        return sum(not refused for _, refused in dead_letters.replay(_broker(), set(ids)))
+        return [letter.id for letter, refused in dead_letters.replay(_broker(), set(ids)) if not refused]
     except redis.RedisError as error:
         raise Unavailable(_away(error)) from error
 

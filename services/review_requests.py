@@ -188,6 +188,10 @@ class EligibleAgencies(Listed):
         accounts = [spelling for id in ids for spelling in account.spellings(id)]
         return self.requests.take_manually(list(map(self.requests.due_of, self._eligible(accounts))))
 
+    def id_of(self, taken: DueItem) -> str:
+        _, _, parent_account, _ = taken.args
+        return str(parent_account)
+
     def has(self, id: str) -> bool:
         return subscription.has_managed(self.requests.product_types, account.spellings(id))
 

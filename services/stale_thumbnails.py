@@ -237,6 +237,10 @@ class HungSites(Listed):
             taken += work.take_manually(list(map(work.due_of, hung)))
         return taken
 
+    def id_of(self, taken: DueItem) -> str:
+        collection, key, _ = taken.args
+        return _id(collection, key)
+
     def has(self, id: str) -> bool:
         return self.document(id) is not None
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from queue_manager.batching.publish import UNCERTAIN, publish
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.settings import settings
 from queue_manager.items import DueItem, Listed
 from queue_manager.server_calls import broker, mongodb
 from queue_manager.system import System
@@ -21,14 +20,8 @@ from tasks.item import ItemTask
 log = get_logger("QM/items")
 
 
-def retry_many(system: System, listed: Listed, ids: Sequence[str]) -> int:
-    """Send the tasks of those of `ids` that are due, stuck or failed; return their number. Raises `Unavailable`."""
-    size = settings().qm_claim_batch
-    return sum(len(retry(system, listed, ids[first : first + size])) for first in range(0, len(ids), size))
-
-
 def retry(system: System, listed: Listed, ids: Sequence[str]) -> list[DueItem]:
-    """Take and send items; release those that were not sent. Raises `Unavailable`."""
+    """Send the tasks of those of at most 1,000 ids that are due, stuck or failed; return them. Raises `Unavailable`."""
     task: ItemTask = app.tasks[system.item_task]
     with mongodb():
         taken = listed.take(ids)

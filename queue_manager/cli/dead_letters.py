@@ -93,7 +93,7 @@ def replay(
     """
     if bool(ids) == all_letters:
         raise typer.BadParameter("give the ids of dead letters, or --all")
-    replayed, failed = 0, []
+    replayed, failed = list[str](), list[str]()
     missing = dict.fromkeys(ids or [])
     with _redis() as client:
         if all_letters:
@@ -104,8 +104,9 @@ def replay(
                 if refused:
                     failed.append(f"{letter.id}: {refused}")
                 else:
-                    action.count = replayed = replayed + 1
-    typer.echo(f"{replayed} replayed")
+                    replayed.append(letter.id)
+                    action.succeeded(replayed)
+    typer.echo(f"{len(replayed)} replayed")
     for line in (*failed, *(f"{id}: there is no such dead letter" for id in missing)):
         typer.echo(printable(line), err=True)
     if failed or missing:

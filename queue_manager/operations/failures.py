@@ -158,35 +158,39 @@ def replay(group: FailureGroup, ids: Sequence[str], actor: Actor) -> tuple[int, 
 
 
 def _replay_slices(group: FailureGroup, ids: Sequence[str], action: AuditedAction) -> bool:
-    """Count in the action what was replayed; return False if the time was over before the last slice."""
+    """Record in the action what was replayed; return False if the time was over before the last slice."""
     ends_at, action.count = time.monotonic() + MAX_REPLAY_DURATION, 0
     size = 1 if group.kind == "job" else REPLAY_SLICE_SIZE  # jobs are changed one by one
+    replayed = list[str]()
     for begin in range(0, len(ids), size):
         if time.monotonic() >= ends_at:
             return False
-        action.count += _REPLAYS[group.kind](group, ids[begin : begin + size])
+        replayed += _REPLAYS[group.kind](group, ids[begin : begin + size])
+        action.succeeded(replayed)
     return True
 
 
-def _replay_messages(_: FailureGroup, ids: Sequence[str]) -> int:
+def _replay_messages(_: FailureGroup, ids: Sequence[str]) -> list[str]:
     outcomes = queue_admin().replay([id for id in ids if is_id(id)])
-    return sum(outcome == "MOVED" for outcome in outcomes.values())
+    return [id for id, outcome in outcomes.items() if outcome == "MOVED"]
 
 
-def _retry_items(group: FailureGroup, ids: Sequence[str]) -> int:
-    from tasks.retry import retry_many  # imported here, because it takes a second
+def _retry_items(group: FailureGroup, ids: Sequence[str]) -> list[str]:
+    from tasks.retry import retry  # imported here, because it takes a second
 
     system = find_system(group.system)
-    return retry_many(system, system.open_items(), ids)
+    listed = system.open_items()
+    return [listed.id_of(item) for item in retry(system, listed, ids)]
 
 
-def _retry_jobs(_: FailureGroup, ids: Sequence[str]) -> int:
-    return sum(result_of(jobs.retry_failed, id) == "CHANGED" for id in ids)
+def _retry_jobs(_: FailureGroup, ids: Sequence[str]) -> list[str]:
+    return [id for id in ids if result_of(jobs.retry_failed, id) == "CHANGED"]
 
 
-_REPLAYS: dict[FailureKind, Callable[[FailureGroup, Sequence[str]], int]] = {
+_REPLAYS: dict[FailureKind, Callable[[FailureGroup, Sequence[str]], list[str]]] = {
     "message": _replay_messages,
     "item": _retry_items,
     "job": _retry_jobs,
     "broker": lambda _, ids: replay_letters(ids),
 }
+"""How to replay members of a group; each function returns the ids of those that were replayed."""

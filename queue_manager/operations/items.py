@@ -118,7 +118,7 @@ def matches(item: Item, search: str | None) -> bool:
 
 def retry_items(system: System, body: RetriedItems, actor: Actor) -> Sent:
     """Send the tasks of the items of `ids`, or of all that match, at most 1,000. Raises like `item_page`."""
-    from tasks.retry import retry_many  # imported here, because it takes a second
+    from tasks.retry import retry  # imported here, because it takes a second
 
     if (body.ids is None) == (body.state is None):
         raise InvalidField("state", "exactly one of state and ids is required")
@@ -126,11 +126,10 @@ def retry_items(system: System, body: RetriedItems, actor: Actor) -> Sent:
     matching = _matching(listed, body.state, body.search) if body.state else list(dict.fromkeys(body.ids or []))
     ids, selected = matching[:MAX_RETRIED], {"state": body.state, "search": body.search} if body.state else None
     with recorded(actor, "retry", system=system.name, filter=selected, ids=ids, total=len(matching)) as action:
-        action.count = sent = retry_many(system, listed, ids)
-    log.info(
-        "Items are retried by an operator", system=system.name, state=body.state or "any", sent=sent, of=len(matching)
-    )
-    return Sent(sent=sent, of=len(matching))
+        action.succeeded([listed.id_of(item) for item in retry(system, listed, ids)])
+    sent = Sent(sent=len(action.ids), of=len(matching))
+    log.info("Items are retried by an operator", system=system.name, state=body.state or "any", **dict(sent))
+    return sent
 
 
 def _matching(listed: Listed, state: State, search: str | None) -> list[str]:

@@ -152,6 +152,8 @@ def test_replay_requeues_all_messages_byte_for_byte_and_in_order(clean: Servers)
     result = invoke("dead-letters", "replay", "--all", "--yes")
 
     assert (result.returncode, result.stdout, result.stderr) == (0, "4 replayed\n", "")
+    ((entry,), _) = audit.page(audit.AuditQuery(action="replay"), after=None, limit=2)
+    assert (len(entry.ids), entry.count) == (4, 4)
     *others, [again] = contents(clean, "celery", "celery\x06\x163", dead_letters.DEAD_LETTERS, "scans")
     assert others == [[second, first], [urgent], []]
     del tried["properties"]["put_aside"]
@@ -175,6 +177,8 @@ def test_replay_by_id_requeues_messages_and_names_refused_ones(clean: Servers) -
     [waiting], left = contents(clean, "scans", dead_letters.DEAD_LETTERS)
     assert waiting == good
     assert len(left) == 4
+    ((entry,), _) = audit.page(audit.AuditQuery(action="replay"), after=None, limit=2)
+    assert (entry.ids, entry.count, entry.total) == (ids[:1], 1, 5)
 
 
 def test_the_documented_commands_work(clean: Servers) -> None:

@@ -62,7 +62,7 @@ def test_ctrl_c_reports_how_many_of_a_group_were_replayed(clean: Servers, monkey
     for number in range(2):
         fail_room(f"timeout {number}")
     monkeypatch.setattr(failures, "REPLAY_SLICE_SIZE", 1)
-    interrupt_second_call(monkeypatch, retry, "retry_many")
+    interrupt_second_call(monkeypatch, retry, "retry")
     replayed = invoke("failures", "replay", groups()[0]["id"], "--yes")
     assert replayed.returncode == 130
     assert replayed.stderr == "queue-manager: interrupted; 1 changed before; the outcome is unknown\n"

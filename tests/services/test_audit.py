@@ -86,7 +86,10 @@ def test_without_mongodb_only_actions_on_redis_are_allowed(
 ) -> None:
     monkeypatch.setattr(audit, "begin", lambda *_, **__: _raise(AutoReconnect("away")))
     begun = []
-    with pytest.raises(Unavailable, match=r"does not answer.*; nothing was changed$") as raised, recorded(ADA, "cancel"):
+    with (
+        pytest.raises(Unavailable, match=r"does not answer.*; nothing was changed$") as raised,
+        recorded(ADA, "cancel"),
+    ):
         begun.append("cancel")
     assert raised.value.__cause__ is None  # or else the API would call the outcome unknown
     assert caplog.text == ""

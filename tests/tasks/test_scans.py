@@ -26,7 +26,7 @@ from services import support_snooze
 from services.due_documents.work import DocumentWork
 from services.due_work import DueBatch
 from tasks import scan as scan_module
-from tasks.retry import retry_many
+from tasks.retry import retry
 from tasks.support_snooze import scan_expired_snoozes
 from tests.room_lease import lease
 from tests.rooms import get_room, make_room
@@ -168,7 +168,7 @@ def test_a_manual_retry_partly_accepted_by_the_broker_fails_and_keeps_its_leases
     assert listed is not None
 
     with pytest.raises(Unavailable, match="only some of the messages were taken"):
-        retry_many(support_snooze.system, listed(), [str(room) for room in rooms])
+        retry(support_snooze.system, listed(), [str(room) for room in rooms])
 
     assert len(waiting_messages(takes_two, QUEUE)) == 2
     assert [lease(room).state for room in rooms] == ["in-progress"] * 3
@@ -186,7 +186,7 @@ def test_items_of_a_manual_retry_that_could_not_be_sent_are_due_immediately(
 
     monkeypatch.setattr(Redis, "lpush", refuses)
     with pytest.raises(Unavailable, match="command not allowed"):
-        retry_many(support_snooze.system, listed(), [str(room)])
+        retry(support_snooze.system, listed(), [str(room)])
 
     assert lease(room).state == "free"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -12,15 +13,19 @@ from urllib.parse import parse_qsl, urlsplit
 import anyio
 import pytest
 from anyio import create_task_group, to_thread, wait_all_tasks_blocked
+from bson import ObjectId
 
 from models.database import server_now
 from models.job import JobState
 from queue_manager.broker import dead_letters
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.redis_client import connect
+from queue_manager.operations.failures import replay
 from queue_manager.web.routes import failures
 from queue_manager.web.routes.failures import FailureReader
-from services.failures import MAX_FAILURES, Failures, FailureSource
+from services.audit import Actor
+from services.failures import MAX_FAILURES, FailureGroup, FailureKind, Failures, FailureSource
+from tasks.systems import require_tasks
 from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
 from tests.eventually import eventually
@@ -29,7 +34,7 @@ from tests.real_servers import Servers
 from tests.rooms import make_room, make_work, scan
 from tests.tasks.hand_worker import waiting_messages
 from tests.web.credentials import KEYS, VIEWER
-from tests.web.queue_client import Queue, empty_queue
+from tests.web.queue_client import Queue, empty_queue, environment
 
 MESSAGES, ROOMS, JOBS = "overdue-messages", "support-snooze", "job-queues"
 
@@ -160,12 +165,33 @@ def test_groups_of_items_jobs_and_broker_messages_are_retried(clean: Servers, qu
     for group in read(queue, {"lost <number>", "no invoice <number>", "no task <number>"}):
         answer = queue.post(f"/failures/{group['id']}/replay")
         assert answer.body == {"replayed": 2, "of": 2, "is_complete": True}, group
+    entries = {entry["system"]: entry for entry in queue.get("/audit?limit=3").body["entries"]}
+    assert {system: entry["action"] for system, entry in entries.items()} == {
+        **dict.fromkeys((ROOMS, JOBS), "retry"),
+        "broker": "replay",
+    }
+    assert {system: len(entry["ids"]) for system, entry in entries.items()} == dict.fromkeys((ROOMS, JOBS, "broker"), 2)
     assert {message.args[0] for message in waiting_messages(clean.valkey.url, ROOMS)} == set(rooms)
     assert {queue.get(f"/jobs/{id}").body["job"]["state"] for id in jobs} == {"pending"}
     with connect(clean.valkey.url) as client:
         assert (client.llen("scans"), dead_letters.count(client)) == (2, 0)
-    audited = {(entry["action"], entry["system"]) for entry in queue.get("/audit").body["entries"]}
-    assert audited >= {("retry", ROOMS), ("retry", JOBS), ("replay", "broker")}
+
+
+def test_the_audit_of_a_replay_names_only_what_was_replayed(queue: Queue, change_settings: Callable[..., None]) -> None:
+    change_settings(**environment(queue.redis_url))
+    require_tasks()
+    failed: dict[str, tuple[FailureKind, str]] = {
+        MESSAGES: ("message", fail_message(queue, "lost")),
+        ROOMS: ("item", fail_rooms("lost")[0]),
+        JOBS: ("job", fail_job(queue, "lost")),
+    }
+    for system, (kind, id) in failed.items():
+        group = FailureGroup(kind=kind, system=system, name="any", reason="lost", sample="lost")
+        assert replay(group, [str(ObjectId()), id], Actor(who="ada", via="page", address="here")) == (1, True)
+    entries = {entry["system"]: entry for entry in queue.get("/audit?limit=3").body["entries"]}
+    assert {system: (entry["ids"], entry["count"], entry["total"]) for system, entry in entries.items()} == {
+        system: ([id], 1, 2) for system, (_, id) in failed.items()
+    }
 
 
 def test_only_the_newest_failures_are_read(clean: Servers, queue: Queue) -> None:

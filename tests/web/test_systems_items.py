@@ -84,6 +84,12 @@ def all_of(process: Web, path: str, query: str) -> Iterator[Any]:
         cursor = answer.body["cursor"]
 
 
+def last_retried(process: Web) -> list[str]:
+    """Return the ids in the newest entry of the audit about a retry."""
+    (entry,) = process.get("/api/audit?action=retry&limit=1").body["entries"]
+    return list(entry["ids"])
+
+
 def test_items_with_ids_of_any_type_are_listed_page_by_page_and_tried_again(clean: Servers, process: Web) -> None:
     due_at = server_now() - minutes(1)
     ids = [make_room(due_at, _id=id) for id in [ObjectId(), MinKey(), *ODD_IDS]]
@@ -353,6 +359,7 @@ def test_hung_sites_are_listed_and_reset_manually(clean: Servers, process: Web) 
     assert (failed["id"], failed["reason"], failed["attempts"]) == (due[1]["id"], "Boom", 0)
     assert listed(process, SITES, "state=in-progress") == []
     assert process.post(f"{SITES}/{due[1]['id']}/retry").status == 202
+    assert last_retried(process) == [due[1]["id"]]
     message = take(clean.valkey.url, "stale-thumbnails")
     assert message.args == ["instasites", str(hung[1]), to_iso(now - hours(4))]
     run(message)
@@ -390,6 +397,7 @@ def test_eligible_agencies_are_listed_and_get_a_request_manually(clean: Servers,
     assert overview["lag_seconds"] > 0
     id = str(parents[0])
     assert process.post(f"{AGENCIES}/{id}/retry").status == 202
+    assert last_retried(process) == [id]
     assert run(take(clean.valkey.url, "review-request-pulse"))["success"]
     assert id not in [item["id"] for item in all_of(process, AGENCIES, "")]
     assert process.post(f"{AGENCIES}/{id}/retry").status == 409

@@ -171,7 +171,7 @@ def retry_item(
                     raise item_operations.no_item(id)
             message = f"The item {id!r:.100} is in progress or not due"
             raise ApiError(HTTPStatus.CONFLICT, "wrong state", message)
-        action.count = 1
+        action.succeeded([listed.id_of(item) for item in taken])
     log.info("An item is retried by an operator", system=system.name, item=id, task_id=taken[0].task_id)
     return SentTask(task_id=taken[0].task_id)
 
