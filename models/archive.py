@@ -29,6 +29,7 @@ MAX_ARCHIVED = 100_000
 MAX_ARCHIVE_BYTES = 4 * 1024 * 1024
 # Longer than an action, after whose end the time to undo it begins, and an undo take.
 _RETENTION = hours(2)
+_EXPIRES: Document = {"expires_at": {"$add": ["$$NOW", milliseconds(_RETENTION)]}}
 _EXACT: CodecOptions[Document] = CodecOptions(
     tz_aware=True, tzinfo=UTC, datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
@@ -62,10 +63,14 @@ def add(
 def _insert(action: ObjectId, kind: Kind, records: list[bytes], session: ClientSession | None) -> ObjectId:
     id = ObjectId()
     stored = {"_id": id, "action": action, "kind": kind, "records": records}
-    expires = {"expires_at": {"$add": ["$$NOW", milliseconds(_RETENTION)]}}
-    replacement = {"$replaceWith": {"$mergeObjects": [{"$literal": stored}, expires]}}
+    replacement = {"$replaceWith": {"$mergeObjects": [{"$literal": stored}, _EXPIRES]}}
     _archive().update_one({"_id": id}, [replacement], upsert=True, session=session)
     return id
+
+
+def prolong(action: ObjectId) -> None:
+    """Keep the remaining records of an action as long as new ones."""
+    _archive().update_many({"action": action}, [{"$set": _EXPIRES}])
 
 
 def slices(action: ObjectId) -> Iterator[Slice]:

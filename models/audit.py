@@ -132,6 +132,12 @@ def finish(id: ObjectId, fields: Document, *, undo_within: timedelta | None = No
     _audit().update_one({"_id": id}, [{"$set": known}])
 
 
+def prolong_undo(id: str, undo_within: timedelta) -> None:
+    """Let an undo that stopped before its end be repeated from now on."""
+    until = {"$add": ["$$NOW", milliseconds(undo_within)]}
+    _audit().update_one({"_id": ObjectId(id)}, [{"$set": {"undo_until": until}}])
+
+
 def end_undo(id: str) -> None:
     """Record that an action was undone: it cannot be undone again."""
     _audit().update_one({"_id": ObjectId(id)}, {"$unset": {"undo_until": ""}})

@@ -26,6 +26,7 @@ from queue_manager.core.clock import seconds
 from queue_manager.core.errors import AppError
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
+from services.audit import AuditedAction
 from services.message_queue import queue_admin
 
 UNDO_BUDGET = seconds(50)
@@ -53,8 +54,10 @@ class Undone:
     is_complete: Annotated[bool, Field(description="False if the time was not enough: repeat it then.")]
 
 
-def undo(entry: AuditEntry, *, now: datetime) -> Undone:
-    """Restore what an action deleted; stop after `UNDO_BUDGET`.
+def undo(entry: AuditEntry, action: AuditedAction, *, now: datetime) -> Undone:
+    """Restore what an action deleted; stop after `UNDO_BUDGET`. It can then be repeated for another `UNDO_TIME`.
+
+    `action` is the undo, in which is counted what has been restored.
 
     Raises:
         CannotUndo: it deleted nothing that is kept, it is too late, or it was undone already.
@@ -63,14 +66,17 @@ def undo(entry: AuditEntry, *, now: datetime) -> Undone:
     if now > (entry.undo_until or entry.at + UNDO_TIME):
         raise CannotUndo(f"The time to undo it ({UNDO_TIME.total_seconds() / 60:.0f} minutes) has passed")
     ends_at = time.monotonic() + UNDO_BUDGET.total_seconds()
-    counts = Counter[str]()
+    counts, action.count = Counter[str](), 0
     for some in archive.slices(ObjectId(entry.id)):
         if time.monotonic() > ends_at:
+            archive.prolong(ObjectId(entry.id))
+            audit.prolong_undo(entry.id, UNDO_TIME)
             return _undone(counts, is_complete=False)
         restored, blocked = _RESTORE[some.kind](some.records)
         archive.add(ObjectId(entry.id), some.kind, blocked)
         archive.delete([some.id])
         counts += Counter(restored=restored, blocked=len(blocked), existing=len(some.records) - restored - len(blocked))
+        action.count = counts["restored"]
     if not counts:
         raise CannotUndo("Nothing to restore: no deletion was archived, or it was already undone")
     if not counts["blocked"]:

@@ -89,7 +89,7 @@ def show(
 def undo_action(
     id: Annotated[str, typer.Argument(help="The id of an entry.", metavar="ID")],
 ) -> None:
-    """Restore what an action has deleted, within 10 minutes. Exit code 1 if that is not possible.
+    """Restore what an action has deleted, within 10 minutes. Exit code 1 if not all of it could be restored.
 
     Messages go to the end of their state. What exists again is left as it is.
 
@@ -99,6 +99,8 @@ def undo_action(
     with report_errors():
         result = operations.undo_action(entry, current_actor())
     typer.echo(result.message)
+    if result.blocked or not result.is_complete:
+        raise typer.Exit(1)
 
 
 def _entry(id: str) -> AuditEntry:

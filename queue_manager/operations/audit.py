@@ -15,7 +15,7 @@ from models.database import server_now
 from queue_manager.core.errors import Unavailable
 from queue_manager.core.redis_client import outage
 from queue_manager.operations import cursors
-from queue_manager.operations.schemas import NextCursor, ServerTime
+from queue_manager.operations.schemas import INCOMPLETE_DETAIL, NextCursor, ServerTime
 from queue_manager.server_calls import mongodb
 from services.audit import Actor, recorded
 from services.undo import Undone, undo
@@ -62,12 +62,13 @@ def undo_action(entry: AuditEntry, actor: Actor) -> Undone:
         actor, "undo", system=entry.system, ids=entry.ids, total=entry.total, detail=f"of {entry.id}"
     ) as action:
         try:
-            result = undo(entry, now=server_now())
+            result = undo(entry, action, now=server_now())
         except database.Error as error:
             raise Unavailable(database.describe(error)) from error
         except redis.RedisError as error:
             raise Unavailable(f"Redis {outage(error)}") from error
-        action.count = result.restored
+        if not result.is_complete:
+            action.detail += f"; {INCOMPLETE_DETAIL}"
     return result
 
 

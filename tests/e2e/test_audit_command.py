@@ -12,12 +12,17 @@ from typing import Any
 import pytest
 import redis
 
+from models import archive, audit
+from models.archive import ARCHIVE_COLLECTION
+from models.audit import AuditEntry
 from models.database import collection, server_now
 from queue_manager.broker.dead_letters import DEAD_LETTERS
-from queue_manager.core.clock import hours, to_iso
+from queue_manager.core.clock import hours, minutes, seconds, to_iso
+from queue_manager.operations.schemas import INCOMPLETE_DETAIL
+from services import undo as undo_module
 from tests.any_jobs import INVOICE
 from tests.e2e.celery_processes import ROOT
-from tests.e2e.commands import COMMAND, environment, invoke, queue_manager
+from tests.e2e.commands import COMMAND, environment, interrupt_second_call, invoke, queue_manager
 from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.web.web_process import web
@@ -47,6 +52,55 @@ def test_a_deletion_is_undone(clean: Servers) -> None:
     assert (again.returncode, again.stdout) == (1, "")
     assert again.stderr == "queue-manager: Nothing to restore: no deletion was archived, or it was already undone\n"
     assert invoke("audit", "undo", "nothing").stderr == "queue-manager: There is no entry nothing in the audit log\n"
+
+
+def cleared_jobs(count: int) -> AuditEntry:
+    """Store and clear jobs; return the entry of the deletion."""
+    for _ in range(count):
+        done("jobs", "run", INVOICE, "7", "--delay", "1000")
+    done("jobs", "clear", "pending", "--yes")
+    (entry,) = of_action("clear")
+    return entry
+
+
+def of_action(action: str) -> list[AuditEntry]:
+    return audit.page(audit.AuditQuery(action=action), after=None, limit=10)[0]
+
+
+def test_an_undo_that_ran_out_of_time_can_be_continued(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = cleared_jobs(1)
+    soon = server_now() + seconds(30)
+    for name, field in (("qm_audit", "undo_until"), (ARCHIVE_COLLECTION, "expires_at")):
+        collection(name).update_many({}, {"$set": {field: soon}})
+    with monkeypatch.context() as patched:
+        patched.setattr(undo_module, "UNDO_BUDGET", seconds(-1))
+        stopped = invoke("audit", "undo", entry.id)
+    assert (stopped.returncode, stopped.stdout) == (1, "0 restored; more remain, repeat to continue\n")
+    assert [one.detail for one in of_action("undo")] == [f"of {entry.id}; {INCOMPLETE_DETAIL}"]
+    later = of_action("clear")[0].undo_until
+    assert later is not None
+    assert later > soon + minutes(5)
+    assert [one["expires_at"] > later for one in collection(ARCHIVE_COLLECTION).find()] == [True]
+    assert done("audit", "undo", entry.id) == "1 restored\n"
+
+
+def test_an_undo_of_a_job_that_another_blocks_exits_with_1(clean: Servers) -> None:
+    singular = ("jobs", "run", INVOICE, "7", "--delay", "1000", "--singular")
+    done("jobs", "remove", json.loads(done(*singular))["_id"])
+    done(*singular)
+    blocked = invoke("audit", "undo", of_action("remove")[0].id)
+    assert blocked.returncode == 1
+    assert blocked.stdout == "0 restored; 1 kept out by a job with the same name and arguments\n"
+
+
+def test_ctrl_c_reports_how_many_an_undo_has_restored(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MAX_ARCHIVE_BYTES", 1)  # one job in each slice
+    entry = cleared_jobs(2)
+    interrupt_second_call(monkeypatch, archive, "delete")
+    stopped = invoke("audit", "undo", entry.id)
+    assert stopped.returncode == 130
+    assert stopped.stderr == "queue-manager: interrupted; 1 changed before; the outcome is unknown\n"
+    assert [(one.outcome, one.count) for one in of_action("undo")] == [("unknown", 1)]
 
 
 def test_dead_letters_of_the_broker_are_restored(clean: Servers) -> None:
