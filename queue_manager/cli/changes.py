@@ -30,17 +30,28 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 PauseReason = Annotated[str | None, typer.Option("--reason", help="Reason, shown to other operators.", metavar="TEXT")]
 
 
-def confirm(action: str, count: int, noun: str, of: str = "", *, yes: bool, typed: str | None = None) -> None:
+def confirm(
+    action: str,
+    count: int,
+    noun: str,
+    of: str = "",
+    *,
+    yes: bool,
+    typed: str | None = None,
+    max_changed: int | None = None,
+) -> None:
     """Ask for confirmation unless it was given, exit code 1 without it; end with 0 if there is nothing to change.
 
     Args:
         of: what follows the noun, such as ` in main`.
         typed: what must be typed to delete more than 1,000.
+        max_changed: how many of them the command changes, at most.
     """
     if not count:
         typer.echo(printable(f"no {noun}s{of} to {action}"))
         raise typer.Exit
-    question = printable(f"{action.capitalize()} {many(count, noun)}{of}?")
+    part = f"{max_changed:,} of " if max_changed is not None and count > max_changed else ""
+    question = printable(f"{action.capitalize()} {part}{many(count, noun)}{of}?")
     if yes:
         return
     if typed is None or count <= TYPED_FROM:

@@ -29,7 +29,7 @@ from queue_manager.items import STATES, State
 from queue_manager.operations import items as operations
 from queue_manager.operations.diagnosis import diagnose
 from queue_manager.operations.schemas import validated
-from queue_manager.operations.system_schemas import ListedItem, RetriedItems
+from queue_manager.operations.system_schemas import MAX_RETRIED, ListedItem, RetriedItems
 from queue_manager.operations.systems import find_system
 from queue_manager.server_calls import mongodb
 from queue_manager.system import System
@@ -174,11 +174,13 @@ def retry(
         if state is not None:
             counted = operations.count_items(found, state, search)
             more = "" if counted.is_complete else " or more"
-            confirm("dispatch", counted.count, "item", f"{more} of {system}", yes=yes)
+            confirm("dispatch", counted.count, "item", f"{more} of {system}", yes=yes, max_changed=MAX_RETRIED)
         answer = operations.retry_items(found, body, current_actor())
     typer.echo(f"{answer.sent} of {answer.of} dispatched")
     if answer.sent == answer.of:
         return
+    if answer.of > MAX_RETRIED:
+        typer.echo("run the command again for the rest", err=True)
     with report_errors(), mongodb():
         listed = found.open_items()
         unknown = [id for id in dict.fromkeys(body.ids or ()) if not listed.has(id)]

@@ -16,8 +16,10 @@ from bson import ObjectId
 from models import audit
 from models.audit import AuditQuery
 from models.database import collection, server_now
+from queue_manager.cli import items as command
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.settings import settings
+from queue_manager.operations import items as operations
 from tests.e2e.celery_processes import ROOT
 from tests.e2e.commands import COMMAND, environment, invoke, said_on_a_terminal
 from tests.e2e.test_systems_commands import EXPIRE, declare
@@ -169,6 +171,21 @@ class TestRetry:
         assert sent() == {broken}
         assert items("retry", ROOMS, "--state", "failed", "--yes").stdout == "1 of 1 dispatched\n"
         assert sent() == {broken, slow}
+
+    def test_a_part_of_too_many_items_is_announced_as_such(
+        self, clean: Servers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for module in (operations, command):
+            monkeypatch.setattr(module, "MAX_RETRIED", 2)
+        for _ in range(3):
+            due_room()
+        first = items("retry", ROOMS, "--state", "due", answer="y\n")
+        assert f"Dispatch 2 of 3 items of {ROOMS}?" in first.stdout
+        assert first.stdout.endswith("2 of 3 dispatched\n")
+        assert (first.returncode, first.stderr) == (1, "run the command again for the rest\n")
+        last = items("retry", ROOMS, "--state", "due", answer="y\n")
+        assert f"Dispatch 1 item of {ROOMS}?" in last.stdout
+        assert (last.returncode, len(sent())) == (0, 3)
 
     def test_unknown_ids_are_named(self, clean: Servers) -> None:
         due = str(due_room())
