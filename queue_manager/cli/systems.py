@@ -17,7 +17,7 @@ from bson import json_util
 from rich.console import Console
 from rich.text import Text
 
-from beat_schedule import find_dispatching, systems
+from beat_schedule import systems
 from models import database
 from models.due_documents import MAX_COUNT, DueCollection
 from queue_manager import pauses
@@ -31,6 +31,7 @@ from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import did_you_mean, many
 from queue_manager.operations import switches
+from queue_manager.operations.systems import find_system
 from queue_manager.pauses import PauseState
 from queue_manager.system import System, declared, require_distinct
 from services.due_documents import DueDocuments, Preview, previews, work_of
@@ -108,7 +109,7 @@ def pause(name: SystemName, reason: PauseReason = None) -> None:
     Example: `queue-manager systems pause support-snooze --reason "the mail provider is down"`
     """
     with report_errors():
-        switches.pause_system(current_actor(), find_dispatching(name, systems()).name, checked_reason(reason))
+        switches.pause_system(current_actor(), find_system(name), checked_reason(reason))
     typer.echo(f"{name}  paused")
 
 
@@ -121,7 +122,7 @@ def resume(name: SystemName) -> None:
     Example: `queue-manager systems resume support-snooze`
     """
     with report_errors():
-        was_paused = switches.resume_system(current_actor(), find_dispatching(name, systems()).name)
+        was_paused = switches.resume_system(current_actor(), find_system(name))
     typer.echo(f"{name}  {resumed(was_paused)}")
 
 

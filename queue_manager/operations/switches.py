@@ -11,25 +11,42 @@ from typing import Literal
 
 from models import job_queue
 from queue_manager import pauses
+from queue_manager.core.errors import AppError
 from queue_manager.core.log import get_logger
 from queue_manager.pauses import COMMAND_LINE, PauseState
 from queue_manager.server_calls import mongodb
+from queue_manager.system import System
 from services import job_queues, message_queue
 from services.audit import Actor, recorded
 
 log = get_logger("QM/operations")
 
 
-def pause_system(actor: Actor, name: str, reason: str | None) -> PauseState:
-    """Dispatch no more items of a system until it is resumed. Items in flight finish. Raises `Unavailable`."""
-    with _recorded(actor, "pause", name, reason=reason):
-        return pauses.pause(name, by=_pauser(actor), reason=reason)
+class CannotPause(AppError):
+    """A system dispatches no items, because its scan does the work itself."""
 
 
-def resume_system(actor: Actor, name: str) -> bool:
-    """Dispatch the items of a system again; return False if it was not paused. Raises `Unavailable`."""
-    with _recorded(actor, "resume", name):
-        return pauses.resume(name)
+def pause_system(actor: Actor, system: System, reason: str | None) -> PauseState:
+    """Dispatch no more items of a system until it is resumed. Items in flight finish.
+
+    Raises `CannotPause` and `Unavailable`.
+    """
+    _require_items(system)
+    with _recorded(actor, "pause", system.name, reason=reason):
+        return pauses.pause(system.name, by=_pauser(actor), reason=reason)
+
+
+def resume_system(actor: Actor, system: System) -> bool:
+    """Dispatch the items of a system again; return False if it was not paused. Raises like `pause_system`."""
+    _require_items(system)
+    with _recorded(actor, "resume", system.name):
+        return pauses.resume(system.name)
+
+
+def _require_items(system: System) -> None:
+    if system.item_task is None:
+        instead = "; pause its types with `queue-manager queue pause`" if system is message_queue.system else ""
+        raise CannotPause(f"The system {system.name} dispatches no items, so it cannot be paused{instead}")
 
 
 def pause_jobs(actor: Actor, names: Sequence[str], reason: str | None) -> None:

@@ -173,7 +173,7 @@ def test_colours_are_for_terminals(clean: Servers) -> None:
     assert "\x1b[" in said_on_a_terminal([*COMMAND, "systems", "list"])
 
 
-def test_pause_and_resume_name_the_system(tmp_path: Path) -> None:
+def test_pause_and_resume_name_the_system() -> None:
     pause = ("pause", "support-snooze", "--reason", "the provider is down \x1b[31m")
     assert invoke("systems", *pause).stdout == "support-snooze  paused\n"
     made = pauses.paused()["support-snooze"]
@@ -187,9 +187,19 @@ def test_pause_and_resume_name_the_system(tmp_path: Path) -> None:
     assert invoke("systems", "resume", "support-snooze").stdout == "support-snooze  resumed\n"
     assert pauses.paused() == {}
     assert invoke("systems", "resume", "support-snooze").stdout == "support-snooze  was not paused\n"
-    refused = systems(tmp_path, "pause", "overdue-messages")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "There is no system 'overdue-messages'; the systems are: support-snooze, " in refused.stderr
+    unknown = invoke("systems", "pause", "overdue-message")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "There is no system 'overdue-message' (did you mean overdue-messages?)" in unknown.stderr
+
+
+@pytest.mark.parametrize("command", ["pause", "resume"])
+def test_a_system_without_items_names_the_command_that_pauses_its_types(command: str, clean: Servers) -> None:
+    refused = invoke("systems", command, "overdue-messages")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == (
+        "queue-manager: The system overdue-messages dispatches no items, so it cannot be paused; "
+        "pause its types with `queue-manager queue pause`\n"
+    )
 
 
 @pytest.mark.processes

@@ -357,4 +357,5 @@ def test_an_unknown_system_is_not_paused(clean: Servers, process: Web) -> None:
 def test_a_system_whose_scan_dispatches_nothing_is_not_paused(clean: Servers, process: Web) -> None:
     answer = process.post("/api/systems/overdue-messages/pause")
     assert (answer.status, answer.body["error"]) == (409, "conflict")
+    assert "queue-manager queue pause" in answer.body["message"]
     assert pauses.paused() == {}

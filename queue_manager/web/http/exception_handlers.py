@@ -16,6 +16,7 @@ from queue_manager.core.errors import InvalidField, MalformedBody, NotFound, Una
 from queue_manager.core.log import get_logger
 from queue_manager.operations.items import DocumentTooLarge
 from queue_manager.operations.schemas import invalid_because
+from queue_manager.operations.switches import CannotPause
 from queue_manager.telemetry import error_reports
 from queue_manager.web.html_pages import render_page
 from queue_manager.web.http.errors import ApiError
@@ -38,6 +39,7 @@ ERRORS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     UnknownJob: (HTTPStatus.NOT_FOUND, "not found"),
     WrongState: (HTTPStatus.CONFLICT, "wrong state"),
     DuplicateJob: (HTTPStatus.CONFLICT, "blocked"),
+    CannotPause: (HTTPStatus.CONFLICT, "conflict"),
     CannotUndo: (HTTPStatus.CONFLICT, "cannot be undone"),
 }
 """The errors of services as HTTP statuses, and in a word or two for programs."""

@@ -187,8 +187,7 @@ def pause(
 
     409: the system dispatches no items, because its scan does the work itself.
     """
-    _require_items(system)
-    made = switches.pause_system(actor, system.name, body.reason)
+    made = switches.pause_system(actor, system, body.reason)
     expire_overview(request)
     return PausedSystem(name=system.name, is_paused=True, pause=made)
 
@@ -196,16 +195,9 @@ def pause(
 @commands.post("/systems/{name}/resume", responses=errors(409))
 def resume(system: Named, _: NoBody, actor: CurrentActor, request: Request) -> PausedSystem:
     """Dispatch the items of a paused system again, starting with its next scan."""
-    _require_items(system)
-    switches.resume_system(actor, system.name)
+    switches.resume_system(actor, system)
     expire_overview(request)
     return PausedSystem(name=system.name, is_paused=False, pause=None)
-
-
-def _require_items(system: System) -> None:
-    if system.item_task is None:
-        message = f"The system {system.name} dispatches no items, so it cannot be paused"
-        raise ApiError(HTTPStatus.CONFLICT, "conflict", message)
 
 
 @commands_of_all.post("/marks", status_code=HTTPStatus.CREATED)
