@@ -30,6 +30,7 @@ from tests.eventually import eventually
 pytestmark = pytest.mark.deploy
 
 BASE, KEDA = ROOT / "deploy" / "kubernetes" / "base", ROOT / "deploy" / "kubernetes" / "keda"
+INGRESS = ROOT / "deploy" / "kubernetes" / "ingress-nginx.yaml"
 CONFIG = {name: value or "" for name, value in dotenv_values(BASE / "config.env").items()}
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 KUBERNETES_VERSION = "1.31"
@@ -60,7 +61,18 @@ def test_the_manifests_are_valid() -> None:
     for manifest in manifests(BASE):
         kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
         kinds.add(manifest["kind"])
-    assert kinds == {"Job", "Deployment", "PodDisruptionBudget", "Service", "Ingress", "NetworkPolicy"}
+    assert kinds == {"Job", "Deployment", "PodDisruptionBudget", "Service", "NetworkPolicy"}
+
+
+def test_the_ingress_is_valid_and_leads_to_the_web_process() -> None:
+    ingress = yaml.safe_load(INGRESS.read_text())
+    kubernetes_validate.validate(ingress, KUBERNETES_VERSION, strict=True)
+    ((path,),) = [rule["http"]["paths"] for rule in ingress["spec"]["rules"]]
+    service = of_kind("Service")["web"]
+    assert path["backend"]["service"] == {
+        "name": service["metadata"]["name"],
+        "port": {"name": service["spec"]["ports"][0]["name"]},
+    }
 
 
 def test_every_manifest_is_applied() -> None:
@@ -89,6 +101,8 @@ def test_documented_commands_migrate_first_and_start_what_sends_ticks_last() -> 
         ["kubectl", "wait", "--for=condition=complete", "--timeout=1h", "job/queue-manager-migrate"],
         [*apply, "-l", "app.kubernetes.io/component=worker"],
         ["kubectl", "rollout", "status", "deployment", "-l", "app.kubernetes.io/component=worker"],
+        [*apply, "-l", "app.kubernetes.io/component=scans"],
+        ["kubectl", "rollout", "status", "deployment", "-l", "app.kubernetes.io/component=scans"],
         apply,
     ]
     components = [
@@ -96,8 +110,12 @@ def test_documented_commands_migrate_first_and_start_what_sends_ticks_last() -> 
         for one in manifests(BASE)
         if "app.kubernetes.io/component" in one["metadata"].get("labels", {})
     ]
-    workers = [("worker", "Deployment", f"queue-manager-{name}") for name in WORKERS]
-    assert sorted(components) == sorted([("migration", "Job", "queue-manager-migrate"), *workers])
+    assert sorted(components) == [
+        ("migration", "Job", "queue-manager-migrate"),
+        ("scans", "Deployment", "queue-manager-scans"),
+        ("worker", "Deployment", "queue-manager-jobs"),
+        ("worker", "Deployment", "queue-manager-worker"),
+    ]
 
 
 def test_a_changed_setting_replaces_the_pods_and_is_applied_with_the_migration() -> None:
@@ -113,6 +131,19 @@ def test_a_changed_setting_replaces_the_pods_and_is_applied_with_the_migration()
     for name, one in of_kind("Deployment", "Job").items():
         (container,) = one["spec"]["template"]["spec"]["containers"]
         assert container["envFrom"][0] == {"configMapRef": {"name": "queue-manager"}}, name
+
+
+def test_the_migration_may_have_a_mongodb_user_of_its_own() -> None:
+    (container,) = of_kind("Job")["migrate"]["spec"]["template"]["spec"]["containers"]
+    assert container["envFrom"][-1] == {"secretRef": {"name": "queue-manager-migrate", "optional": True}}
+
+
+def test_the_migration_is_not_repeated_and_keeps_its_log_if_documents_violate_an_index() -> None:
+    job = of_kind("Job")["migrate"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    on_exit_codes = {"containerName": container["name"], "operator": "In", "values": [2]}
+    assert job["podFailurePolicy"] == {"rules": [{"action": "FailJob", "onExitCodes": on_exit_codes}]}
+    assert job["template"]["spec"]["restartPolicy"] == "Never"  # Kubernetes requires it, and keeps the pod
 
 
 def test_pods_have_no_privileges_and_a_read_only_root() -> None:
@@ -185,7 +216,8 @@ def test_settings_of_the_manifests_exist() -> None:
 def test_the_autoscaler_alone_sets_the_number_of_workers() -> None:
     (patch,) = yaml.safe_load((KEDA / "kustomization.yaml").read_text())["patches"]
     assert json.loads(patch["patch"]) == [{"op": "remove", "path": "/spec/replicas"}]  # kustomize reads JSON here
-    patched = {name for name in of_kind("Deployment") if re.fullmatch(patch["target"]["name"], name)}
+    deployments = [f"queue-manager-{name}" for name in of_kind("Deployment")]
+    patched = {name for name in deployments if re.fullmatch(patch["target"]["name"], name)}
     assert patched == {one["spec"]["scaleTargetRef"]["name"] for one in manifests(KEDA)}
 
 
