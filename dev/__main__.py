@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
-from dev.up import main
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `make up` handles it: no traceback of the imports
+
+from dev.up import main  # noqa: E402
 
 parser = argparse.ArgumentParser(
     prog="python -m dev",

@@ -46,6 +46,18 @@ def has_mongod() -> bool:
     return version is not None and int(version.group(1)) >= OLDEST_MONGODB
 
 
+def names_mongodb() -> bool:
+    """Return True if the environment, or else `.env`, has a MONGO_DB_URL that is not empty."""
+    if "MONGO_DB_URL" in os.environ:
+        return os.environ["MONGO_DB_URL"] != ""
+    try:
+        with open(".env", "rb") as file:
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return False
+    return re.search(r"^[ \t]*(export[ \t]+)?MONGO_DB_URL[ \t]*=[ \t]*[\"']?[^\s\"'#]", text, re.MULTILINE) is not None
+
+
 def problem_with_python(version: tuple) -> str:  # type: ignore[type-arg]
     """Return what is wrong with this Python's version, or an empty text."""
     if tuple(version[:2]) >= OLDEST:
@@ -69,7 +81,7 @@ def problem_with_venv() -> str:
 
 def problem_with_libcurl() -> str:
     """Return why the MongoDB of the extra `embedded` could not start, or an empty text."""
-    is_another_used = os.environ.get("QM_MONGOD_BIN") or os.environ.get("MONGO_DB_URL") or has_mongod()
+    is_another_used = os.environ.get("QM_MONGOD_BIN") or names_mongodb() or has_mongod()
     if not sys.platform.startswith("linux") or is_another_used or can_load(LIBCURL):
         return ""
     return (

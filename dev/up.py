@@ -34,6 +34,7 @@ from queue_manager.core.settings import redact_url
 
 DATA = ".devstack"
 SHELL_FILE = f"{DATA}/env"
+MAX_PORT = 65_535
 MONGO_PORT, REDIS_PORT = 27017, 6379  # preferred: what their clients try by default
 SITES = {"flower": ("Flower", "FLOWER_PORT", 5555), "web": ("Dashboard", "QM_WEB_PORT", 6002)}
 """What people open in a browser: by the name of the process, its title, the setting of its port, its usual port."""
@@ -190,8 +191,8 @@ def _port(name: str, preferred: int, display: Display) -> int:
 def _site_port(process: str, given: Mapping[str, str], display: Display) -> int:
     title, setting, usual = SITES[process]
     wanted = given.get(setting, str(usual))
-    if not wanted.isdecimal():
-        raise ConfigurationError(f"{setting}={wanted!r}: must be a port number, such as {usual}")
+    if not wanted.isdecimal() or not 1 <= int(wanted) <= MAX_PORT:
+        raise ConfigurationError(f"{setting}={wanted!r}: must be a port from 1 to {MAX_PORT}, such as {usual}")
     return _port(title, int(wanted), display)
 
 

@@ -21,6 +21,7 @@ def run_with(tmp_path: Path, hiding: str = "", **environment: str) -> subprocess
     kept = {"PATH": str(Path(sys.executable).parent), "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
     return subprocess.run(
         [sys.executable, str(SCRIPT)],
+        cwd=tmp_path,
         env={**kept, "PYTHONPATH": str(tmp_path), **environment},
         capture_output=True,
         text=True,
@@ -66,6 +67,22 @@ def test_everything_missing_is_named_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variable", ["QM_MONGOD_BIN", "MONGO_DB_URL"])
 def test_libcurl_is_not_needed_with_a_mongodb_of_the_user(tmp_path: Path, variable: str) -> None:
     assert run_with(tmp_path, WITHOUT_LIBCURL, **{variable: "mine"}).returncode == 0
+
+
+@on_linux
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("MONGO_DB_URL=mongodb://db/product", 0),
+        ("export MONGO_DB_URL = 'mongodb://db/product'", 0),
+        ("# MONGO_DB_URL=mongodb://db/product", 1),
+        ("MONGO_DB_URL=", 1),
+        ("MONGO_DB_URL=''", 1),
+    ],
+)
+def test_libcurl_is_not_needed_with_a_mongodb_in_env_file(tmp_path: Path, line: str, code: int) -> None:
+    (tmp_path / ".env").write_text(f"QM_JOBS=true\n{line}\nREDIS_URL=redis://redis\n")
+    assert run_with(tmp_path, WITHOUT_LIBCURL).returncode == code
 
 
 @on_linux

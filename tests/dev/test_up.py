@@ -39,6 +39,14 @@ from dev.ports import free_port
 up.REDIS_PORT, up.MONGO_PORT = free_port(), free_port()
 sys.exit(up.main(root=pathlib.Path(), logs="--logs" in sys.argv))
 """
+CTRL_C_AT_IMPORT = """
+import os, signal, sys
+class CtrlC:
+    def find_spec(name, path=None, target=None):
+        if name == "dev.up":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, CtrlC)
+"""
 ROOT = Path(__file__).parents[2]
 WITHIN = 60.0  # seconds for a start, on a busy machine
 
@@ -248,6 +256,30 @@ def test_a_start_can_be_stopped_halfway(checkout: Path) -> None:
         assert process.wait(10) == 0
     assert output.read_text().endswith("stopped\n")
     assert not (checkout / "pid").exists()
+
+
+def test_ctrl_c_before_anything_is_started_prints_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(CTRL_C_AT_IMPORT)
+    stopped = subprocess.run(
+        [sys.executable, "-m", "dev"],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (stopped.returncode, stopped.stdout, stopped.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "http"])
+def test_an_invalid_port_is_refused_with_its_setting(checkout: Path, port: str) -> None:
+    output = checkout / "output"
+    servers = {"MONGO_DB_URL": "mongodb://127.0.0.1:1/product", "REDIS_URL": "redis://127.0.0.1:1"}
+    with output.open("wb") as log, start(checkout, log.fileno(), **servers, QM_WEB_PORT=port) as process:
+        try:
+            assert process.wait(WITHIN) == 1
+        finally:
+            process.kill()
+    assert f"make up: QM_WEB_PORT='{port}': must be a port from 1 to 65535, such as 6002\n" in output.read_text()
 
 
 @pytest.mark.processes
