@@ -9,7 +9,7 @@ a crash the call is repeated, so `after` is called at least once for each docume
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -35,11 +35,14 @@ class OutboxRecord:
     id: str
     system: str
     lease: timedelta
-    """The time in which only the process that wrote the batch may call `after`."""
+    """The time after the write in which only the process that wrote the batch may call `after`."""
+    clock: Callable[[], datetime]
+    """Returns the time of the write, which may come long after `now` if the item function is slow."""
 
     def insert(self, due_at: Mapping[Any, datetime], *, now: datetime, session: ClientSession) -> None:
         items = [{"id": id, "due_at": at} for id, at in due_at.items()]
-        record = {"_id": self.id, "system": self.system, "at": now, "items": items, "postponed_until": now + self.lease}
+        until = self.clock() + self.lease
+        record = {"_id": self.id, "system": self.system, "at": now, "items": items, "postponed_until": until}
         _records().insert_one(record, session=session)
 
 

@@ -241,7 +241,9 @@ class DocumentWork(DueWork):
         # A new record, because a redelivered batch may write while its earlier record is still in the outbox.
         record = None
         if self.system.functions.after is not None:
-            record = outbox.OutboxRecord(id=uuid4().hex, system=self.system.name, lease=self.leases.lease)
+            record = outbox.OutboxRecord(
+                id=uuid4().hex, system=self.system.name, lease=self.leases.lease, clock=self.clock
+            )
         groups = self.documents.apply(
             due_at,
             lambda documents: self.updates.grouped_updates(documents, run, unreached=unreached),

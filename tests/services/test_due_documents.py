@@ -882,6 +882,23 @@ class TestAfter:
         ours.repeat_after(call.args[0])
         assert len(calls) == 2
 
+    def test_scans_leave_the_hook_call_to_the_process_that_wrote_for_one_lease_after_its_write(
+        self, clock: AgingClock
+    ) -> None:
+        def end(account: Document) -> Document:
+            clock.advance(ours.leases.lease)
+            return EXPIRE
+
+        def after(written: Sequence[Written]) -> None:
+            repeated.extend(scan(ours.outbox_work()))
+
+        repeated: list[DueItem] = []
+        system = declare(end)
+        system.after(after)
+        ours = work_on(system, clock)
+        assert execute(ours, item_of(ours, make_account()))["success"] is True
+        assert repeated == []
+
     def test_document_refused_by_mongodb_is_not_written_and_the_hook_gets_the_others_once(
         self, clock: AgingClock, system: DueDocuments, calls: list[Written]
     ) -> None:
