@@ -182,7 +182,10 @@ class DueCollection:
 
     @property
     def _indexed(self) -> Document:
-        """The condition of the index. It keeps out most arrays, which would make the index multikey: lists of dates."""
+        """The condition of the index. It keeps out most arrays, which would make the index multikey: lists of dates.
+
+        It also keeps out documents with a field named `0`, which a partial index cannot tell from arrays.
+        """
         return {self.due: A_DATE, **{f"{path}.0": None for path in self._paths}, **self.where}
 
     @property

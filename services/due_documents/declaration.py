@@ -304,6 +304,8 @@ class DueDocuments(System):
             if not isinstance(value, datetime if is_last else dict):
                 kind = _KINDS.get(type(value), f"a value of the type {type(value).__name__}")
                 return f"its {path} is malformed: it is {kind}, and must be {'a date' if is_last else 'a document'}"
+            if isinstance(value, dict) and value.get("0") is not None:  # see `DueCollection._indexed`
+                return f"its {path} is malformed: it has a field named 0, like a list"
         return f"its {self.due} is malformed: it is before 1970" if value < EPOCH else None
 
     def describe_idle(self, document: Document, now: datetime) -> tuple[str, str]:

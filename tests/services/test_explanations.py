@@ -124,6 +124,18 @@ class TestNotDue:
     def test_a_room_that_was_never_snoozed(self, work: DocumentWork) -> None:
         assert why(make_room(status="open", snooze_time=None), work, T0).answer == "Not snoozed; its status is open."
 
+    def test_a_document_on_the_path_with_a_field_named_0_is_malformed(self, clock: Any) -> None:
+        work = work_on(declare(due="trial.ends_at"), clock)
+        id = (
+            collection("accounts")
+            .insert_one({"status": "trial", "trial": {"ends_at": T0 - hours(3), "0": 1}})
+            .inserted_id
+        )
+        assert scan(work) == []
+        (found,) = explain(work, str(id), dispatch(T0))
+        assert found.label == "malformed"
+        assert found.answer == "Its trial is malformed: it has a field named 0, like a list; it can never fall due."
+
     def test_a_document_that_does_not_meet_the_condition(self, clock: Any) -> None:
         work = work_on(declare(), clock)
         (found,) = explain(work, str(make_account(status="paid")), dispatch(T0))
