@@ -113,8 +113,8 @@ class ItemTask(BatchedTask):
     @property
     def batch_timeout(self) -> float | None:
         """Seconds after which the process of a batch is replaced: one lease, so that its items wait no longer."""
-        longest = max(settings().qm_lease_seconds, MIN_BATCH_TIMEOUT)
-        return None if self.is_long else min(settings().qm_item_timeout_seconds, longest)
+        shortest = min(settings().qm_item_timeout_seconds, settings().qm_lease_seconds)
+        return None if self.is_long else max(shortest, MIN_BATCH_TIMEOUT)
 
     def _measured_attempt(self, item: DueItem) -> Any:
         began = time.monotonic()

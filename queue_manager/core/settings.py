@@ -47,6 +47,7 @@ from queue_manager.core.wording import did_you_mean
 _NO_PORT = re.compile(r":(?!\d*(?:[/,]|$))[^/,]*")  # not a port: probably a password without its @
 _FIRST_NAME = re.compile(r"\s*(?:export\s+)?(\w+)")
 _MAX_SHOWN_LENGTH = 100  # characters of a wrong value in its error
+MIN_ITEM_TIMEOUT = 20  # seconds below which operators are warned: a transaction waits 15 s for an election
 _PUBLIC_OPTIONS = {
     *("replicaSet", "authSource", "directConnection", "tls", "ssl", "retryWrites"),
     *("w", "journal", "readPreference", "readConcernLevel", "tlsCAFile", "tlsCertificateKeyFile", "authMechanism"),
@@ -117,7 +118,8 @@ class Settings(BaseSettings):
     qm_item_timeout_seconds: Annotated[float, Field(ge=1, le=86_400)] = 120
     """Seconds after which a process that hangs in an item or a batch is replaced; does not apply to jobs.
 
-    The process of a batch is replaced after one lease (at least 30 s), if that is sooner.
+    The process of a batch is replaced after one lease if that is sooner, but not before 30 s. An item may wait 15 s for
+    an election of MongoDB.
     """
     qm_worker_concurrency: Annotated[int | None, Field(ge=1, le=1_000)] = None
     """Tasks that one worker executes at a time; default: one for each core, at least 2."""
@@ -290,12 +292,17 @@ class Settings(BaseSettings):
         return bool(self.qm_api_keys) or self.qm_api_keys_file is not None
 
     def warnings(self) -> list[str]:
-        """Return warnings for operators: misspelt settings, and jobs that may not run."""
+        """Return warnings for operators: misspelt settings, a timeout that is too short, and jobs that may not run."""
         fields = [name.upper() for name in type(self).model_fields]
         given = {name for name in _environment() if name.startswith("QM_")}
         warnings = []
         for name in sorted(given - set(fields) - _READ_ELSEWHERE):
             warnings.append(f"{name} is not a setting{did_you_mean(name, fields)}")
+        if (timeout := self.qm_item_timeout_seconds) < MIN_ITEM_TIMEOUT:
+            warnings.append(
+                f"QM_ITEM_TIMEOUT_SECONDS={timeout:g} should be at least {MIN_ITEM_TIMEOUT}: an item may wait 15 s for "
+                "an election of MongoDB, and its process would be killed"
+            )
         if self.qm_jobs and not self.runs_jobs:
             warnings.append(self.jobs_disabled_reason)
         return warnings

@@ -415,6 +415,15 @@ def test_misspelt_setting_gets_a_warning_with_a_suggestion(monkeypatch: pytest.M
     assert settings().warnings() == ["QM_LEASE_SECOND is not a setting (did you mean QM_LEASE_SECONDS?)"]
 
 
+@pytest.mark.parametrize(("timeout", "warnings"), [("19.5", 1), ("20", 0)])
+def test_item_timeout_shorter_than_an_election_gets_a_warning(
+    timeout: str, warnings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QM_ITEM_TIMEOUT_SECONDS", timeout)
+    found = settings().warnings()
+    assert [one.partition(" ")[0] for one in found] == ["QM_ITEM_TIMEOUT_SECONDS=19.5"] * warnings
+
+
 def test_node_env_is_an_alias(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("APP_ENV")
     monkeypatch.setenv("NODE_ENV", "development")

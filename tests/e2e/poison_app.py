@@ -15,7 +15,7 @@ from typing import Any
 from bson import ObjectId
 
 from models.due_documents import DueCollection
-from tasks import app
+from tasks import app, item
 from tests.e2e.poison import poison
 
 __all__ = ["app"]
@@ -23,6 +23,7 @@ __all__ = ["app"]
 ROOM = ObjectId(os.environ["POISON_ROOM"])
 
 app.conf.broker_transport_options["visibility_timeout"] = 4
+item.MIN_BATCH_TIMEOUT = 2
 
 apply = DueCollection.apply
 

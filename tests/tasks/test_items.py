@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from types import SimpleNamespace
@@ -164,6 +164,16 @@ def test_items_of_a_batch_that_took_too_long_are_left_to_smaller_batches_if_mong
 
     with unsnooze_room.execute_batch([(one.id, one.headers, one.args, one.kwargs) for one in messages]) as outcomes:
         assert outcomes == [None if is_away else Verdict.UNREACHED] * 3
+
+
+@pytest.mark.parametrize(
+    ("lease", "timeout", "expected"), [("60", "120", 60), ("60", "40", 40), ("60", "5", 30), ("5", "120", 30)]
+)
+def test_a_batch_has_one_lease_or_the_timeout_of_an_item_and_at_least_30_s(
+    change_settings: Callable[..., None], lease: str, timeout: str, expected: float
+) -> None:
+    change_settings(QM_LEASE_SECONDS=lease, QM_ITEM_TIMEOUT_SECONDS=timeout)
+    assert unsnooze_room.batch_timeout == expected
 
 
 def test_invalid_id_fails_immediately_and_is_not_retried(broker: str, caplog: pytest.LogCaptureFixture) -> None:
