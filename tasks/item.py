@@ -223,9 +223,10 @@ class ItemTask(BatchedTask):
 
     def _retry(self, item: DueItem, error: Exception, wait: timedelta) -> Retry:
         """Publish the next attempt; return the exception that ends this one."""
-        # Not `countdown`, which Celery adds to this machine's time.
-        eta = estimated_now() + wait
-        retry: Retry = self._publish_next(item, wait, lambda: self.retry(exc=error, eta=eta, throw=False))
+        eta = estimated_now() + wait  # not `countdown`, which Celery adds to this machine's time
+        headers = {**(self.request.headers or {}), REPEATS_HEADER: self._repeats if is_outage(error) else 0}
+        publish = partial(self.retry, exc=error, eta=eta, headers=headers, throw=False)
+        retry: Retry = self._publish_next(item, wait, publish)
         text = f"Retry in {wait.total_seconds()}s: {type(error).__name__}: {reason(error)}"
         retry.message = ErrorText.of(text, error)  # which Celery logs
         return retry
@@ -247,9 +248,8 @@ class ItemTask(BatchedTask):
         except Exception as error:
             # Celery rejects a message whose retry it cannot publish.
             text = reason(error.reason if isinstance(error, Reject) else error)
-            text.server = (
-                text.server or "the broker"
-            )  # so that it is not logged for each message, even if memory is full
+            # So that it is not logged for each message, even if memory is full.
+            text.server = text.server or "the broker"
             if self._batch is not None:
                 self._batch.broker_error = text
             log.warning(

@@ -153,6 +153,19 @@ def test_outages_count_as_attempts_after_many_repeats_if_mongodb_answers(
     assert get_room(room)["unsnooze_failures"] == 1
 
 
+def test_repeats_are_in_a_row_so_another_error_ends_them(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    unsnooze_room.apply_async([str(make_room(server_now() - minutes(1)))], headers={REPEATS_HEADER: MAX_FREE_REPEATS})
+    with monkeypatch.context() as refusal:
+        fail_writes(refusal, OperationFailure("the index is corrupt"))
+        assert isinstance(run(take(broker, QUEUE)), Retry)
+    fail_writes(monkeypatch, ExecutionTimeout("operation exceeded time limit"))
+    message = take(broker, QUEUE)
+    assert (message.retries, message.headers[REPEATS_HEADER]) == (1, 0)
+    assert isinstance(run(message), Ignore)
+    (again,) = waiting_messages(broker, QUEUE)
+    assert (again.retries, again.headers[REPEATS_HEADER]) == (1, 1)
+
+
 @pytest.mark.parametrize("is_away", [False, True])
 def test_items_of_a_batch_that_took_too_long_are_left_to_smaller_batches_if_mongodb_answers(
     broker: str, monkeypatch: pytest.MonkeyPatch, is_away: bool
