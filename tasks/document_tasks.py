@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from queue_manager.core.settings import settings
 from services.due_documents import DueDocuments, work_of
 from tasks.app import app
 from tasks.item import ItemTask, item_task
-from tasks.scan import ScanReport, fan_out
+from tasks.scan import ScanReport, fan_out, scan_end
 
 
 def dispatch(system: DueDocuments) -> ScanReport:
-    """Dispatch due items, and the calls of `after` that a crash or an error left pending."""
-    report = fan_out(app.tasks[system.item_task], work_of(system))
-    if system.functions.after is not None and "paused" not in report.other_counts:
-        report.add(fan_out(app.tasks[after_task_name(system)], work_of(system).outbox_work()))
+    """Dispatch due items, and then the calls of `after` that a crash or an error left pending: the count `after`."""
+    ends_at = scan_end()
+    report = fan_out(app.tasks[system.item_task], work_of(system), ends_at=ends_at)
+    is_idle = "paused" in report.other_counts or system.name in settings().qm_dry_run
+    if system.functions.after is not None and not is_idle:
+        calls = fan_out(app.tasks[after_task_name(system)], work_of(system).outbox_work(), ends_at=ends_at)
+        report.other_counts += Counter(after=calls.enqueued)  # not if it is 0
+        report.errors += calls.errors
     return report
 
 

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from celery import Task, current_task
@@ -54,14 +52,6 @@ class ScanReport:
     errors: list[str] = field(default_factory=list)
     other_counts: Counter[str] = field(default_factory=Counter)
     details: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, other: ScanReport) -> None:
-        """Add what another part of the scan did."""
-        self.found += other.found
-        self.claimed += other.claimed
-        self.enqueued += other.enqueued
-        self.errors += other.errors
-        self.other_counts.update(other.other_counts)
 
     def counts(self) -> dict[str, int]:
         return {
@@ -160,14 +150,21 @@ def scan_task(
     return app.task(base=ScanTask, initiator=initiator, sent=sent, failed=failed, name=name)
 
 
-def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
+def fan_out(task: ItemTask, *works: DueWork, ends_at: float | None = None) -> ScanReport:
     """Lease what is due and publish one `task` per item, batch by batch; one work that fails does not stop the next.
 
     A batch that the broker refused is released at once, and the rest goes on. One whose delivery is uncertain keeps its
     leases, and is dispatched again when they end.
+
+    Args:
+        ends_at: when the scan must end, by the monotonic clock; by default `scan_end()`.
     """
     report = ScanReport()
-    measure = partial(Backlog.of_queue, app, task.queue_name, time_left=_time_of_scan())
+    end = scan_end() if ends_at is None else ends_at
+
+    def measure() -> Backlog:
+        return Backlog.of_queue(app, task.queue_name, time_left=seconds(end - time.monotonic()))
+
     for work in works:
         try:
             with contained():
@@ -181,11 +178,11 @@ def fan_out(task: ItemTask, *works: DueWork) -> ScanReport:
     return report
 
 
-def _time_of_scan() -> timedelta:
-    """Return the maximum duration of the running scan, which must end before its next tick."""
+def scan_end() -> float:
+    """Return when a scan that begins now must end, by the monotonic clock: before its next tick."""
     name = current_task.name if current_task else ""
     periods = [system.period(settings()) for system in systems() if system.scan_task == name]
-    return min([0.9 * period for period in periods] + [MAX_SCAN])
+    return time.monotonic() + min([0.9 * period for period in periods] + [MAX_SCAN]).total_seconds()
 
 
 def report_error(error: Exception) -> ErrorText:

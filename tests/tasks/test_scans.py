@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,12 +15,12 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from models import scan_run, support_room
-from models.database import server_now
+from models import outbox, scan_run, support_room
+from models.database import collection, server_now
 from queue_manager.batching.publish import publish
 from queue_manager.broker import channel
 from queue_manager.broker.backlog import Backlog
-from queue_manager.core.clock import minutes, seconds, to_iso
+from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import ScanFailed, Unavailable
 from queue_manager.leases import Leases
 from services import support_snooze
@@ -59,6 +60,49 @@ def test_items_whose_arguments_name_another_lease_are_not_sent(broker: str, monk
         scan_expired_snoozes()
     assert waiting_messages(broker, QUEUE) == []
     assert Leases(QUEUE).stats().in_progress == 0
+
+
+@pytest.fixture
+def pending_call() -> str:
+    """Return the id of a batch whose call of `after` is pending."""
+    record = {"_id": "batch", "system": QUEUE, "at": server_now() - hours(1), "items": []}
+    collection(outbox.OUTBOX_COLLECTION).insert_one(record)
+    return "batch"
+
+
+def test_pending_calls_of_after_are_counted_apart_from_rooms(broker: str, pending_call: str) -> None:
+    make_room(server_now() - minutes(1))
+    run = scan_expired_snoozes()
+    assert [message.args[0] for message in waiting_messages(broker, QUEUE)][1:] == [pending_call]
+    assert (run["found"], run["claimed"], run["enqueued"], run["after"]) == (1, 1, 1, 1)
+    assert "after" not in scan_expired_snoozes()
+
+
+def test_a_dry_run_does_not_count_pending_calls_of_after(
+    broker: str, pending_call: str, change_settings: Callable[..., None]
+) -> None:
+    change_settings(QM_DRY_RUN=QUEUE)
+    make_room(server_now() - minutes(1))
+    run = scan_expired_snoozes()
+    assert (run["found"], run["dry_run"]) == (1, 1)
+    assert waiting_messages(broker, QUEUE) == []
+
+
+def test_pending_calls_of_after_get_the_time_that_the_rooms_left(
+    broker: str, pending_call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_room(server_now() - minutes(1))
+    times: list[timedelta] = []
+    real = Backlog.of_queue
+
+    def measured(*arguments: Any, time_left: timedelta) -> Backlog:
+        times.append(time_left)
+        return real(*arguments, time_left=time_left)
+
+    monkeypatch.setattr(Backlog, "of_queue", measured)
+    scan_expired_snoozes()
+    of_rooms, of_calls = times
+    assert of_calls < of_rooms
 
 
 def test_room_due_soon_is_sent_with_its_exact_time(broker: str) -> None:
