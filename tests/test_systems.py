@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,8 @@ from queue_manager.core.settings import Settings
 from queue_manager.health import readings
 from queue_manager.health_rules import Problem, Rule
 from queue_manager.system import System, SystemStats, declared, require_distinct
-from queue_manager.web.routes.metrics import distinct, statistics
+from queue_manager.web.routes.metrics import collector, distinct, statistics
+from queue_manager.web.routes.systems.events import OverviewStates
 from services.job_queues import InvalidJob, job
 from tasks.systems import require_tasks
 from tests.eventually import eventually
@@ -100,9 +103,25 @@ def test_slow_numbers_of_documents_are_added_to_their_stats(only: Callable[[Syst
     system = declare(slow_numbers=lambda: {"unpaid": 5})
     schema.migrate([system])
     only(system)
-    found = asyncio.run(readings.read()).stats["trial-end"]
-    assert isinstance(found, SystemStats)
-    assert found.numbers["unpaid"] == 5
+    found = asyncio.run(readings.read())
+    assert found.numbers_of("trial-end")["unpaid"] == 5
+    assert "queue_manager_unpaid" not in {metric.name for metric in statistics(found.stats)}  # it may be minutes old
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_scrape_reads_the_statistics_of_each_system_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, read_stats = Counter[str](), System.read_stats
+
+    def counted(system: System) -> SystemStats:
+        calls[system.name] += 1
+        return read_stats(system)
+
+    monkeypatch.setattr(System, "read_stats", counted)
+    feed = SimpleNamespace(source=OverviewStates())
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(overview_feed=feed)))
+    assert list(asyncio.run(collector(request)).collect())
+    assert calls["support-snooze"] == 1
+    assert set(calls.values()) == {1}
 
 
 def test_stats_that_hang_are_a_problem_and_occupy_few_threads(only: Callable[[System], None]) -> None:

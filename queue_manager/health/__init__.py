@@ -58,7 +58,7 @@ def health() -> Health:
         broker=redact_url(chosen.broker),
         leader=_leader(found),
         scans={} if found.in_mongodb is None else {one.name: _run(found.in_mongodb.last_runs[one.name]) for one in on},
-        systems={name: stats.numbers for name, stats in found.stats.items() if isinstance(stats, SystemStats)},
+        systems={name: found.numbers_of(name) for name, stats in found.stats.items() if isinstance(stats, SystemStats)},
         details=list(_details(found)),
         problems=all_problems(found),
     )

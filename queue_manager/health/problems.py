@@ -149,7 +149,7 @@ def _of_items(system: System, readings: Readings) -> Iterator[tuple[Rule, str]]:
         if mongo is not None and not mongo.missing_indexes[system.name]:  # problems of their own, which are the cause
             yield stats.rule, stats.text
         return
-    lag, limit = seconds(stats.numbers.get("lag_seconds", 0)), system.late_after(settings())
+    lag, limit = seconds(readings.numbers_of(system.name).get("lag_seconds", 0)), system.late_after(settings())
     if lag > limit and system.has_lag:
         which = f" ({', '.join(stats.late[:MAX_IDS])})" if stats.late else ""
         yield (

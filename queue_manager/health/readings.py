@@ -102,12 +102,13 @@ class InMongoDB:
 
 @dataclass(frozen=True, kw_only=True)
 class Readings:
-    """What each server answered, or the problem that it has; `stats` of the systems that are on."""
+    """What each server answered, or the problem that it has; `stats` and `slow_numbers` of the systems that are on."""
 
     redis: InRedis | Problem
     mongodb: InMongoDB | Problem
     broker: Problem | None
     stats: Mapping[str, SystemStats | Problem]
+    slow_numbers: Mapping[str, Mapping[str, float] | Problem | None]
 
     @property
     def in_redis(self) -> InRedis | None:
@@ -120,6 +121,13 @@ class Readings:
     @property
     def leader(self) -> Leadership | None:
         return None if self.in_redis is None else self.in_redis.leader
+
+    def numbers_of(self, name: str) -> dict[str, float]:
+        """Return the numbers of a system, including the slow ones; none if its statistics could not be read."""
+        stats, slow = self.stats.get(name), self.slow_numbers.get(name)
+        if not isinstance(stats, SystemStats):
+            return {}
+        return {**stats.numbers, **(slow if isinstance(slow, Mapping) else {})}
 
     def pause_of(self, system: System) -> PauseState | None:
         """Return the pause of a system, if an operator paused it."""
@@ -181,10 +189,7 @@ async def read(limit: float = READ_TIMEOUT) -> Readings:
         read_stats(limit),
         _each({one.name: bounded(_slow_numbers(one), one.name, "MongoDB") for one in slow_ones}),
     )
-    for name, numbers in slow.items():
-        if isinstance(numbers, Mapping) and isinstance(known := stats[name], SystemStats):
-            known.numbers.update(numbers)
-    return Readings(redis=redis, mongodb=mongo, broker=broker, stats=stats)
+    return Readings(redis=redis, mongodb=mongo, broker=broker, stats=stats, slow_numbers=slow)
 
 
 async def read_stats(limit: float = READ_TIMEOUT) -> dict[str, SystemStats | Problem]:

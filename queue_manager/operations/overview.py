@@ -18,7 +18,7 @@ from queue_manager.health import Readings, problems_of_components, problems_of_s
 from queue_manager.health_rules import Problem
 from queue_manager.operations.schemas import latency_of
 from queue_manager.operations.system_schemas import Leader, Overview, ScanRun, Servers, SystemState
-from queue_manager.system import System, SystemStats
+from queue_manager.system import System
 
 STATS_FIELDS = {
     "due": ("due", "pending"),
@@ -37,7 +37,11 @@ RUN_NUMBERS = ("found", "claimed", "enqueued", "errors", "duration_ms")
 
 async def read_overview() -> Overview:
     """Return the overview. The servers are read in parallel, so that one that hangs delays no other."""
-    found = await read()
+    return overview_of(await read())
+
+
+def overview_of(found: Readings) -> Overview:
+    """Return the overview of what was read."""
     redis, mongo = found.in_redis, found.in_mongodb
     return Overview(
         server_time=local_now() if mongo is None else mongo.now,
@@ -56,8 +60,7 @@ def _error(answer: object) -> str | None:
 
 def _system(system: System, found: Readings) -> SystemState:
     redis, mongo, is_on = found.in_redis, found.in_mongodb, system.is_on(settings())
-    stats = found.stats.get(system.name)
-    numbers = stats.numbers if isinstance(stats, SystemStats) else {}
+    numbers = found.numbers_of(system.name)
     recent = None if redis is None else redis.recent.get(system.name)
     return SystemState(
         name=system.name,

@@ -89,7 +89,8 @@ def test_an_overview_that_was_read_before_a_change_is_not_shown_after_it(monkeyp
         loop = asyncio.get_running_loop()
         before, after = loop.create_future(), loop.create_future()
         readings = [before, after]
-        monkeypatch.setattr(events, "read_overview", lambda: readings.pop(0))
+        monkeypatch.setattr(events, "read", lambda: readings.pop(0))
+        monkeypatch.setattr(events, "overview_of", lambda found: found)
         states = OverviewStates()
         shown = [asyncio.create_task(states.state())]
         await eventually_read(readings, 1)

@@ -6,7 +6,6 @@ reports it. Totals cover all processes, since Redis last lost its data.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyio import from_thread
@@ -33,14 +32,15 @@ from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.health.readings import read_stats, sources
+from queue_manager.health import all_problems
+from queue_manager.health.readings import sources
 from queue_manager.health_rules import Problem
 from queue_manager.server_calls import broker, mongodb, ping_mongodb, redis_server
 from queue_manager.system import SCANS_QUEUE, SystemStats, item_queues
 from queue_manager.telemetry import counters, latency, worker_heartbeats
 from queue_manager.telemetry.counters import Totals
 from queue_manager.telemetry.latency import Measure
-from queue_manager.web.routes.systems.events import current_overview
+from queue_manager.web.routes.systems.events import current_readings
 from services.job_queues import jobs_by_state
 
 SCAN_TOTALS = {
@@ -88,13 +88,14 @@ router = APIRouter()
 def metrics(request: Request) -> Response:
     """Return the metrics in the text format of Prometheus."""
     registry = CollectorRegistry()
-    registry.register(from_thread.run(_collector, request))
+    registry.register(from_thread.run(collector, request))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _collector(request: Request) -> SystemsCollector:
-    overview, stats = await asyncio.gather(current_overview(request), read_stats())
-    return SystemsCollector(overview.all_problems, stats)
+async def collector(request: Request) -> SystemsCollector:
+    """Return the collector of one scrape, with the statistics and problems that the overview is made from."""
+    found = await current_readings(request)
+    return SystemsCollector(all_problems(found), found.stats)
 
 
 class SystemsCollector(Collector):

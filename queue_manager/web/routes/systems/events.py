@@ -16,7 +16,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from beat_schedule import systems
-from queue_manager.operations.overview import read_overview
+from queue_manager.health import Readings, read
+from queue_manager.operations.overview import overview_of
 from queue_manager.operations.system_schemas import History, Overview
 from queue_manager.operations.systems import last_day
 from queue_manager.web.auth.authorization import CurrentPrincipal
@@ -47,6 +48,12 @@ async def current_overview(request: Request) -> Overview:
     """Return the overview of all systems."""
     source: OverviewStates = request.app.state.overview_feed.source
     return await source.state()
+
+
+async def current_readings(request: Request) -> Readings:
+    """Return what the current overview was made from."""
+    source: OverviewStates = request.app.state.overview_feed.source
+    return await source.readings()
 
 
 def expire_overview(request: Request) -> None:
@@ -86,6 +93,7 @@ class OverviewStates(EventSource[int]):
     has_states = True
 
     def __init__(self) -> None:
+        self._readings: Readings | None = None
         self._state: Overview | None = None
         self._position = 0
         self._read_at = 0.0
@@ -98,6 +106,12 @@ class OverviewStates(EventSource[int]):
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
         return await asyncio.shield(self._reading)  # others may wait for it too
+
+    async def readings(self) -> Readings:
+        """Return what the overview was made from, at most a second old."""
+        await self.state()
+        assert self._readings is not None
+        return self._readings
 
     def expire(self) -> None:
         """Let the next answer be read anew, because an operator has changed a system."""
@@ -134,13 +148,13 @@ class OverviewStates(EventSource[int]):
     async def _read(self) -> Overview:
         reading = asyncio.current_task()
         try:
-            state = await read_overview()
+            found = await read()
             if self._reading is not reading:  # it began before a change of an operator
                 return await self.state()
-            self._state = state
+            self._readings, self._state = found, overview_of(found)
             self._position += 1
             self._read_at = time.monotonic()
-            return state
+            return self._state
         finally:
             if self._reading is reading:
                 self._reading = None
