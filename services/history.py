@@ -8,8 +8,9 @@ since the last copy is read from Redis, if it answers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import product
 from typing import Literal
 
 import redis
@@ -53,7 +54,7 @@ class RangeHistory:
     step: timedelta
     steps: Sequence[Totals | None]
     """`None` for a time of which nothing is known."""
-    marks: Sequence[ChartMark]
+    marks: Sequence[ChartMark] = ()
 
     @property
     def total(self) -> Totals:
@@ -116,49 +117,71 @@ def _tens(by_minute: Mapping[int, Totals], *, first: int | None, last: int) -> I
 
 def read(system: System, chosen: Range, *, systems: Iterable[System], now: datetime) -> RangeHistory:
     """Return the history of a system, with the marks of all. Raises the errors of the drivers."""
-    length, step = LENGTHS[chosen]
-    begins_at = EPOCH + (now - length - EPOCH) // step * step + step
-    marks = mark.read(begins_at)
+    marks = mark.read(beginning(chosen, now))
     if outage := mark.current_outage(now, gap=_gap(systems)):
         marks.append(outage)
+    return replace(read_many([system], chosen, now=now)[system.name], marks=marks)
+
+
+def read_many(systems: Sequence[System], chosen: Range, *, now: datetime) -> dict[str, RangeHistory]:
+    """Return the histories of systems by name, without marks. Raises the errors of the drivers."""
+    length, step = LENGTHS[chosen]
+    begins_at = beginning(chosen, now)
     # Redis is read last: while it hangs, the time that the caller gives MongoDB passes.
-    by_time = _last_minutes(system, begins_at) if chosen == "1h" else _stored(system, begins_at, step, now=now)
-    steps = [by_time.get(begins_at + number * step) for number in range(length // step)]
-    return RangeHistory(begins_at=begins_at, step=step, steps=steps, marks=marks)
+    found = _last_minutes(systems, begins_at) if chosen == "1h" else _stored(systems, begins_at, step, now=now)
+    times = [begins_at + number * step for number in range(length // step)]
+    return {
+        system.name: RangeHistory(
+            begins_at=begins_at, step=step, steps=[found.get(system.name, {}).get(at) for at in times]
+        )
+        for system in systems
+    }
 
 
-def _stored(system: System, begins_at: datetime, step: timedelta, *, now: datetime) -> dict[datetime, Totals]:
-    found: dict[datetime, list[Mapping[str, int]]] = {}
-    for bucket in [*history.read(min(step, HOUR), since=begins_at, systems=[system.name]), *_not_copied(system, now)]:
-        found.setdefault(begins_at + (bucket.at - begins_at) // step * step, []).append(bucket.counts)
-    return {at: counters.added(counts) for at, counts in found.items()}
+def beginning(chosen: Range, now: datetime) -> datetime:
+    """Return when the first step of a range begins."""
+    length, step = LENGTHS[chosen]
+    return EPOCH + (now - length - EPOCH) // step * step + step
 
 
-def _not_copied(system: System, now: datetime) -> Iterator[Bucket]:
+def _stored(
+    systems: Sequence[System], begins_at: datetime, step: timedelta, *, now: datetime
+) -> dict[str, dict[datetime, Totals]]:
+    names = [system.name for system in systems]
+    found: dict[str, dict[datetime, list[Mapping[str, int]]]] = {name: {} for name in names}
+    for bucket in [*history.read(min(step, HOUR), since=begins_at, systems=names), *_not_copied(systems, now)]:
+        at = begins_at + (bucket.at - begins_at) // step * step
+        found[bucket.system].setdefault(at, []).append(bucket.counts)
+    return {name: {at: counters.added(counts) for at, counts in by_time.items()} for name, by_time in found.items()}
+
+
+def _not_copied(systems: Sequence[System], now: datetime) -> Iterator[Bucket]:
     """Yield what was counted in this and the last ten minutes, and is not in MongoDB yet."""
     since = EPOCH + (now - EPOCH) // TEN_MINUTES * TEN_MINUTES - TEN_MINUTES
-    copied = {bucket.at: bucket.counts for bucket in history.read(TEN_MINUTES, since=since, systems=[system.name])}
+    stored = history.read(TEN_MINUTES, since=since, systems=[system.name for system in systems])
+    copied = {(bucket.system, bucket.at): bucket.counts for bucket in stored}
     try:
-        by_minute = _last_minutes(system, since)
+        last_minutes = _last_minutes(systems, since)
     except redis.RedisError:  # the history outlives Redis
         return
-    for ten in (since, since + TEN_MINUTES):
+    for system, ten in product(last_minutes, (since, since + TEN_MINUTES)):
+        by_minute, known = last_minutes[system], copied.get((system, ten), {})
         counted = counters.added(counts for minute, counts in by_minute.items() if ten <= minute < ten + TEN_MINUTES)
-        new = {name: more for name, count in counted.items() if (more := count - copied.get(ten, {}).get(name, 0)) > 0}
+        new = {name: more for name, count in counted.items() if (more := count - known.get(name, 0)) > 0}
         if new:
-            yield Bucket(system=system.name, at=ten, length=TEN_MINUTES, counts=new)
+            yield Bucket(system=system, at=ten, length=TEN_MINUTES, counts=new)
 
 
-def _last_minutes(system: System, begins_at: datetime) -> dict[datetime, Totals]:
-    if (source := system.source()) is None:
-        return {}
+def _last_minutes(systems: Iterable[System], begins_at: datetime) -> dict[str, dict[datetime, Totals]]:
+    sources = {system.name: source for system in systems if (source := system.source()) is not None}
     client, first = _redis(), _minute(begins_at)
     last = int(client.time()[0]) // 60
     found = counters.from_each_server(
-        client, {"": source}, lambda server, some: counters.by_minute(server, some, first=first, last=last)
+        client, sources, lambda server, some: counters.by_minute(server, some, first=first, last=last)
     )
     return {
-        _moment(minute): by_minute.get(minute, {}) for by_minute in found.values() for minute in range(first, last + 1)
+        name: {_moment(minute): by_minute.get(minute, {}) for minute in range(first, last + 1)}
+        for name, by_minute in found.items()
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from beat_schedule import systems, unknown_system
@@ -10,11 +10,9 @@ from models import listing, mark, scan_run
 from models.database import server_now
 from models.mark import ChartMark
 from queue_manager.beat.status import leadership, next_runs
-from queue_manager.core.clock import local_now
 from queue_manager.core.errors import NotFound
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.health.readings import sources
 from queue_manager.operations import cursors
 from queue_manager.operations.overview import leader_of, numbers_of, scan_of
 from queue_manager.operations.schemas import latency_of, percentiles_of
@@ -115,16 +113,23 @@ def _scan(run: dict[str, Any]) -> Scan:
     return Scan(id=str(run["_id"]), noted=noted, **numbers_of(run))
 
 
-def last_day(listed: Iterable[System]) -> History:
+def last_day(listed: Sequence[System]) -> History:
     """Return how many items of these systems ended in the last 24 hours. Raises `Unavailable`."""
-    with redis_server() as client:
-        day = counters.last_day(client, sources())
+    names, counted = [system.name for system in listed], [system for system in listed if system.source() is not None]
+    with mongodb(), redis_server():
+        now = server_now()
+        found = history.read_many(counted, "24h", now=now)
+    _, step = history.LENGTHS["24h"]
     return History(
-        server_time=local_now(),
-        bucket_seconds=counters.BUCKET_SECONDS,
-        begins_at=day.begins_at,
-        systems={system.name: day.counts.get(system.name) for system in listed},
+        server_time=now,
+        bucket_seconds=int(step.total_seconds()),
+        begins_at=history.beginning("24h", now),
+        systems={name: _outcomes(found[name]) if name in found else None for name in names},
     )
+
+
+def _outcomes(found: history.RangeHistory) -> dict[str, list[int]]:
+    return {outcome: [count or 0 for count in found.numbers(outcome)] for outcome in counters.OUTCOMES}
 
 
 def system_history(system: System, chosen: Range) -> SystemHistory:

@@ -17,7 +17,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import accumulate, chain
 from threading import Lock
 from typing import TypeVar
@@ -37,9 +36,7 @@ COUNT_TIMEOUT = 0.5  # seconds that a caller waits for Redis
 COUNT_RETRY_DELAY = 5.0  # seconds after a failure before Redis is tried again
 
 OUTCOMES = ("done", "failed", "retried")
-BUCKET_SECONDS = 600
-HISTORY_BUCKETS = 144
-HISTORY_RETENTION_SECONDS = (HISTORY_BUCKETS + 2) * BUCKET_SECONDS
+HISTORY_RETENTION_SECONDS = 24 * 3600 + 2 * 600  # a day, and the keys of ten minutes at its ends
 
 # Counts in the totals and in the current minute.
 #
@@ -240,22 +237,6 @@ class Recent:
     hour: Totals
 
 
-@dataclass(frozen=True, kw_only=True)
-class History:
-    """The last 24 hours in buckets of ten minutes, oldest first; the last one is incomplete."""
-
-    begins_at: datetime
-    counts: dict[str, dict[str, list[int]]]
-    """By name and outcome."""
-
-
-def last_day(client: redis.Redis, sources: Mapping[str, Source]) -> History:
-    """Return the outcomes of the last 24 hours; sources whose server is unavailable are left out."""
-    first = _now(client) // BUCKET_SECONDS - HISTORY_BUCKETS + 1
-    counts = from_each_server(client, sources, lambda server, some: _outcomes(server, some, first=first))
-    return History(begins_at=datetime.fromtimestamp(first * BUCKET_SECONDS, UTC), counts=counts)
-
-
 def by_minute(client: redis.Redis, sources: Sequence[Source], *, first: int, last: int) -> list[dict[int, Totals]]:
     """Return what was counted from one minute to another, both included, by the number of the minute since 1970.
 
@@ -336,18 +317,6 @@ def _minutes(tens: Mapping[int, Mapping[str, str]], first: int, last: int) -> di
             if first <= minute <= last:
                 minutes.setdefault(minute, {})[name] = int(count)
     return minutes
-
-
-def _outcomes(client: redis.Redis, sources: Sequence[Source], *, first: int) -> list[dict[str, list[int]]]:
-    """Return the outcomes of a day of ten minutes each; the durations in the same keys are not read."""
-    fields = {outcome: [f"{outcome}:{digit}" for digit in range(10)] for outcome in OUTCOMES}
-    with client.pipeline(transaction=False) as pipe:
-        for one in sources:
-            for names in fields.values():
-                for ten in range(first, first + HISTORY_BUCKETS):
-                    pipe.hmget(f"{one.minutes}{ten}", names)
-        sums = (sum(int(count) for count in counts if count) for counts in pipe.execute())
-        return [{outcome: [next(sums) for _ in range(HISTORY_BUCKETS)] for outcome in fields} for _ in sources]
 
 
 def _now(client: redis.Redis) -> int:

@@ -28,7 +28,7 @@ from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
 from queue_manager.pauses import PAUSES_KEY
 from queue_manager.telemetry import worker_heartbeats
-from queue_manager.telemetry.counters import BUCKET_SECONDS, history_key
+from queue_manager.telemetry.counters import history_key
 from services.due_documents import work_of
 from services.message_queue import message_queue, queue_admin, sweeper
 from services.support_snooze import system as support_snooze
@@ -362,7 +362,7 @@ def test_broker_whose_memory_is_full_is_named(well: Servers, tmp_path: Path) -> 
 def test_key_of_another_type_is_one_problem(key: str, unread: str, well: Servers) -> None:
     with connect(well.valkey.url) as client:
         if key == history_key("support-snooze"):
-            key += str(client.time()[0] // BUCKET_SECONDS)
+            key += str(client.time()[0] // 600)
         client.delete(key)
         client.set(key, "of another program")
         text = health_here().only_problem("redis", Rule.WRONG_TYPES)

@@ -18,6 +18,7 @@ from models.mark import ChartMark
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.core.clock import hours, minutes, seconds, truncate
 from queue_manager.core.redis_client import NO_RETRY, connect
+from queue_manager.operations.systems import last_day
 from queue_manager.telemetry import counters
 from services import history
 from services.support_snooze import system
@@ -144,6 +145,20 @@ def test_the_history_is_shown_without_redis(clean: Servers, minute: int, monkeyp
     monkeypatch.setattr(history, "_redis", lambda: redis.Redis(port=1, retry=NO_RETRY))
     found = history.read(system, "24h", systems=SYSTEMS, now=server_now())
     assert sum(one or 0 for one in found.numbers("done")) == 3
+
+
+def test_the_day_of_all_systems_is_the_history_of_each(clean: Servers, minute: int) -> None:
+    for ago, done in ((0, 1), (90, 20), (23 * 60, 300), (25 * 60, 4000)):
+        count(clean, minute - ago, done=done)
+    copy(clean)
+    with connect(clean.valkey.url) as client:
+        client.flushall()
+    count(clean, minute, done=6)
+    day, found = last_day(SYSTEMS), history.read(system, "24h", systems=SYSTEMS, now=server_now())
+    of_rooms = day.systems[NAME]
+    assert of_rooms is not None
+    assert (sum(of_rooms["done"]), len(of_rooms["done"]), day.bucket_seconds) == (326, 144, 600)
+    assert (day.begins_at, of_rooms["done"]) == (found.begins_at, [one or 0 for one in found.numbers("done")])
 
 
 def test_redis_is_read_after_mongodb(clean: Servers, minute: int, monkeypatch: pytest.MonkeyPatch) -> None:

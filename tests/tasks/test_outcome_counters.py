@@ -22,10 +22,9 @@ from tests.tasks.hand_worker import run, take, waiting_messages
 
 
 def counted(servers: Servers, name: str) -> dict[str, int]:
-    """Return what the last bucket has; a bucket that began meanwhile would make it less."""
     with connect(servers.valkey.url) as client:
-        of_name = counters.last_day(client, {name: counters.source(name)}).counts[name]
-    return {outcome: sum(of_name[outcome][-2:]) for outcome in counters.OUTCOMES}
+        (recent,) = counters.recent(client, [counters.source(name)])
+    return {outcome: recent.hour.get(outcome, 0) for outcome in counters.OUTCOMES}
 
 
 def test_items_are_counted_by_outcome(clean: Servers) -> None:
