@@ -1,16 +1,19 @@
-"""The real servers that every test runs against, and a clean database for each."""
+"""The real servers that every test runs against, and a clean database for each. Settings of the user do not apply."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, chdir
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import hypothesis
 import pytest
 import redis
+from xdist import is_xdist_controller
 
 from beat_schedule import SYSTEMS
 from dev.binaries import VALKEY
@@ -19,7 +22,7 @@ from dev.servers import DATABASE, REPLICA_SET, Mongo, Valkey
 from models import database, item_events, schema
 from queue_manager import leases
 from queue_manager.core.clock import seconds
-from queue_manager.core.settings import settings
+from queue_manager.core.settings import Settings, settings
 from queue_manager.telemetry import counters, worker_heartbeats
 from services import support_snooze
 from services.due_documents.work import DocumentWork
@@ -30,9 +33,15 @@ from tests.rooms import AgingClock, RecordedEvents, make_work
 # The environment is set before any test module is collected, because pytest looks into every name of a module,
 # and looking into a Celery task reads its configuration. The servers start when the first test needs them.
 MONGO_PORT, REDIS_PORT = free_port(), free_port()
-for _name in [name for name in os.environ if name.startswith("QM_") and not name.endswith("_BIN")]:
-    del os.environ[_name]
+_READ_BY_LIBRARIES = ("CELERY_", "FLOWER_", "OTEL_", "SENTRY_")
+for _name in list(os.environ):
+    _is_setting = _name.lower() in Settings.model_fields or _name in ("NODE_ENV", "DEVSTACK")
+    if (_is_setting or _name.startswith(("QM_", *_READ_BY_LIBRARIES))) and not _name.endswith("_BIN"):
+        del os.environ[_name]
 os.environ.update(
+    PYTHONPATH=str(Path(__file__).parents[1]),  # for the processes of tests, which start in another directory
+    NO_PROXY="127.0.0.1,localhost",
+    no_proxy="127.0.0.1,localhost",
     MONGO_DB_URL=f"mongodb://127.0.0.1:{MONGO_PORT}/{DATABASE}?replicaSet={REPLICA_SET}",
     REDIS_URL=f"redis://127.0.0.1:{REDIS_PORT}/0",
     QM_CONVERSATIONS="true",
@@ -60,6 +69,14 @@ for (_module, _name), _bound in _PATIENT_BOUNDS.items():
 # A run of the suite is repeatable; the stress tests search with new examples.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Run tests, and the processes that they start, in an empty directory, where no `.env` has other settings."""
+    if not is_xdist_controller(session):  # whose processes get relative paths of tests
+        stack = ExitStack()
+        stack.enter_context(chdir(stack.enter_context(TemporaryDirectory())))
+        session.config.add_cleanup(stack.close)
 
 
 @pytest.fixture(autouse=True)

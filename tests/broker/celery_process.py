@@ -12,8 +12,6 @@ from typing import Self
 
 from tests.eventually import eventually
 
-ROOT = Path(__file__).parents[2]
-
 
 def lines(diary: Path) -> list[str]:
     """Return the lines that tasks have written to a file."""
@@ -31,7 +29,6 @@ class CeleryProcess:
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "celery", "-A", app, *arguments],
-                cwd=ROOT,
                 env={**os.environ, "GUARD_APP_BROKER_URL": broker_url, **variables},
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,7 @@ def test_the_wheel_works_alone(queue: Queue, tmp_path: Path) -> None:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr
     return result.stdout

@@ -20,7 +20,7 @@ LISTS = [name.upper() for name, field in Settings.model_fields.items() if field.
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)  # no .env of the checkout
+    monkeypatch.chdir(tmp_path)  # where some of them write a .env
     settings.cache_clear()
 
 

@@ -42,9 +42,7 @@ class CommandProbe:
     def passes(self) -> bool:
         env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **self.env}
         output = subprocess.DEVNULL
-        with subprocess.Popen(
-            self.command, cwd=ROOT, env=env, stdout=output, stderr=output, start_new_session=True
-        ) as process:
+        with subprocess.Popen(self.command, env=env, stdout=output, stderr=output, start_new_session=True) as process:
             try:
                 return process.wait(self.timeout) == 0
             except subprocess.TimeoutExpired:

@@ -33,7 +33,8 @@ class Session:
         self._directory = directory
         self._port = free_port()
         self._transcript = Transcript()
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("QM_", "MANAGED_", "APP_"))}
+        ours = ("QM_", "MANAGED_", "APP_", "PYTHONPATH")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         kept |= {
             "HOME": str(directory),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -83,8 +83,9 @@ def started(command: str, clone: Path, log: Path) -> Iterator[str]:
 
 
 def own_environment(clone: Path) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if not name.endswith("_URL") and name[:3] != "QM_"}
-    return {**own, "HOME": str(clone.parent)}
+    ours = ("QM_", "PYTHONPATH")
+    kept = {name: value for name, value in os.environ.items() if not (name.endswith("_URL") or name.startswith(ours))}
+    return {**kept, "HOME": str(clone.parent)}
 
 
 def second_terminal(clone: Path, command: str) -> str:

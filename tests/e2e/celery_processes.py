@@ -29,7 +29,7 @@ class LoggedProcess:
         self.log_path = log
         self._command = [sys.executable, *command]
         self._ready = ready
-        self._cwd = ROOT
+        self._cwd: Path | None = None
         self._env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **env}
         self._child: Child | None = None
 

@@ -21,7 +21,6 @@ from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL
 from services import undo as undo_module
 from tests.any_jobs import INVOICE
-from tests.e2e.celery_processes import ROOT
 from tests.e2e.commands import COMMAND, environment, interrupt_second_call, invoke, queue_manager
 from tests.real_servers import Servers
 from tests.rooms import make_room
@@ -173,6 +172,6 @@ def test_a_killed_process_leaves_an_audit_entry_without_outcome(clean: Servers) 
         "    os._exit(9)\n"
     )
     command = [COMMAND[0], "-c", program]
-    assert subprocess.run(command, env=environment(), cwd=ROOT).returncode == 9
+    assert subprocess.run(command, env=environment()).returncode == 9
     (entry,) = entries()
     assert (entry["who"], entry["action"], entry["outcome"]) == ("ada", "clear", "unknown")

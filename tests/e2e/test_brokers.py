@@ -13,7 +13,7 @@ import pytest
 from models.database import collection, server_now
 from queue_manager.core.clock import seconds
 from tests.e2e.brokers import PASSWORD, QUOTED_PASSWORD, RabbitMQ, Sentinel
-from tests.e2e.celery_processes import ROOT, CeleryProcess, log_of_refused_start, worker
+from tests.e2e.celery_processes import CeleryProcess, log_of_refused_start, worker
 from tests.e2e.commands import environment, queue_manager
 from tests.e2e.job_processes import ENV as JOBS
 from tests.e2e.job_processes import job_lab, notes
@@ -106,7 +106,7 @@ def test_messages_are_executed_while_rabbitmq_refuses_new_ones(
             rooms = [make_room(server_now()) for _ in range(2)]
             later = [f"unsnooze_room.apply_async(({str(rooms[at])!r},), countdown={at * 15})" for at in range(2)]
             sending = ["from tasks.support_snooze import unsnooze_room", *later]
-            subprocess.run([sys.executable, "-c", "\n".join(sending)], env=environment(**env), cwd=ROOT, check=True)
+            subprocess.run([sys.executable, "-c", "\n".join(sending)], env=environment(**env), check=True)
             eventually(lambda: is_open(rooms[0]))
             server.control("set_vm_memory_high_watermark", "absolute", "1MB")
             eventually(lambda: is_open(rooms[1]))  # after several heartbeats, which are not confirmed

@@ -168,7 +168,7 @@ def test_commands_of_the_procfile_start(clean: Servers, tmp_path: Path) -> None:
     children = []
     for name, path in logs.items():
         with path.open("wb") as log:
-            children.append(spawn(["/bin/sh", "-c", commands[name]], env=env, cwd=ROOT, stdout=log, stderr=log))
+            children.append(spawn(["/bin/sh", "-c", commands[name]], env=env, stdout=log, stderr=log))
     try:
         for path in logs.values():
             eventually(lambda path=path: " ready." in path.read_text())

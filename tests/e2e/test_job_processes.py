@@ -17,7 +17,7 @@ from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.leases import Leases
 from services.job_queues.dispatch import lease_name
-from tests.e2e.celery_processes import CeleryProcess, log_of_refused_start
+from tests.e2e.celery_processes import ROOT, CeleryProcess, log_of_refused_start
 from tests.e2e.job_names import CONSECUTIVE
 from tests.e2e.job_processes import (
     ENV,
@@ -194,7 +194,7 @@ def test_poison_job_does_not_hold_up_a_thousand_good_ones(at_work: AtWork, figur
 @pytest.mark.parametrize("source", ["import no_such_module", "1 / 0"])
 def test_worker_ends_with_an_error_if_jobs_cannot_be_imported(servers: Servers, tmp_path: Path, source: str) -> None:
     (tmp_path / "broken_jobs.py").write_text(source)
-    env = {**ENV, "JOBS_IMPORTS": '["broken_jobs"]', "PYTHONPATH": f"{tmp_path}:."}
+    env = {**ENV, "JOBS_IMPORTS": '["broken_jobs"]', "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     said = log_of_refused_start(job_worker(tmp_path, env=env))
     assert "JOBS_IMPORTS: 'broken_jobs' cannot be imported" in said
 

@@ -32,8 +32,7 @@ GONE = "0" * 24
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # no .env of the checkout
+def imports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBS_IMPORTS", json.dumps([MODULE]))
 
 

@@ -31,9 +31,7 @@ def test_eight_scanners_publish_ten_thousand_rooms_once_each(clean: Servers) -> 
     command = [sys.executable, str(TESTS / "scan_until_done.py"), str(SCANNERS)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "QM_MAX_QUEUE": str(2 * ROOMS)}
 
-    scanners = [
-        subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(SCANNERS)
-    ]
+    scanners = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(SCANNERS)]
     outputs = [scanner.communicate(timeout=90)[0] for scanner in scanners]
 
     assert [scanner.returncode for scanner in scanners] == [0] * SCANNERS

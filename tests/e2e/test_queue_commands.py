@@ -23,11 +23,6 @@ from tests.real_servers import Servers
 NASTY = Json('{ "n":1.50, "big":12345678901234567890.10, "x":"[red]\\u001b[31m \x9b31m \x7f \u202e", "e":[] }')
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # no .env of the checkout
-
-
 def run(*arguments: str, answer: str = "", columns: int = 200) -> subprocess.CompletedProcess[str]:
     return invoke("queue", *arguments, answer=answer, columns=columns)
 

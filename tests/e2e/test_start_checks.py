@@ -14,7 +14,7 @@ from pymongo import MongoClient
 
 from dev.ports import LOOPBACK
 from dev.servers import DATABASE, REPLICA_SET, Valkey
-from tests.e2e.celery_processes import CeleryProcess, log_of_refused_start
+from tests.e2e.celery_processes import ROOT, CeleryProcess, log_of_refused_start
 from tests.e2e.commands import queue_manager
 from tests.eventually import eventually
 from tests.guarded_mongo import GuardedMongo
@@ -68,7 +68,7 @@ def test_unexpected_error_ends_the_worker_and_its_traceback_is_logged_at_debug_l
         "def require_broker(url): raise LookupError('out of the blue')\n"
         "server_check.require_broker = require_broker\n"
     )
-    path = {"PYTHONPATH": f"{tmp_path}:."}
+    path = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     said = log_of_refused_start(CeleryProcess(tmp_path / "log", "worker", env=path))
     assert "A check at the start failed, so this process ends (LookupError: out of the blue)" in said
 

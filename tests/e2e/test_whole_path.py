@@ -71,7 +71,7 @@ class Browser:
 def browser(clean: Servers) -> Iterator[Browser]:
     port = free_port()
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    server = spawn([sys.executable, str(TESTS / "socketio_server.py"), str(port)], env=env, cwd=ROOT)
+    server = spawn([sys.executable, str(TESTS / "socketio_server.py"), str(port)], env=env)
     eventually(lambda: is_answering(port))
     received: Queue[Any] = Queue()
     client = socketio.Client(reconnection=False)

@@ -167,7 +167,7 @@ def server(adapter: str, port: int, servers: Servers, *, library: str = "redis")
 @contextmanager
 def python_server(port: int) -> Iterator[None]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = spawn([sys.executable, "-m", "tests.e2e.socketio_server", str(port)], env=env, cwd=ROOT)
+    process = spawn([sys.executable, "-m", "tests.e2e.socketio_server", str(port)], env=env)
     try:
         eventually(lambda: is_answering(port))
         yield

@@ -13,7 +13,7 @@ from dev.ports import free_port
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import settings
 from services import message_queue
-from tests.e2e.celery_processes import ROOT, CeleryProcess, LoggedProcess, log_of_refused_start
+from tests.e2e.celery_processes import CeleryProcess, LoggedProcess, log_of_refused_start
 from tests.e2e.commands import COMMAND, environment
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -199,7 +199,6 @@ def test_a_url_that_works_with_one_node_only_is_refused(
     run = subprocess.run(
         [*COMMAND, "web", "--port", str(free_port())],
         env=environment(**env),
-        cwd=ROOT,
         capture_output=True,
         text=True,
     )
