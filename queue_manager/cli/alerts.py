@@ -11,7 +11,7 @@ from models import alert
 from models.alert import Key
 from models.database import server_now
 from queue_manager.alerts import Alert, Notification, has_channels, send_to_channels
-from queue_manager.cli.changes import audited, user_name
+from queue_manager.cli.changes import audited, checked_reason, user_name
 from queue_manager.cli.completion import complete_alert_system, complete_rule
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.terminal import console, print_rows
@@ -80,15 +80,16 @@ def silence(
 
     Example: `queue-manager alerts silence support-snooze lag --minutes 120 --reason "import is running"`
     """
+    why = checked_reason(reason) or ""
     key, names = _key(system, rule), [*(one.name for one in systems()), *COMPONENTS]
     if system not in names:
         near = did_you_mean(system, names)
         fail(f"There is no system or component {system!r}{near}; there are: {', '.join(names)}", code=2)
     with report_errors():
         until = server_now() + minutes(for_minutes)
-        detail = "; ".join(filter(None, [f"until {to_iso(until)}", reason]))
+        detail = "; ".join(filter(None, [f"until {to_iso(until)}", why]))
         with audited("silence", system=system, filter={"rule": rule}, detail=detail):
-            alert.silence(key, until=until, by=user_name(), reason=reason)
+            alert.silence(key, until=until, by=user_name(), reason=why)
     typer.echo(f"{system}  {rule}  silenced until {to_iso(until)}")
 
 

@@ -45,6 +45,8 @@ def report_errors() -> Iterator[None]:
         fail(with_outcome(reason(error), error), code=1)
     except database.Error as error:
         fail(with_outcome(database.describe(error), error), code=1)
+    except UnicodeEncodeError:  # of the driver of MongoDB or Redis
+        fail("an argument is not valid UTF-8", code=2)
     except KeyboardInterrupt as error:
         if not hasattr(error, "__notes__"):
             raise

@@ -55,3 +55,27 @@ def test_value_that_is_not_allowed_gets_a_suggestion(arguments: list[str], error
     said = " ".join(result.stderr.replace("│", " ").split())
     assert error in said
     assert "Value error" not in said
+
+
+NOT_UTF_8 = "caf\udce9"
+"""An argument in Latin-1, as Python reads it."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["mark", NOT_UTF_8], "an argument is not valid UTF-8"),
+        (["alerts", "unsilence", NOT_UTF_8, "lag"], "an argument is not valid UTF-8"),
+        *((["audit", option, NOT_UTF_8], "an argument is not valid UTF-8") for option in ("--who", "--id", "--system")),
+        (["alerts", "silence", "support-snooze", "lag", "--reason", NOT_UTF_8], "the reason must be valid UTF-8"),
+        (
+            ["alerts", "silence", "support-snooze", "lag", "--reason", "x" * 501],
+            "the reason must have at most 500 characters",
+        ),
+    ],
+)
+def test_an_argument_that_cannot_be_stored_is_refused_in_one_line(
+    arguments: list[str], error: str, clean: Servers
+) -> None:
+    result = invoke(*arguments)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"queue-manager: {error}\n")
