@@ -40,7 +40,7 @@ def report_errors() -> Iterator[None]:
     except InvalidField as error:
         fail(_with_option(str(error)), code=2)
     except NotFound as error:
-        fail(str(error), code=2 if error.field == "name" else 1)
+        fail(str(error), code=2 if error.field in ("name", "system") else 1)
     except (AppError, redis.RedisError) as error:
         fail(with_outcome(reason(error), error), code=1)
     except database.Error as error:

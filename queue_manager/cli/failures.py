@@ -10,15 +10,15 @@ from typing import Annotated
 
 import typer
 
-from beat_schedule import systems, unknown_system
+from beat_schedule import systems
 from queue_manager.cli.changes import YesOption, confirm, current_actor
 from queue_manager.cli.completion import complete_system
-from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.errors import report_errors
 from queue_manager.cli.terminal import AnswerJsonOption, console, print_answer, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.operations import failures as operations
 from queue_manager.operations.failures import FailureCounts, FailureList
-from services.failures import BROKER, read_failures
+from services.failures import read_failures
 from services.message_queue.explanation import reason_text
 
 failures_cli = typer.Typer(
@@ -40,9 +40,6 @@ def list_groups(
     """Show the groups, those with the most failures first. Exit code 1 if a list could not be read. Times are UTC."""
     if context.invoked_subcommand is not None:
         return
-    names = [*(one.name for one in systems()), BROKER]
-    if system is not None and system not in names:
-        fail(unknown_system(system, names), code=2)
     with report_errors():
         found = operations.grouped(read_failures(systems()), system=system, search=search)
     lists = [part for part in found.lists if system in (None, part.system)]

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from pydantic import BaseModel, Field
 
-from beat_schedule import systems
+from beat_schedule import systems, unknown_system
 from models.database import server_now
 from queue_manager.core.errors import NotFound, Unavailable
 from queue_manager.core.json_types import Moment
@@ -19,7 +19,7 @@ from queue_manager.operations.schemas import INCOMPLETE_DETAIL, ServerTime
 from queue_manager.operations.systems import find_system
 from queue_manager.server_calls import mongodb
 from services.audit import Actor, AuditedAction, recorded
-from services.failures import MAX_FAILURES, FailureGroup, FailureKind, Failures, read_failures, replay_letters
+from services.failures import BROKER, MAX_FAILURES, FailureGroup, FailureKind, Failures, read_failures, replay_letters
 from services.job_queues import jobs
 from services.message_queue import queue_admin
 from services.message_queue.fields import is_id
@@ -71,7 +71,10 @@ class GroupedFailures(BaseModel):
 
 
 def grouped(found: Failures, *, system: str | None, search: str | None) -> GroupedFailures:
-    """Return the groups that match. Raises `Unavailable`."""
+    """Return the groups that match. Raises `NotFound` for an unknown system, and `Unavailable`."""
+    names = [*(one.name for one in systems()), BROKER]
+    if system is not None and system not in names:
+        raise NotFound(unknown_system(system, names), field="system")
     wanted = (search or "").lower()
     matching = [
         one

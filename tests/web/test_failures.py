@@ -126,6 +126,10 @@ def test_the_groups_are_filtered(queue: Queue) -> None:
     assert {one["kind"] for one in read(queue, {"first reason"}, "search=FIRST")} == {"item", "message"}
     assert queue.get("/failures?system=&search=").status == 200
     assert queue.get("/failures?serach=x").status == 422
+    unknown = queue.get("/failures?system=suport-snooze")
+    assert (unknown.status, unknown.body["field"]) == (404, "system")
+    assert "There is no system 'suport-snooze' (did you mean support-snooze?)" in unknown.body["message"]
+    assert queue.get("/failures?system=broker").status == 200
 
 
 def test_a_reason_that_is_not_utf_8_is_shown(clean: Servers, queue: Queue) -> None:

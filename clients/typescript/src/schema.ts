@@ -6469,7 +6469,7 @@ export interface operations {
     failures_failures: {
         parameters: {
             query?: {
-                /** @description Only of this system. */
+                /** @description Only of this system, or `broker`. */
                 system?: string | null;
                 /** @description A text in the name or the reason. */
                 search?: string | null;
@@ -6500,6 +6500,15 @@ export interface operations {
             };
             /** @description The key's role does not allow it, or a page of another site sent the request */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Not found */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -77,9 +77,9 @@ _reader = FailureReader()
 _READER_THREAD = CapacityLimiter(1)  # while a read takes long, those who wait for it need no thread
 
 
-@queries.get("/failures")
+@queries.get("/failures", responses=errors(404))
 async def failures(
-    system: Annotated[str | None, EmptyIsNone, Query(description="Only of this system.")] = None,
+    system: Annotated[str | None, EmptyIsNone, Query(description="Only of this system, or `broker`.")] = None,
     search: Annotated[SearchText | None, EmptyIsNone, Query(description="A text in the name or the reason.")] = None,
 ) -> GroupedFailures:
     """Group the newest 5,000 failures of each list by what failed and why; at most a few seconds old."""
