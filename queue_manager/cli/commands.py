@@ -158,6 +158,10 @@ def migrate(
     url = settings().mongo_db_url
     until_reachable(require_replica_set, server="MongoDB", url=url, log=log)
     on = [system for system in systems() if system.is_switched_on(settings())]
+    if finish and not on:
+        raise ConfigurationError(
+            "No system is switched on here, so nothing would be removed: run it with the settings of the processes"
+        )
     if finish:
         _refuse_other_releases()
     try:

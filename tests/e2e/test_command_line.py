@@ -78,6 +78,13 @@ def test_migrate_touches_only_the_collections_of_systems_that_are_on(empty: str,
     assert {"jobs_data", "job_queues"} <= indexed(empty)
 
 
+def test_migrate_finish_without_a_system_is_refused(clean: Servers, tmp_path: Path) -> None:
+    flags = {system.flag: "false" for system in SYSTEMS if system.flag is not None}
+    result = queue_manager("migrate", "--finish", cwd=tmp_path, **flags)
+    assert result.returncode == 2
+    assert result.stderr.startswith("queue-manager: No system is switched on here, so nothing would be removed: ")
+
+
 @pytest.mark.parametrize("release", [None, "0.1.9"], ids=["0.1", "another"])
 def test_migrate_finish_refuses_while_a_worker_of_an_older_release_is_online(
     release: str | None, clean: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
