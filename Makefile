@@ -108,7 +108,8 @@ clean: ## remove .venv, all data of `make up`, and caches
 
 # The preflight is order-only: it runs every time, and makes nothing out of date.
 $(VENV): | preflight
-	@$(PYTHON) -m venv --clear .venv
+	@rm -rf .venv
+	@$(PYTHON) -m venv .venv
 	@touch $@
 
 # If these files changed, but nothing in them that is installed, dev.install only touches its files.

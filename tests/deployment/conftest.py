@@ -27,7 +27,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("source") / "queue-manager"
     shutil.copytree(ROOT, copy, symlinks=True, ignore=LEFT_BY_BUILDS)
     (copy / ".venv").symlink_to(sys.prefix)
-    execute(_BUILD, copy)
+    execute(f"{_BUILD} --old-file=.venv/.installed-dev", copy)  # which would make an environment for the copy
     (wheel,) = (copy / "dist").glob("queue_manager-*.whl")
     return wheel
 

@@ -18,7 +18,7 @@ COPIED = ("Makefile", "pyproject.toml", "constraints.txt", "dev/__init__.py", "d
 # Stands for `python -m venv`, which takes seconds.
 PYTHON = f"""#!/bin/sh
 if [ "$1 $2" = "-m venv" ]; then
-    rm -rf .venv && mkdir -p .venv/bin && ln -s {sys.executable} .venv/bin/python
+    mkdir -p .venv/bin && ln -s {sys.executable} .venv/bin/python
 else
     exec {sys.executable} "$@"
 fi
@@ -101,6 +101,14 @@ def test_an_environment_of_another_clone_or_python_is_replaced(clone: Clone, tmp
     assert not (copy.path / DEV).exists()
     assert copy.installed(UP, OTHER_PYTHON="1") == [".[embedded]"]
     assert clone.installed(UP, DEV) == []
+
+
+def test_a_link_to_an_environment_is_replaced_and_its_target_kept(clone: Clone, tmp_path: Path) -> None:
+    clone.installed(UP)
+    other = Clone(tmp_path / "other")
+    (other.path / ".venv").symlink_to(clone.path / ".venv")
+    assert other.installed(UP) == [".[embedded]"]
+    assert clone.installed(UP) == []
 
 
 def test_node_is_installed_again_with_a_new_environment(clone: Clone) -> None:
