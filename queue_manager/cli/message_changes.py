@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -19,14 +19,13 @@ from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.message_filters import filtered
 from queue_manager.cli.messages_render import STATE_HELP
 from queue_manager.cli.terminal import print_json, printable
-from queue_manager.operations.messages import AUDITED_QUEUE, clear_messages, edit_message
+from queue_manager.operations.messages import AUDITED_QUEUE, Change, change_messages, clear_messages, edit_message
 from services import message_queue
 from services.audit import AuditedAction
 from services.message_queue import Filter, InvalidMessage, MessageState, NewMessage
 from services.message_queue.admin import DEFAULT_MOVE_REASON, MessageOutcome
 from services.message_queue.browser import MATCH_ALL, MESSAGE_STATES, KeptState
 from services.message_queue.fields import decode_message, parse_object
-from services.message_queue.scripts import BULK_BATCH_SIZE
 
 DEFAULT = "default"
 """Stands for the queue's own timeout or number of attempts."""
@@ -41,7 +40,6 @@ MaxAttemptsOption = Annotated[
     str | None, typer.Option(help="Deliveries before it is dead-lettered, or `default`.", metavar="NUMBER")
 ]
 FromState = Annotated[MessageState | None, typer.Option("--state", help="Only messages in this state.")]
-Change = Callable[[Sequence[str], AuditedAction], Mapping[str, MessageOutcome]]
 
 
 def add(
@@ -250,17 +248,13 @@ def _change(
     noun = "dead letter" if state == "dead" else "message"
     confirm(action, len(chosen), noun, yes=yes)
     selected = {"state": state, **asdict(where)} if is_all else None
-    changed: list[str] = []
     with audited(action, **AUDITED_QUEUE, filter=selected, ids=chosen, detail=detail) as done:
-        for begin in range(0, len(chosen), BULK_BATCH_SIZE):
-            outcomes = change(chosen[begin : begin + BULK_BATCH_SIZE], done)
-            changed += [id for id, outcome in outcomes.items() if outcome in ("MOVED", "DELETED")]
-            done.succeeded(changed)  # before the output, which may be a closed pipe
+        for outcomes in change_messages(done, chosen, change):
             for id, outcome in outcomes.items():
                 typer.echo(f"{printable(id)}  {_outcome_text(outcome, past, state)}")
     echo_undo(done.undo)
-    typer.echo(f"{len(changed)} of {len(chosen)} {past}")
-    if len(changed) < len(chosen):
+    typer.echo(f"{done.count} of {len(chosen)} {past}")
+    if done.count != len(chosen):
         raise typer.Exit(1)
 
 

@@ -43,6 +43,7 @@ from queue_manager.operations.message_activity import activity_page, checked_act
 from queue_manager.operations.message_fields import parse_time
 from queue_manager.operations.messages import AUDITED_QUEUE, MessagesInState, queue_config, queue_status
 from services import message_queue
+from services.audit import AuditedAction
 from services.message_queue import Filter, MessageState, SweepResult
 from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, MESSAGE_STATES
 from services.message_queue.transfer import import_messages, parse_lines
@@ -245,8 +246,8 @@ def import_lines(
     with report_errors():
         target = message_queue.message_queue()
         with audited("import", **AUDITED_QUEUE, detail=file.name) as action:
-            result = import_messages(target, parse_lines(file, target.options))
-            action.count = result.added
+            for result in import_messages(target, parse_lines(file, target.options)):
+                action.count = result.added
     typer.echo(f"{result.added} imported, {result.known} already present, {result.undecodable} undecodable")
     if result.refused:
         fail("\n".join(result.refused), code=1)
@@ -261,8 +262,8 @@ def requeue() -> None:
     """
     with report_errors():
         with audited("requeue", **AUDITED_QUEUE) as action:
-            swept = message_queue.sweeper().sweep(triggered_by=TRIGGERED_BY, budget=SWEEP_BUDGET, progress=_Progress())
-            action.count = len(swept.requeued) + len(swept.dead_lettered)
+            progress = _Progress(action)
+            swept = message_queue.sweeper().sweep(triggered_by=TRIGGERED_BY, budget=SWEEP_BUDGET, progress=progress)
     if swept.is_locked:
         fail("another sweep is running; try again in at most 30 s", code=1)
     typer.echo(json.dumps(swept.as_dict()))
@@ -314,14 +315,14 @@ def _is_known(type: str) -> bool:
 
 
 class _Progress:
-    """Prints the progress of a long sweep to stderr every few seconds."""
+    """Records how many messages a sweep has handled, and prints it to stderr every few seconds."""
 
-    def __init__(self) -> None:
-        self._logged_at = time.monotonic()
+    def __init__(self, action: AuditedAction) -> None:
+        self._action, self._logged_at = action, time.monotonic()
+        action.count = 0
 
     def __call__(self, swept: SweepResult) -> None:
+        self._action.count = count = len(swept.requeued) + len(swept.dead_lettered)
         if time.monotonic() - self._logged_at >= SWEEP_PROGRESS_INTERVAL:
             self._logged_at = time.monotonic()
-            typer.echo(
-                f"{len(swept.requeued) + len(swept.dead_lettered)} messages requeued or dead-lettered so far", err=True
-            )
+            typer.echo(f"{count} messages requeued or dead-lettered so far", err=True)

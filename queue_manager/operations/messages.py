@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +21,21 @@ from queue_manager.operations.message_schemas import (
     QueueTotals,
 )
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL
-from services.audit import Actor, recorded
+from services.audit import Actor, AuditedAction, recorded
 from services.message_queue import Filter, Message, MessageListing, MessageState, queue_admin, system
+from services.message_queue.admin import MessageOutcome
 from services.message_queue.browser import MATCH_ALL, MAX_PAGE_BYTES, MESSAGE_STATES
 from services.message_queue.fields import checked_text
+from services.message_queue.scripts import batches
 
 AUDITED_QUEUE: dict[str, Any] = {"system": system.name, "is_in_redis": True}
 """What the audit has of all actions on messages."""
+SUCCESSES: frozenset[MessageOutcome] = frozenset({"MOVED", "DELETED"})
+Change = Callable[[Sequence[str], AuditedAction], Mapping[str, MessageOutcome]]
+"""Changes some messages as a part of an audited action, and returns the outcome of each by id."""
 CLEAR_LOG_INTERVAL = 5.0
 """Seconds between two log lines about a long clear."""
+MORE_REMAIN = "; more remain, repeat to continue"
 
 log = get_logger("QM/queue")
 
@@ -132,6 +138,18 @@ def _editable(message: Message) -> dict[str, Any]:
     return {**{name: message.fields.get(name) for name in names}, "payload": message.payload_json}
 
 
+def change_messages(
+    action: AuditedAction, ids: Sequence[str], change: Change
+) -> Iterator[Mapping[str, MessageOutcome]]:
+    """Change messages in batches; yield the outcomes of each batch by id, and record what it has changed."""
+    changed: list[str] = []
+    for some in batches(ids):
+        outcomes = change(some, action)
+        changed += [id for id, outcome in outcomes.items() if outcome in SUCCESSES]
+        action.succeeded(changed)  # before the caller prints them, which may fail
+        yield outcomes
+
+
 def clear_messages(queue: MessageState | None, actor: Actor, *, is_over: Callable[[], bool]) -> Cleared:
     """Delete in batches, each of which is an event, until `is_over`; the rest is left for the next call."""
     logged_at = time.monotonic()
@@ -150,6 +168,5 @@ def clear_messages(queue: MessageState | None, actor: Actor, *, is_over: Callabl
                 is_complete, action.detail = False, INCOMPLETE_DETAIL
                 break
     log.info("Messages cleared by an operator", queue=queue or "all", messages=count, complete=is_complete)
-    left = "" if is_complete else "; more remain, repeat to continue"
-    message = f"{many(count, 'message')} deleted{left}"
+    message = f"{many(count, 'message')} deleted{'' if is_complete else MORE_REMAIN}"
     return Cleared(message=message, queueType=queue, cleared=count, is_complete=is_complete, undo=action.undo)

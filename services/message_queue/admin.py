@@ -106,15 +106,19 @@ class QueueAdmin(MessageBrowser):
         """Move dead letters back to the main queue; their attempts are reset and their history is kept."""
         return self.move(ids, to="main", source="dead")
 
-    def replay_matching(self, where: Filter, *, within: timedelta = REPLAY_BUDGET) -> ReplayResult:
-        """Replay the dead letters that match now, oldest failure first; stop after `within`."""
+    def replay_matching(self, where: Filter, *, within: timedelta = REPLAY_BUDGET) -> Iterator[ReplayResult]:
+        """Replay the dead letters that match now, oldest failure first; stop after `within`.
+
+        Yields the result so far before each batch, and at the end.
+        """
         ends = time.monotonic() + within.total_seconds()
         replayed = ReplayResult()
         for ids in self.matching_ids("dead", where):
+            yield replace(replayed, is_complete=False)
             if time.monotonic() >= ends:
-                return replace(replayed, is_complete=False)
+                return
             replayed = replayed.with_more(self.replay(ids))
-        return replayed
+        yield replayed
 
     def delete(
         self, ids: Sequence[str], *, source: MessageState | None = None, keep: KeepMessages | None = None
@@ -154,17 +158,21 @@ class QueueAdmin(MessageBrowser):
 
     def delete_matching(
         self, states: Sequence[KeptState], where: Filter, *, keep: KeepMessages | None = None
-    ) -> DeleteResult:
-        """Delete the messages in `states` that match now, as `delete` does; stop after `DELETE_BUDGET`."""
+    ) -> Iterator[DeleteResult]:
+        """Delete the messages in `states` that match now, as `delete` does; stop after `DELETE_BUDGET`.
+
+        Yields the result so far before each batch, and at the end.
+        """
         ends = time.monotonic() + DELETE_BUDGET.total_seconds()
         deleted = dict.fromkeys(states, 0)
         for state in states:
             for ids in self.matching_ids(state, where):
+                yield DeleteResult(deleted=deleted, is_complete=False)
                 if time.monotonic() >= ends:
-                    return DeleteResult(deleted=deleted, is_complete=False)
+                    return
                 outcomes = self.delete(ids, source=state, keep=keep)
                 deleted[state] += sum(outcome == "DELETED" for outcome in outcomes.values())
-        return DeleteResult(deleted=deleted, is_complete=True)
+        yield DeleteResult(deleted=deleted, is_complete=True)
 
     def count_matching(self, states: Sequence[KeptState], where: Filter) -> DeleteResult:
         """Count the messages that `delete_matching` would delete."""

@@ -32,8 +32,8 @@ class ImportResult:
     refused: list[str] = field(default_factory=list)
 
 
-def import_messages(queue: MessageQueue, messages: Iterable[ParsedMessage]) -> ImportResult:
-    """Add messages to the main queue in batches, with no attempts used.
+def import_messages(queue: MessageQueue, messages: Iterable[ParsedMessage]) -> Iterator[ImportResult]:
+    """Add messages to the main queue in batches, with no attempts used. Yield the result so far after each batch.
 
     Raises QueueFull, QueueUnavailable; earlier batches are then added.
     """
@@ -57,11 +57,12 @@ def import_messages(queue: MessageQueue, messages: Iterable[ParsedMessage]) -> I
         length = len(message.payload.encode())
         if len(batch) == MAX_ENQUEUED_MESSAGES or size + length > MAX_ENQUEUED_BYTES:
             add()
+            yield result
             size = 0
         batch.append(message)
         size += length
     add()
-    return result
+    yield result
 
 
 def parse_lines(lines: Iterable[bytes], options: QueueOptions) -> Iterator[ParsedMessage]:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,15 @@ import pytest
 from models import audit
 from models.audit import AuditQuery
 from queue_manager.cli.changes import TYPED_FROM
+from queue_manager.core.settings import settings
 from services.message_queue import Json, MessageQueue, MessageState, NewMessage, queue_admin
 from services.message_queue.admin import QueueAdmin
-from services.message_queue.scripts import BULK_BATCH_SIZE
+from services.message_queue.fields import MAX_ENQUEUED_MESSAGES
+from services.message_queue.scripts import BULK_BATCH_SIZE, Scripts
 from tests.e2e.commands import COMMAND, environment, interrupt_second_call, interrupted_after, invoke
+from tests.eventually import eventually
 
+INTERRUPTED = "queue-manager: interrupted; {} changed before; the outcome is unknown\n"
 NASTY = '{ "n":1.50, "big":12345678901234567890.10 }'
 
 
@@ -145,6 +150,29 @@ class TestMoveAndDelete:
         assert (entry.outcome, entry.count) == ("unknown", BULK_BATCH_SIZE)
         assert invoke("audit", "undo", entry.id).stdout == f"{BULK_BATCH_SIZE} restored\n"
         assert queue_admin().counts().main == 2 * BULK_BATCH_SIZE
+
+    def test_ctrl_c_during_an_import_reports_what_was_added(
+        self, queue: MessageQueue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        lines = "".join(f'{{"type": "mail", "id": "{number}"}}\n' for number in range(MAX_ENQUEUED_MESSAGES + 1))
+        (tmp_path / "mail.jsonl").write_text(lines)
+        interrupt_second_call(monkeypatch, MessageQueue, "enqueue_batch")
+        imported = run("import", str(tmp_path / "mail.jsonl"))
+        assert (imported.returncode, imported.stderr) == (130, INTERRUPTED.format(MAX_ENQUEUED_MESSAGES))
+        assert last_audited().count == MAX_ENQUEUED_MESSAGES
+
+    def test_ctrl_c_during_a_sweep_reports_what_was_requeued(
+        self, queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        batch_size = settings().requeue_batch_size
+        queue.enqueue_batch([NewMessage(type="mail", ack_timeout=0.001) for _ in range(batch_size + 1)])
+        while queue.receive_many(BULK_BATCH_SIZE):
+            pass
+        eventually(lambda: queue_admin().counts().overdue > batch_size)
+        interrupt_second_call(monkeypatch, Scripts, "run")
+        swept = run("requeue")
+        assert (swept.returncode, swept.stderr) == (130, INTERRUPTED.format(batch_size))
+        assert last_audited().count == batch_size
 
     def test_ctrl_c_during_a_clear_reports_how_to_undo_it(
         self, queue: MessageQueue, monkeypatch: pytest.MonkeyPatch

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from models import audit
+from models.audit import AuditQuery
+from queue_manager.web.routes.messages import operator_actions
+from queue_manager.web.routes.messages.requests import MessageFilter, MessagesToDelete, Move, Replay
+from services.audit import Actor
+from services.message_queue import NewMessage, QueueAdmin, message_queue, queue_admin
+from services.message_queue.admin import ReplayResult
+from services.message_queue.scripts import BULK_BATCH_SIZE
+from tests.e2e.commands import interrupt_second_call
 from tests.web.queue_client import Queue
+
+ADA = Actor(who="ada", via="api", address="127.0.0.1")
 
 
 def test_a_waiting_message_is_changed_and_its_new_payload_kept_byte_for_byte(queue: Queue) -> None:
@@ -255,3 +267,41 @@ def test_an_unknown_queue_is_404_with_the_known_ones(method: str, path: str, que
     answer = queue.ask(method, path)
     assert (answer.status, answer.body["field"]) == (404, "queueType")
     assert "main, processing, dead, acknowledged, archived" in answer.body["message"]
+
+
+# In the process of the test
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize(
+    ("method", "act"),
+    [
+        ("delete", lambda ids: operator_actions.delete_many(MessagesToDelete(messageIds=ids), ADA)),
+        ("delete", lambda ids: operator_actions.delete_date_range(0.0, 1e10, ADA)),
+        ("move", lambda ids: operator_actions.move(Move(messages=ids, toQueue="archived"), ADA)),
+        ("replay", lambda ids: operator_actions.replay(Replay(messageIds=ids), ADA)),
+        ("replay", lambda ids: operator_actions.replay(Replay(filter=MessageFilter()), ADA)),
+    ],
+    ids=["delete", "delete a range", "move", "replay", "replay all"],
+)
+def test_an_interrupted_action_records_what_it_has_changed(
+    method: str, act: Callable[[list[str]], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added = message_queue().enqueue_batch([NewMessage(type="mail") for _ in range(BULK_BATCH_SIZE + 1)])
+    ids = [one.id for one in added]
+    queue_admin().move(ids, to="dead")
+    interrupt_second_call(monkeypatch, QueueAdmin, method)
+
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        act(ids)
+
+    assert f"{BULK_BATCH_SIZE} changed before" in interrupted.value.__notes__
+    entries, _ = audit.page(AuditQuery(), after=None, limit=1)
+    assert (entries[0].outcome, entries[0].count) == ("unknown", BULK_BATCH_SIZE)
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_replay_that_stopped_at_its_time_limit_reports_that_more_remain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QueueAdmin, "replay_matching", lambda *_: [ReplayResult(moved=2, is_complete=False)])
+    answer = operator_actions.replay(Replay(filter=MessageFilter()), ADA)
+    assert answer.message == "2 of 2 messages moved; more remain, repeat to continue"

@@ -186,7 +186,8 @@ def test_last_error_and_attempts_are_searched(lab: Lab) -> None:
     found = lab.contents.list("dead", where=Filter(search="such USER", attempts=1))
 
     assert [message.id for message in found.messages] == ["a"]
-    assert lab.contents.replay_matching(Filter(search="such user")).outcomes == {"a": "MOVED"}
+    *_, replayed = lab.contents.replay_matching(Filter(search="such user"))
+    assert replayed.outcomes == {"a": "MOVED"}
     assert lab.ids("dead") == ["b"]
 
 

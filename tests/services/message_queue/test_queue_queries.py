@@ -239,7 +239,7 @@ def test_matching_dead_letters_are_replayed_in_the_order_of_their_failures(lab: 
     random.Random(8).shuffle(dead)
     bury(lab, dead)
 
-    replayed = lab.contents.replay_matching(Filter(type="job"))
+    *_, replayed = lab.contents.replay_matching(Filter(type="job"))
 
     assert (replayed.moved, replayed.failed, replayed.is_complete, replayed.outcomes) == (2_500, 0, True, None)
     assert ids_of(lab.everything("main", ascending=True)) == [id for id in dead if id.startswith("job")]
@@ -259,7 +259,7 @@ def test_message_that_fails_again_during_a_replay_is_replayed_once(lab: Lab, mon
         return answer
 
     monkeypatch.setattr(lab.scripts, "run", fail_again)
-    replayed = lab.contents.replay_matching(Filter(type="job"))
+    *_, replayed = lab.contents.replay_matching(Filter(type="job"))
 
     assert (replayed.moved, replayed.failed, replayed.is_complete) == (2_500, 0, True)
     letters = lab.everything("dead", ascending=True)
@@ -270,9 +270,9 @@ def test_message_that_fails_again_during_a_replay_is_replayed_once(lab: Lab, mon
 def test_replay_stops_at_its_time_limit_and_continues_the_next_time(lab: Lab) -> None:
     bury(lab, fill(lab, 300))
 
-    stopped = lab.contents.replay_matching(Filter(), within=seconds(0))
+    *_, stopped = lab.contents.replay_matching(Filter(), within=seconds(0))
     assert (stopped.moved, stopped.is_complete) == (0, False)
-    assert lab.contents.replay_matching(Filter()).moved == 300
+    assert [so_far.moved for so_far in lab.contents.replay_matching(Filter())] == [0, 100, 200, 300]
 
 
 # What it costs

@@ -10,7 +10,8 @@ from tests.services.message_queue.message_lab import Lab
 
 
 def imported(lab: Lab, *lines: str) -> ImportResult:
-    return import_messages(lab.queue, parse_lines([line.encode() for line in lines], lab.queue.options))
+    *_, result = import_messages(lab.queue, parse_lines([line.encode() for line in lines], lab.queue.options))
+    return result
 
 
 def test_import_refuses_invalid_messages_and_adds_all_others(lab: Lab) -> None:

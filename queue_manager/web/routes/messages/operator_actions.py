@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -26,7 +26,15 @@ from queue_manager.operations.message_schemas import (
     Replayed,
     UpdatedMessage,
 )
-from queue_manager.operations.messages import AUDITED_QUEUE, clear_messages, edit_message
+from queue_manager.operations.messages import (
+    AUDITED_QUEUE,
+    MORE_REMAIN,
+    SUCCESSES,
+    Change,
+    change_messages,
+    clear_messages,
+    edit_message,
+)
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL, EmptyIsNone
 from queue_manager.web.auth.authorization import CurrentActor
 from queue_manager.web.http.errors import errors
@@ -44,9 +52,9 @@ from queue_manager.web.routes.messages.requests import (
     TypesToPause,
     TypesToResume,
 )
-from services.audit import recorded
+from services.audit import AuditedAction, recorded
 from services.message_queue import Filter, InvalidMessage, MessageState, UnknownMessage, message_queue, queue_admin
-from services.message_queue.admin import checked_ids
+from services.message_queue.admin import MessageOutcome, checked_ids
 from services.message_queue.browser import KEPT_STATES, KeptState
 from services.message_queue.fields import checked_text, decode_message, parse_object
 from services.message_queue.transfer import import_messages, parse_lines
@@ -91,10 +99,13 @@ def delete_many(
     source: InQueue = None,
 ) -> DeletedMessages:
     """Delete up to 1,000 messages."""
+
+    def change(ids: Sequence[str], action: AuditedAction) -> Mapping[str, MessageOutcome]:
+        return queue_admin().delete(ids, source=source, keep=action.keeper("message"))
+
     with recorded(actor, "delete", **AUDITED_QUEUE, ids=checked_ids(body.messageIds)) as action:
-        outcomes = queue_admin().delete(body.messageIds, source=source, keep=action.keeper("message"))
-        action.succeeded(_done("DELETED", outcomes))
-    return DeletedMessages(**_results("deleted", "DELETED", outcomes), undo=action.undo)
+        outcomes = _change(action, change)
+    return DeletedMessages(**_results("deleted", outcomes), undo=action.undo)
 
 
 @router.delete("/queue/messages")
@@ -116,8 +127,8 @@ def delete_date_range(
     else:
         selected = {"state": source, "added from": _shown(start), "added until": _shown(end)}
         with recorded(actor, "delete", **AUDITED_QUEUE, filter=selected) as action:
-            found = admin.delete_matching(states, wanted, keep=action.keeper("message"))
-            action.count = sum(found.deleted.values())
+            for found in admin.delete_matching(states, wanted, keep=action.keeper("message")):
+                action.count = sum(found.deleted.values())
             action.detail = "" if found.is_complete else INCOMPLETE_DETAIL
         undo = action.undo
         log.info("Messages of a date range deleted by an operator", messages=action.count, complete=found.is_complete)
@@ -145,8 +156,8 @@ def import_lines(body: Annotated[bytes, Depends(LinesBody())], actor: CurrentAct
         if isinstance(message, InvalidMessage):
             raise message
     with recorded(actor, "import", **AUDITED_QUEUE, total=len(messages)) as action:
-        result = import_messages(queue, messages)
-        action.count = result.added
+        for result in import_messages(queue, messages):
+            action.count = result.added
     log.info("Messages imported", messages=result.added, known=result.known)
     return Imported(
         message=f"{many(result.added, 'message')} imported",
@@ -161,11 +172,14 @@ def move(body: Annotated[Move, Depends(JsonBody(Move, max_bytes=MAX_SELECTION_BY
     """Move up to 1,000 messages."""
     if body.toQueue == body.fromQueue:
         raise InvalidField("toQueue", "must be another queue than fromQueue")
+
+    def change(ids: Sequence[str], _: AuditedAction) -> Mapping[str, MessageOutcome]:
+        return queue_admin().move(ids, to=body.toQueue, source=body.fromQueue, reason=body.errorReason)
+
     detail = " ".join(filter(None, [f"to {body.toQueue}", body.errorReason and f"({body.errorReason})"]))
     with recorded(actor, "move", **AUDITED_QUEUE, ids=checked_ids(body.messages), detail=detail) as action:
-        outcomes = queue_admin().move(body.messages, to=body.toQueue, source=body.fromQueue, reason=body.errorReason)
-        action.succeeded(_done("MOVED", outcomes))
-    return Moved(**_results("moved", "MOVED", outcomes))
+        outcomes = _change(action, change)
+    return Moved(**_results("moved", outcomes))
 
 
 @router.post("/queue/replay")
@@ -180,18 +194,17 @@ def replay(
         raise InvalidField("messageIds", "exactly one of messageIds and filter is required")
     if body.messageIds is not None:
         with recorded(actor, "replay", **AUDITED_QUEUE, ids=checked_ids(body.messageIds)) as action:
-            outcomes = queue_admin().replay(body.messageIds)
-            action.succeeded(_done("MOVED", outcomes))
-        return Replayed(**_results("moved", "MOVED", outcomes))
+            outcomes = _change(action, lambda ids, _: queue_admin().replay(ids))
+        return Replayed(**_results("moved", outcomes))
     assert body.filter is not None
     with recorded(actor, "replay", **AUDITED_QUEUE, filter=body.filter.model_dump()) as action:
-        replayed = queue_admin().replay_matching(body.filter.to_filter())
-        action.ids, action.count = _done("MOVED", replayed.outcomes or {}), replayed.moved
-        action.total = replayed.moved + replayed.failed
+        for replayed in queue_admin().replay_matching(body.filter.to_filter()):
+            action.ids, action.count = _succeeded(replayed.outcomes or {}), replayed.moved
+            action.total = replayed.moved + replayed.failed
         action.detail = "" if replayed.is_complete else INCOMPLETE_DETAIL
-    if replayed.outcomes is not None:
-        return Replayed(**_results("moved", "MOVED", replayed.outcomes), is_complete=replayed.is_complete)
-    return Replayed(**_numbers("moved", replayed.moved, replayed.failed), is_complete=replayed.is_complete)
+    numbers = _numbers("moved", replayed.moved, replayed.failed, is_complete=replayed.is_complete)
+    results = {} if replayed.outcomes is None else _listed(replayed.outcomes)
+    return Replayed(**numbers, **results, is_complete=replayed.is_complete)
 
 
 @router.post("/queue/pause")
@@ -231,18 +244,28 @@ def _shown(timestamp: float) -> str:
         return str(timestamp)
 
 
-def _done(success: str, outcomes: Mapping[str, str]) -> list[str]:
-    """Return the ids for which an operation succeeded."""
-    return [id for id, outcome in outcomes.items() if outcome == success]
+def _change(action: AuditedAction, change: Change) -> dict[str, MessageOutcome]:
+    """Change the messages of an action, and return the outcomes by id."""
+    outcomes: dict[str, MessageOutcome] = {}
+    for of_batch in change_messages(action, action.ids, change):
+        outcomes |= of_batch
+    return outcomes
 
 
-def _results(verb: str, success: str, outcomes: Mapping[str, str]) -> dict[str, Any]:
-    done = len(_done(success, outcomes))
-    results = [{"id": id, "result": outcome} for id, outcome in outcomes.items()]
-    return _numbers(verb, done, len(outcomes) - done) | {"results": results}
+def _succeeded(outcomes: Mapping[str, MessageOutcome]) -> list[str]:
+    return [id for id, outcome in outcomes.items() if outcome in SUCCESSES]
 
 
-def _numbers(verb: str, done: int, failed: int) -> dict[str, Any]:
+def _results(verb: str, outcomes: Mapping[str, MessageOutcome]) -> dict[str, Any]:
+    done = len(_succeeded(outcomes))
+    return _numbers(verb, done, len(outcomes) - done) | _listed(outcomes)
+
+
+def _listed(outcomes: Mapping[str, MessageOutcome]) -> dict[str, Any]:
+    return {"results": [{"id": id, "result": outcome} for id, outcome in outcomes.items()]}
+
+
+def _numbers(verb: str, done: int, failed: int, *, is_complete: bool = True) -> dict[str, Any]:
     log.info("Messages changed by an operator", done=verb, messages=done, of=done + failed)
-    message = f"{done:,} of {many(done + failed, 'message')} {verb}"
+    message = f"{done:,} of {many(done + failed, 'message')} {verb}{'' if is_complete else MORE_REMAIN}"
     return {"message": message, verb: done, f"{verb}Count": done, "failed": failed}
