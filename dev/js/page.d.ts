@@ -112,6 +112,12 @@ interface Options {
   parse?(text: string): any;
 }
 
+interface RecordHandlers<T> {
+  read(id: string): Promise<T>;
+  describe(record: T): Child;
+  actionsOf(record: T): (Action | false)[];
+}
+
 interface EventHandlers {
   event(data: any): void;
   /** Read what events do not contain: first, and after a gap. */

@@ -104,6 +104,23 @@ def test_actions_of_an_open_job_follow_its_state(visit: Visit, queue: Queue) -> 
     assert visit.dialog.evaluate("dialog => dialog.contains(document.activeElement)")
 
 
+def test_an_open_job_keeps_the_focus_and_shows_that_it_was_deleted(visit: Visit, queue: Queue) -> None:
+    visit.expect_status(404)
+    id = sample_data.make_job(queue, INVOICE)
+    end_job(id, JobState.FAILURE, error="x" * 400)
+    visit.open("/jobs")
+    visit.wait_for([id])
+    open_job(visit, id)
+    error = visit.dialog.get_by_label("Last error")
+    error.focus()
+    queue.post(f"/jobs/{id}/reschedule", {"priority": 77})
+    expect(visit.dialog).to_contain_text("77")
+    expect(error).to_be_focused()
+    queue.delete(f"/jobs/{id}")
+    expect(visit.dialog).to_contain_text("It no longer exists.")
+    expect(visit.dialog.locator("menu")).to_have_text("Close")
+
+
 def test_listed_and_executing_jobs_link_to_their_pages(visit: Visit, queue: Queue) -> None:
     id = sample_data.make_job(queue, INVOICE, state=JobState.EXECUTING)
     visit.open("/jobs")

@@ -375,6 +375,27 @@ def test_the_page_reads_again_after_too_many_events(visiting: Visiting, queue: Q
     visit.wait_for([])
 
 
+def test_events_that_have_counts_cause_no_count(visit: Visit, queue: Queue) -> None:
+    requests: list[str] = []
+    visit.page.on("request", lambda request: requests.append(request.url))
+    page = visit.open("/messages")
+    expect(page.locator("#state")).to_have_text("Live")
+
+    def counted() -> list[str]:
+        page.evaluate("true")  # a call to the browser lets requests be noted
+        return [url for url in requests if "/api/queue/status" in url]
+
+    for total in (120, 240, 360):  # too many at once for their event to contain them
+        queue.post("/queue/batch", [{"type": "mail"}] * 120)
+        expect(page.locator("#where")).to_have_text(f"50 of {total}")
+        expect(page.locator('[data-count="main"]')).to_have_text(f"{total}")
+    assert counted() == [f"{visit.origin}/api/queue/status?include_messages=false"]
+
+    queue.post("/queue/pause", {"types": ["letter"]})
+    expect(page.locator("#pauses > *")).to_have_count(1)
+    assert len(counted()) == 2
+
+
 def test_late_counts_do_not_overwrite_newer_events(visit: Visit, queue: Queue) -> None:
     asked: list[tuple[Route, APIResponse]] = []
     visit.page.route("**/api/queue/status*", lambda route: asked.append((route, route.fetch())))
@@ -495,6 +516,19 @@ def test_a_hidden_page_closes_its_connection(visit: Visit, queue: Queue) -> None
         eventually(lambda state=state: page.evaluate("source.readyState") == state)
     page.evaluate(HIDE, False)
     eventually(lambda: page.evaluate("source.readyState") == OPEN)
+
+
+def test_a_hidden_page_resumes_after_the_position_of_the_last_ping(visit: Visit, queue: Queue) -> None:
+    visit.page.add_init_script(FRAMES_BY_HAND)
+    visit.page.clock.install()
+    page = visit.open("/messages")
+    expect(page.locator("#state")).to_have_text("Live")
+    page.evaluate('source.dispatchEvent(new MessageEvent("ping", { data: "", lastEventId: "0-0" }))')
+    page.evaluate(HIDE, True)
+    for seconds, state in ((10, CLOSED), (50, OPEN)):
+        page.clock.fast_forward(seconds * 1_000)
+        eventually(lambda state=state: page.evaluate("source.readyState") == state)
+    assert str(page.evaluate("source.url")).endswith("/api/queue/events?lastEventId=0-0")
 
 
 def test_a_page_that_missed_deleted_events_reads_again(visiting: Visiting, queue: Queue) -> None:

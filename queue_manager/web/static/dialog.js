@@ -1,7 +1,12 @@
 // Dialogs: a form or a record, with buttons.
 
-import { Problem } from "./api.js";
+import { Problem, attempt } from "./api.js";
 import { button, byId, element, link, put, toast } from "./dom.js";
+import { seldom } from "./pace.js";
+
+const FOLLOW_INTERVAL = 250; // ms between two readings of the record that is open
+
+export const isDialogOpen = () => document.querySelector("dialog[open]") !== null;
 
 /** @param {...Child} content */
 function open(...content) {
@@ -43,8 +48,9 @@ const problemsOf = (fields, given) => fields
   .map(({ name, isNeeded, check }) => ({ field: name, message: check?.(given[name]) || (isNeeded && !given[name].trim() ? "Must not be empty" : "") }))
   .filter(({ message }) => message);
 
-/** A form; what is wrong is shown next to its field. @param {Question} question */
+/** A form; what is wrong is shown next to its field. If a dialog is open, nothing is asked. @param {Question} question */
 export function askFor({ title, text, fields: asked = [], verb, kind = "", typed, act }) {
+  if (isDialogOpen()) return; // it opened while this one waited for a response
   const fields = [...asked];
   if (typed) fields.push({ name: "typed", label: `Type ${typed.name} to confirm`, isNeeded: true, check: (value) => (value.trim() === typed.name ? "" : `Must be exactly: ${typed.name}`) });
   const whole = element("p", { class: "field-problem", role: "alert" });
@@ -129,4 +135,46 @@ export function show(title, content, actions = [], page = "") {
   const dialog = open(element("div", { class: "inside" },
     element("h2", { id: "dialog-title" }, link(page, title)), content, menu));
   return offer;
+}
+
+/**
+ * The records of a list, of which one may be open. It is read and shown again when it has changed.
+ * @template T
+ */
+export class Records {
+  /** @param {RecordHandlers<T>} on */
+  constructor(on) {
+    this.on = on;
+    /** @type {{ id: string, body: HTMLElement, offer: ReturnType<typeof show> } | undefined} */
+    this.opened = undefined; // the part of the dialog that changes, and what replaces its buttons
+    this.follow = seldom(() => attempt(() => this.read()), FOLLOW_INTERVAL);
+  }
+
+  /** @param {string} id @param {T} record @param {{ title: string, page: string, content: Child }} about what does not change */
+  open(id, record, { title, page, content }) {
+    const { describe, actionsOf } = this.on;
+    const body = element("div", { class: "stack" });
+    put(body, record, describe);
+    this.opened = { id, body, offer: show(title, [content, body], actionsOf(record), page) };
+  }
+
+  /** @param {string} id */
+  isOpen(id) {
+    return this.opened?.id === id;
+  }
+
+  async read() {
+    if (!this.opened?.body.isConnected) return;
+    const { id, body, offer } = this.opened;
+    const { read, describe, actionsOf } = this.on;
+    try {
+      const record = await read(id);
+      put(body, record, describe);
+      offer(actionsOf(record));
+    } catch (error) {
+      if (!(error instanceof Problem) || error.status !== 404) throw error;
+      put(body, null, () => element("p", {}, "It no longer exists."));
+      offer([]);
+    }
+  }
 }

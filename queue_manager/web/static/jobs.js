@@ -2,8 +2,8 @@
 
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { ARE_RELATIVE, at, countdown, many, moment, now, number, span, until, zonedMoment } from "./clock.js";
-import { TYPED_FROM, askFor, jsonProblem, numberFrom, show } from "./dialog.js";
-import { PREFIX, byId, button, copier, countInTitle, element, errorText, facts, jsonText, link, mayAct, nodes, pill, recordLink, toast } from "./dom.js";
+import { Records, TYPED_FROM, askFor, isDialogOpen, jsonProblem, numberFrom } from "./dialog.js";
+import { PREFIX, byId, button, copier, countInTitle, element, errorText, facts, jsonText, link, mayAct, pill, recordLink, toast } from "./dom.js";
 import { percentile } from "./latency.js";
 import { List, cell, fill, grid } from "./list.js";
 import { errorInList } from "./reasons.js";
@@ -25,8 +25,6 @@ let list;
 let queues = [];
 /** @type {Record<string, Latency>} */
 let latencies = {};
-/** @type {{ id: string, body: HTMLElement, offer: ReturnType<typeof show> } | undefined} */
-let opened; // the job that is open, the part of the dialog that changes, and what replaces its buttons
 
 // Reading
 
@@ -199,16 +197,20 @@ function describe(job) {
   ];
 }
 
+/** @param {string} id @returns {Promise<Job>} */
+const readJob = async (id) => (await get(`/jobs/${encodeURIComponent(id)}`, { parse: withExactIntegers })).job;
+
+/** @type {Records<Job>} */
+const records = new Records({ read: readJob, describe, actionsOf });
+
 /** @param {string} id */
 const showJob = (id) => attempt(async () => {
-  /** @type {{ job: Job }} */
-  const { job } = await get(`/jobs/${encodeURIComponent(id)}`, { parse: withExactIntegers });
-  const body = element("div", { class: "stack" }, describe(job));
+  const job = await readJob(id);
+  if (isDialogOpen()) return; // another row was pressed meanwhile
   const page = pageOf(id);
   const text = jsonText(job.arguments, 2);
   const links = element("div", { class: "links" }, element("code", {}, id), link(page, "What happened to it"), copier("id", id), copier("arguments", text));
-  const offer = show(titleOf(job), [links, element("pre", { tabindex: 0, "aria-label": "Arguments" }, text), body], actionsOf(job), page);
-  opened = { id, body, offer };
+  records.open(id, job, { title: titleOf(job), page, content: [links, element("pre", { tabindex: 0, "aria-label": "Arguments" }, text)] });
 });
 
 // Acting
@@ -369,10 +371,7 @@ function receive({ id, kind, job }) {
   const known = list.rows.get(id)?.row;
   if (kind === "deleted") list.remove([id]);
   else if (known) list.change({ ...job, arguments: known.arguments }); // which never change, and keep their digits there
-  if (opened?.id === id && job) {
-    opened.body.replaceChildren(...nodes(describe(job)));
-    opened.offer(actionsOf(job));
-  }
+  if (records.isOpen(id)) records.follow();
   list.refresh();
   recount();
 }
@@ -380,6 +379,7 @@ function receive({ id, kind, job }) {
 function reload() {
   list.refresh();
   recount(0);
+  records.follow();
 }
 
 function begin() {

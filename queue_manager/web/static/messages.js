@@ -1,11 +1,11 @@
 // The page of the messages in one state, with the actions.
 
-import { Events, Problem, UNDO, ask, attempt, get, parseExactly, post, query, stream, withUndo } from "./api.js";
+import { Events, UNDO, ask, attempt, get, parseExactly, post, query, stream, withUndo } from "./api.js";
 import { at, countdown, many, moment, number, zonedMoment } from "./clock.js";
-import { TYPED_FROM, askFor, jsonProblem, numberFrom, show } from "./dialog.js";
-import { byId, button, copier, countInTitle, element, errorText, facts, filled, jsonText, link, mayAct, nodes, pill, put, recordLink, toast } from "./dom.js";
+import { Records, TYPED_FROM, askFor, jsonProblem, numberFrom } from "./dialog.js";
+import { byId, button, copier, countInTitle, element, errorText, facts, filled, jsonText, link, mayAct, pill, put, recordLink, toast } from "./dom.js";
 import { List, cell } from "./list.js";
-import { nextFrame } from "./pace.js";
+import { nextFrame, seldom } from "./pace.js";
 import { errorInList, reasonText } from "./reasons.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
 
@@ -18,6 +18,7 @@ const MAX_SUGGESTIONS = 100;
 const MAX_ACK_TIMEOUT = 604800; // s
 const MAX_ATTEMPTS = 10000;
 const RETRY_INTERVAL = 2000; // ms
+const RECOUNT_INTERVAL = 500; // ms
 const FILL_DELAY = 1000; // ms, and up to as many more, so that not all open pages ask at once
 /** @type {number | undefined} */
 let size; // messages in this place, when it is known
@@ -25,8 +26,6 @@ let size; // messages in this place, when it is known
 let config;
 /** @type {MessageList} */
 let list;
-/** @type {{ id: string, body: HTMLElement, offer: ReturnType<typeof show> } | undefined} */
-let opened; // the message that is open, the part of the dialog that changes, and what replaces its buttons
 
 // Reading
 
@@ -150,10 +149,10 @@ function cells(message) {
   return [id, COLUMNS[place].map((name) => CELLS[name](message))];
 }
 
-/** @param {Message} message @param {MessageState} state */
-const describe = (message, state) => [
+/** @param {Message & { state: MessageState }} message */
+const describe = (message) => [
   facts("pairs", [
-    ["State", PLACES[state]],
+    ["State", PLACES[message.state]],
     ["Reason", message.last_error && errorText(reasonText(message.last_error), "Reason")],
     ["Type", message.type],
     ["Priority", message.priority],
@@ -161,9 +160,9 @@ const describe = (message, state) => [
     ["Ack timeout", timeoutOf(message) === undefined ? null : `${timeoutOf(message)} s`],
     ["Added", zonedMoment(message.created_at)],
     ["Started", zonedMoment(message.processing_started_at ?? message.dequeued_at)],
-    ["Time remaining", state === "processing" ? countdown(deadlineOf(message)) : null],
+    ["Time remaining", message.state === "processing" ? countdown(deadlineOf(message)) : null],
     ["Consumer", message.consumer_id],
-    ["Token", state === "processing" ? element("code", {}, message.lock_token) : null],
+    ["Token", message.state === "processing" ? element("code", {}, message.lock_token) : null],
     ["Acknowledged", zonedMoment(message.acknowledged_at)],
     ["Failed", zonedMoment(message.failed_at)],
   ]),
@@ -174,26 +173,15 @@ const describe = (message, state) => [
 function showMessage(message) {
   const { payload, id } = message;
   const page = pageOf(id);
-  const links = element("div", { class: "links" }, link(page, "What happened to it"), copier("id", id), copier("payload", jsonText(payload, 2)));
-  const body = element("div", { class: "stack" }, describe(message, place));
-  const offer = show(id, [links, body], actionsOf(message), page);
-  opened = { id, body, offer };
+  const content = element("div", { class: "links" }, link(page, "What happened to it"), copier("id", id), copier("payload", jsonText(payload, 2)));
+  records.open(id, { ...message, state: place }, { title: id, page, content });
 }
 
-// The open message has changed: show it again. This page acts only on messages in its state.
-const follow = () => attempt(async () => {
-  if (!opened?.body.isConnected) return;
-  const { id, body, offer } = opened;
-  try {
-    /** @type {Message & { state: MessageState }} */
-    const message = await get(`/queue/message/${encodeURIComponent(id)}`, { parse: exactly });
-    body.replaceChildren(...nodes(describe(message, message.state)));
-    offer(message.state === place ? actionsOf(message) : []);
-  } catch (error) {
-    if (!(error instanceof Problem) || error.status !== 404) throw error;
-    body.replaceChildren(element("p", {}, "It no longer exists."));
-    offer([]);
-  }
+/** @type {Records<Message & { state: MessageState }>} */
+const records = new Records({
+  read: (id) => get(`/queue/message/${encodeURIComponent(id)}`, { parse: exactly }),
+  describe,
+  actionsOf: (message) => (message.state === place ? actionsOf(message) : []), // this page acts only on messages in its state
 });
 
 /** @param {Message} message @returns {(Action | false)[]} */
@@ -387,7 +375,11 @@ function happened(texts) {
     showCounts(counts);
     if (!list.isFiltered) list.total = counts[place];
   }
-  if (events.some(({ type, messages }) => !messages || /clear|pause|resume/.test(type))) return reload();
+  if (!counts || events.some(({ type }) => /pause|resume/.test(type))) recount();
+  if (events.some(({ type, messages }) => !messages || type === "clear")) {
+    list.refresh();
+    return records.follow();
+  }
   /** @type {Map<string, number | null>} */
   const latest = new Map(); // by id, the event that has the message; null where it is not here any more
   for (const [index, { payload, messages }] of events.entries()) {
@@ -397,7 +389,7 @@ function happened(texts) {
     }
     for (const message of messages ?? []) if (message.place === place) latest.set(message.id, index);
   }
-  if (latest.has(opened?.id ?? "")) follow();
+  if ([...latest.keys()].some((id) => records.isOpen(id))) records.follow();
   list.remove([...latest.keys()].filter((id) => latest.get(id) === null));
   // Only the list shows whether an update has moved its message.
   if (!list.isByArrival || events.some(({ type }) => type === "update")) return list.refresh();
@@ -416,7 +408,7 @@ let recounting; // the repetition of a count that failed
 async function count() {
   const before = countsReceived;
   try {
-    const counts = await get("/queue/status");
+    const counts = await get("/queue/status?include_messages=false");
     showPauses(counts);
     if (countsReceived === before) showCounts(counts); // otherwise they may be older than an event received meanwhile
   } catch {
@@ -424,6 +416,8 @@ async function count() {
     recounting = setTimeout(count, RETRY_INTERVAL); // the list shows errors
   }
 }
+
+const recount = seldom(count, RECOUNT_INTERVAL);
 
 /** @param {MessageCounts} counts */
 function showCounts(counts) {
@@ -440,7 +434,7 @@ function showCounts(counts) {
 function reload() {
   list.refresh();
   count();
-  follow();
+  records.follow();
 }
 
 function begin() {

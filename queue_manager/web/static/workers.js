@@ -2,7 +2,7 @@
 
 import { attempt, get, onOverview } from "./api.js";
 import { at, countdown, number, span } from "./clock.js";
-import { byId, complain, element, facts, link, pill } from "./dom.js";
+import { byId, complain, element, facts, link, pill, put } from "./dom.js";
 import { cell, fill } from "./list.js";
 import { seldom } from "./pace.js";
 
@@ -20,7 +20,7 @@ const read = seldom(() => attempt(async () => {
 
 /** @param {OneWorker[]} workers @param {number} count @param {Workers["queues_without_worker"]} queues */
 function show(workers, count, queues) {
-  byId("unconsumed").replaceChildren(...(queues.length ? unconsumed(queues) : []));
+  put(byId("unconsumed"), queues, () => queues.length > 0 && unconsumed(queues));
   byId("empty").hidden = count > 0;
   byId("where").textContent = count > workers.length ? `${number(workers.length)} of ${number(count)} workers` : "";
   // A card is drawn again when its worker does something else, not at each heartbeat.
