@@ -121,6 +121,15 @@ def test_an_open_job_keeps_the_focus_and_shows_that_it_was_deleted(visit: Visit,
     expect(visit.dialog.locator("menu")).to_have_text("Close")
 
 
+def test_a_double_click_opens_one_dialog(visit: Visit, queue: Queue) -> None:
+    id = sample_data.make_job(queue, INVOICE)
+    page = visit.open("/jobs")
+    visit.row(id).get_by_role("link").dblclick()
+    expect(visit.dialog).to_contain_text(id)
+    page.keyboard.press("Escape")
+    expect(visit.dialog).to_have_count(0)
+
+
 def test_listed_and_executing_jobs_link_to_their_pages(visit: Visit, queue: Queue) -> None:
     id = sample_data.make_job(queue, INVOICE, state=JobState.EXECUTING)
     visit.open("/jobs")

@@ -13,6 +13,15 @@ display.textContent = ARE_RELATIVE ? "Relative times" : `Times in ${ZONE}`;
 display.hidden = false;
 display.addEventListener("click", showDisplay);
 
+// The second click of a double click would act on what the first one has put in the same place, such as the next row. The
+// buttons of pages and of orders are pressed repeatedly.
+addEventListener("click", (event) => {
+  const pressed = event.detail > 1 && /** @type {Element} */ (event.target).closest("button, a");
+  if (!pressed || pressed.closest(".pages, th[data-sort]")) return;
+  event.preventDefault();
+  event.stopPropagation();
+}, true);
+
 addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
   const hasCommand = event.ctrlKey || event.metaKey;
