@@ -14,8 +14,16 @@ from dev.servers import Valkey
 from tests.eventually import eventually
 from tests.pace import paced, promptly
 from tests.real_servers import Servers
-from tests.web.queue_client import NAME, Queue, Stream, environment
+from tests.web.queue_client import NAME, Queue, Stream, empty_queue, environment
 from tests.web.web_process import forked_web
+
+UNSHARED_DATABASE = 8
+
+
+@pytest.fixture
+def queue(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    """A queue of which no process makes periodic sweeps: each one was scheduled because of a deadline."""
+    return empty_queue(servers, tmp_path_factory, UNSHARED_DATABASE, OVERDUE_CHECK_INTERVAL_MS="3600000")
 
 
 def test_overdue_messages_are_requeued_at_their_deadline(queue: Queue, figure: Callable[[str], None]) -> None:
@@ -40,9 +48,8 @@ def test_overdue_messages_are_requeued_at_their_deadline(queue: Queue, figure: C
 def test_a_touch_to_an_earlier_deadline_reschedules_the_sweep(queue: Queue) -> None:
     id = queue.add(ackTimeout=300)
     token = queue.take()["lock_token"]
-    with promptly(1.2):  # and not at the next of the sweeps that come every five seconds
-        queue.put(f"/queue/message/{id}/touch", {"lock_token": token, "extend_seconds": 0.2})
-        eventually(lambda: queue.ids("main") == [id])
+    queue.put(f"/queue/message/{id}/touch", {"lock_token": token, "extend_seconds": 0.2})
+    eventually(lambda: queue.ids("main") == [id])
 
 
 def test_an_event_of_another_program_does_not_stop_sweeping(queue: Queue) -> None:
@@ -50,9 +57,8 @@ def test_an_event_of_another_program_does_not_stop_sweeping(queue: Queue) -> Non
         for event in ('{"type":"dequeue"}', '{"type":"dequeue","payload":{"deadline":"soon"},"timestamp":0}'):
             client.xadd(f"{NAME}:events", {"event": event})
     id = queue.add(ackTimeout=0.3)
-    with promptly(1.3):  # and not at the next of the sweeps that come every five seconds
-        queue.take()
-        eventually(lambda: queue.ids("main") == [id])
+    queue.take()
+    eventually(lambda: queue.ids("main") == [id])
 
 
 def test_a_loss_of_data_does_not_stop_sweeping(queue: Queue) -> None:
@@ -63,17 +69,15 @@ def test_a_loss_of_data_does_not_stop_sweeping(queue: Queue) -> None:
         list(stream.events())  # it ends when the loss is noticed
         for _ in range(10):
             id = queue.add(ackTimeout=0.3)
-            with promptly(1.3):  # and not at the next of the sweeps that come every five seconds
-                queue.take()
-                eventually(lambda id=id: queue.ids("main") == [id])
+            queue.take()
+            eventually(lambda id=id: queue.ids("main") == [id])
             queue.delete(f"/queue/message/{id}")
 
 
 def test_an_overdue_message_without_attempts_is_dead_lettered(queue: Queue) -> None:
     id = queue.add(ackTimeout=0.1, maxAttempts=1)
-    with promptly(1.1):
-        queue.take()
-        eventually(lambda: queue.ids("dead") == [id])
+    queue.take()
+    eventually(lambda: queue.ids("dead") == [id])
     assert queue.page("dead")["messages"][0]["last_error"] == "Max attempts exceeded (Stream)"
 
 
@@ -82,9 +86,8 @@ def test_overdue_messages_are_requeued_on_a_full_server(queue: Queue) -> None:
     with queue.redis() as client:
         client.config_set("maxmemory", 1)
         try:
-            with promptly(2.3):
-                queue.take()
-                eventually(lambda: queue.ids("main") == [id])
+            queue.take()
+            eventually(lambda: queue.ids("main") == [id])
         finally:
             client.config_set("maxmemory", 0)
 
@@ -109,8 +112,7 @@ def test_no_message_is_swept_while_an_older_service_holds_the_lock(queue: Queue)
         time.sleep(0.5)
         assert queue.ids("processing") == [id]
         client.delete("tested:overdue_requeue_lock")
-    with promptly(2):
-        eventually(lambda: queue.ids("main") == [id])
+    eventually(lambda: queue.ids("main") == [id])
 
 
 @pytest.mark.slow
