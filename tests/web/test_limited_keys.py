@@ -23,7 +23,7 @@ from tests.web.credentials import LONG_AGO, OPERATOR, VIEWER, cookie, key, rewri
 from tests.web.listener import ConnectionRefused, Listener
 from tests.web.queue_client import Queue, Stream, empty_queue
 from tests.web.test_authorization import status
-from tests.web.web_process import Web, forked_web, web
+from tests.web.web_process import Web, forked_web
 
 CLERK = key("clerk", OPERATOR, "operator") | {"systems": ["support-snooze", "job-queues"]}
 READER = key("reader", VIEWER, "viewer") | {"systems": ["overdue-messages"]}
@@ -196,7 +196,7 @@ def test_a_key_for_an_unknown_system_stops_the_start(tmp_path: Path) -> None:
 def test_the_key_of_the_documentation_reaches_only_its_system(servers: Servers, tmp_path: Path) -> None:
     keys = block(0, heading="Limit a key to systems", page=DOCS / "how-to" / "secure.md")
     (one,) = json.loads(keys)
-    with web(tmp_path, QM_API_KEYS=keys, QM_CONVERSATIONS="true", QM_JOBS="true") as process:
+    with forked_web(tmp_path, QM_API_KEYS=keys, QM_CONVERSATIONS="true", QM_JOBS="true") as process:
         answer = process.get("/api/overview", X_API_KEY=one["key"])
         paths = ("/api/systems/support-snooze", "/api/jobs/status")
         statuses = [process.get(path, X_API_KEY=one["key"]).status for path in paths]
