@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from queue_manager.web.auth import wrong_keys
+from queue_manager.web.auth.wrong_keys import WrongKeys
+from queue_manager.web.http.errors import ApiError
 from tests.web.credentials import KEYS, OPERATOR, UNKNOWN, VIEWER, log_in
 from tests.web.listener import ConnectionRefused, Listener
 from tests.web.web_process import SECRET, Answer, Web, forked_web, token
@@ -83,23 +86,19 @@ def test_one_repeated_wrong_key_does_not_count_as_guessing(guarded: Web, address
     assert {ask(guarded, UNKNOWN, **address).status for _ in range(5 * FREE)} == {401}
 
 
-def test_a_program_that_never_ends_repeating_a_wrong_key_is_slowed_down_too(
-    guarded: Web, address: dict[str, str]
-) -> None:
-    headers = {"X-API-KEY": UNKNOWN, "X-Forwarded-For": address["X_Forwarded_For"]}
-    connection = HTTPConnection("127.0.0.1", guarded.port, timeout=30)
-    try:
-        for _ in range(20 * 1_000):
-            connection.request("GET", "/api/schedule", headers=headers)
-            answer = connection.getresponse()
-            answer.read()
-            if answer.status == 429:
-                break
-            assert answer.status == 401
-    finally:
-        connection.close()
-    assert answer.status == 429
-    assert ask(guarded, VIEWER, **address).status == 200
+def test_a_wrong_key_repeated_a_thousand_times_in_a_minute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrong_keys, "DELAY_STEP", 0.0)
+    counted = WrongKeys()
+
+    async def repeat() -> None:
+        for _ in range(1_000):
+            await counted.count(b"one wrong key", "203.0.113.1")
+        with pytest.raises(ApiError) as refused:
+            await counted.count(b"one wrong key", "203.0.113.1")
+        assert refused.value.status == 429
+        await counted.count(b"one wrong key", "203.0.113.2")
+
+    asyncio.run(repeat())
 
 
 def test_wrong_keys_at_the_log_in_and_socket_io_count_too(guarded: Web, address: dict[str, Any]) -> None:
