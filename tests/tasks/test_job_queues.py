@@ -95,8 +95,9 @@ def test_failing_job_reschedules_its_queue_message_without_failing_it(
     require_close(again.eta, lab.jobs.get(id)["waiting"], pace)
 
 
+@pytest.mark.usefixtures("rare_dispatches")
 def test_queue_of_a_job_due_before_the_next_dispatch_is_sent_with_an_eta(lab: Lab, broker: str) -> None:
-    id = lab.run("mail", delay=seconds(3))
+    id = lab.run("mail", delay=minutes(5))
     dispatch_due_jobs(epoch=1)
     [message] = waiting_messages(broker, JOBS_QUEUE)
     assert message.eta == lab.jobs.get(id)["due"]

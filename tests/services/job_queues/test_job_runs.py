@@ -725,8 +725,11 @@ def test_second_copy_of_a_task_in_the_same_process_runs_nothing(installed: Lab) 
     assert job_queues.run_queue("mail", None, token="t")["stopped"] is None
 
 
-def test_run_is_rescheduled_for_a_job_due_before_the_next_dispatch(installed: Lab) -> None:
-    id = installed.run("mail", delay=seconds(4.5))
+def test_run_is_rescheduled_for_a_job_due_before_the_next_dispatch(
+    installed: Lab, change_settings: Callable[..., None]
+) -> None:
+    change_settings(JOBS_TIMER_MS="600000")
+    id = installed.run("mail", delay=minutes(5))
     due, before = installed.jobs.get(id)["due"], database.server_now()
     with pytest.raises(NotYetDue) as early:
         job_queues.run_queue("mail", None, token="t")
