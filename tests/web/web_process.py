@@ -166,16 +166,24 @@ def _answering(directory: Path, start: Callable[[int], Child | Forked]) -> Itera
         child.kill()
 
 
+SHOWN_LOG = 2_000  # characters
+
 _shared: dict[frozenset[tuple[str, str]], Web] = {}
 _at_exit = ExitStack()
 atexit.register(_at_exit.close)
 
 
 def shared_web(directories: pytest.TempPathFactory, **env: str) -> Web:
-    """Return the process that all tests with this environment use: a start takes a second."""
+    """Return the process that all tests with this environment use: a start takes a second.
+
+    The test that finds it dead fails; the next one gets another.
+    """
     key = frozenset(env.items())
     if key not in _shared:
         _shared[key] = _at_exit.enter_context(forked_web(directories.mktemp("web"), **env))
+    if (code := _shared[key].child.poll()) is not None:
+        log = _shared.pop(key).log[-SHOWN_LOG:]
+        pytest.fail(f"The shared web process of {env} ended with exit code {code}. The end of its log:\n{log}")
     return _shared[key]
 
 
