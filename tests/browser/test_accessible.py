@@ -65,7 +65,6 @@ NEVER_EMPTY = {"/docs", "/nothing", "/search", "/rooms/nothing", "/messages/arch
 
 
 @pytest.mark.smoke
-@pytest.mark.timeout(300)
 def test_pages_have_no_violations(visit: Visit, queue: Queue, clean: Servers) -> None:
     sample_data.everything(queue, clean.valkey.url)
     visit.expect_status(404)

@@ -52,7 +52,6 @@ def answers(queue: Queue, path: str) -> float:
     return median(durations)
 
 
-@pytest.mark.timeout(300)
 def test_first_rows_of_100_000_appear_as_fast_as_of_few(
     visit: Visit, queue: Queue, figure: Callable[[str], None]
 ) -> None:

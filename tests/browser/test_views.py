@@ -206,7 +206,6 @@ def test_a_browser_without_storage_keeps_the_columns_in_the_url(visiting: Visiti
     assert views(page) == []
 
 
-@pytest.mark.timeout(300)  # the checks of all lists take 40 s of a free core
 def test_views_and_columns_of_every_list_have_no_violations(visit: Visit, queue: Queue, clean: Servers) -> None:
     sample_data.everything(queue, clean.valkey.url)
     wrongs = []

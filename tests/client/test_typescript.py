@@ -20,8 +20,6 @@ from tests.deployment.programs import replaced
 from tests.web.credentials import OPERATOR
 from tests.web.queue_client import Queue
 
-pytestmark = pytest.mark.timeout(300)
-
 PACKAGE = ROOT / "clients" / "typescript"
 PAGES = [PACKAGE / "README.md", ROOT / "docs" / "how-to" / "http-clients.md"]
 

@@ -119,7 +119,6 @@ def test_few_blocks_are_not_run() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", FOLLOWED)
 def test_a_reader_can_follow_the_page(page: Path, clean: Servers, tmp_path: Path) -> None:
     with Session(tmp_path) as session:

@@ -21,7 +21,7 @@ from tests.deployment.installation import ROOT
 from tests.documented import DOCS, block
 from tests.eventually import eventually
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.processes
 
 TUTORIAL = DOCS / "tutorial.md"
 FIRST_JOB = DOCS / "tutorials/first-job.md"

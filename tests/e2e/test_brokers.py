@@ -58,7 +58,6 @@ def rabbitmq(servers: Servers, directory: Path) -> Iterator[dict[str, str]]:
         yield {"BROKER_URL": server.url}
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "broker",
     [
@@ -95,7 +94,6 @@ def test_rooms_open_items_are_retried_and_jobs_run_on_every_broker(
     assert QUOTED_PASSWORD not in healthy + the_worker.log
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("is_batching", ["true", "false"])
 def test_messages_are_executed_while_rabbitmq_refuses_new_ones(
     clean: Servers, tmp_path: Path, is_batching: str
@@ -112,7 +110,6 @@ def test_messages_are_executed_while_rabbitmq_refuses_new_ones(
             eventually(lambda: is_open(rooms[1]))  # after several heartbeats, which are not confirmed
 
 
-@pytest.mark.timeout(180)
 def test_rooms_open_after_rabbitmq_was_killed_and_came_back(clean: Servers, tmp_path: Path) -> None:
     with RabbitMQ(tmp_path / "rabbitmq") as server:
         env = {"QM_CONVERSATIONS": "true", "QM_SNOOZE_SCAN_SECONDS": "1", "BROKER_URL": server.url}

@@ -29,7 +29,7 @@ from tests.real_servers import Servers
 from tests.rooms import get_room, make_room
 from tests.web.web_process import SNOOZE, web
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]  # several processes are started one after another
+pytestmark = pytest.mark.crash
 
 HOUR = 3600
 SCAN = "tasks.support_snooze.scan_expired_snoozes"

@@ -26,7 +26,7 @@ from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.crash
 
 ROOMS = 300
 LATER_PING = seconds(5)  # in which another ping is made and fails

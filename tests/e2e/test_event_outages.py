@@ -16,7 +16,7 @@ from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room, resnooze
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.crash
 
 ENV = {"QM_LEASE_SECONDS": "2", "QM_SNOOZE_SCAN_SECONDS": "1", "RESUBSCRIBE_SECONDS": "6"}
 

@@ -40,7 +40,6 @@ def enqueue(process: Web) -> int:
     return process.post("/api/queue/message", {"type": "mail"}).status
 
 
-@pytest.mark.timeout(300)
 def test_all_processes_follow_the_address_to_the_new_primary(
     clean: Servers, valkeys: tuple[Valkey, Valkey], tmp_path: Path
 ) -> None:

@@ -102,7 +102,6 @@ def test_another_beat_takes_over_and_failed_jobs_are_retried_immediately(
 
 
 @pytest.mark.stress
-@pytest.mark.timeout(300)
 def test_each_job_succeeds_once_while_workers_and_beats_are_killed(
     clean: Servers, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:

@@ -17,7 +17,6 @@ from tests.real_servers import Servers
 pytestmark = pytest.mark.crash
 
 
-@pytest.mark.timeout(300)
 def test_jobs_run_soon_after_redis_was_emptied(clean: Servers, tmp_path: Path) -> None:
     lab = job_lab()
     with redis.Redis.from_url(clean.valkey.url) as client:

@@ -97,7 +97,6 @@ def test_two_workers_run_names_at_once_and_each_name_one_after_another(
 
 
 @pytest.mark.stress
-@pytest.mark.timeout(300)
 def test_eight_workers_run_names_at_once_and_each_name_one_after_another(
     servers: Servers, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:

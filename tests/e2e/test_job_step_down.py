@@ -25,7 +25,6 @@ def members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replica
         yield running
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("how", ["step down", pytest.param("kill", marks=pytest.mark.stress)])
 def test_jobs_survive_the_loss_of_the_primary(
     how: str, members: ReplicaSet, tmp_path: Path, figure: Callable[[str], None]

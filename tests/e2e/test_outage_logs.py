@@ -29,7 +29,7 @@ from tests.eventually import eventually
 from tests.rooms import make_room
 from tests.web.web_process import Web, web
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.crash
 
 OUTAGE = 30.0  # seconds
 LOADED_KEYS = 40_000

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.scale
 RATIOS = Path(waking.__file__).parents[1] / "ratios.json"
 
 
-@pytest.mark.timeout(300)
 def test_speed_up_of_waking_rooms_has_not_decreased(
     clean: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]
 ) -> None:

@@ -26,7 +26,6 @@ ENV = {"QM_LEASE_SECONDS": "5", "QM_SNOOZE_SCAN_SECONDS": "2"}
 
 
 @pytest.mark.stress
-@pytest.mark.timeout(400)
 def test_every_room_wakes_once_with_any_process_killed(
     clean: Servers, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:

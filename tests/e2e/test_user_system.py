@@ -125,7 +125,6 @@ def failed_items() -> int:
 
 
 @pytest.mark.smoke
-@pytest.mark.timeout(360)
 def test_a_thousand_accounts_expire_once_each_through_a_kill(user: User) -> None:
     ids = add(1_000)
     with user.worker("first") as first, user.worker("second"), user.beat():
@@ -203,7 +202,6 @@ def test_everything_about_a_system_is_derived_from_its_declaration(user: User) -
         assert [ids(state) for state in ("due", "in-progress", "stuck", "failed")] == [[], [], [], []]
 
 
-@pytest.mark.timeout(300)
 def test_the_failing_function_of_the_tutorial_is_corrected_and_retried(user: User) -> None:
     declaration = block(1, heading="2. Declare a system", page=TUTORIAL)
     failing, insert = (block(number, heading="4. Make it fail", page=TUTORIAL) for number in (0, 1))

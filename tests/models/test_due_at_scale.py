@@ -53,7 +53,6 @@ def own_rooms(clean: Servers) -> Iterator[None]:
 
 
 @pytest.mark.smoke
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("own_rooms")
 def test_scan_reads_only_due_documents(figure: Callable[[str], None]) -> None:
     for snooze_time in LISTS:

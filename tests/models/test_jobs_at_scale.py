@@ -213,7 +213,6 @@ def test_dispatch_and_runs_read_only_what_they_need(
 
 
 @pytest.mark.stress
-@pytest.mark.timeout(600)
 def test_dispatch_and_runs_read_no_more_among_a_million(
     servers: Servers, figure: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

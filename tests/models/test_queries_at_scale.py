@@ -81,7 +81,6 @@ def fill(name: str, documents: Iterator[dict[str, Any]]) -> None:
         collection(name).insert_many(some, ordered=False)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("clean")
 def test_queries_read_only_what_they_show(recorder: Recorder, figure: Callable[[str], None]) -> None:
     now = server_now()

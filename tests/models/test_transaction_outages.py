@@ -18,7 +18,7 @@ from queue_manager.core.clock import seconds
 from tests.e2e.replica_set import Member, ReplicaSet, own_replica_set
 from tests.eventually import eventually
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.crash
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.eventually import eventually
 from tests.predecessors.node_process import NodeProcess, node
 from tests.real_servers import Servers
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.node
 
 THEIRS, OURS = CONSECUTIVE[:2]
 

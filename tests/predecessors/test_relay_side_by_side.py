@@ -17,7 +17,7 @@ from tests.predecessors.node_process import NodeProcess, node
 from tests.real_servers import Servers
 from tests.web.web_process import Answer, Web, forked_web
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.node
 
 ENV = {
     "QM_MESSAGE_QUEUE": "true",

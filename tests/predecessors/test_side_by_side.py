@@ -29,7 +29,6 @@ ROOMS = 400  # due one after the other, for 20 s
 
 
 @pytest.mark.node
-@pytest.mark.timeout(240)
 def test_every_room_wakes_although_the_other_program_is_killed(clean: Servers, tmp_path: Path) -> None:
     now = server_now()
     rooms = [make_room(now + seconds(number * 0.05)) for number in range(ROOMS)]
@@ -47,7 +46,6 @@ def test_every_room_wakes_although_the_other_program_is_killed(clean: Servers, t
 
 
 @pytest.mark.node
-@pytest.mark.timeout(240)
 def test_application_takes_over_again_and_every_room_wakes_once(clean: Servers, tmp_path: Path) -> None:
     """The steps of `docs/migrating.md`, "Back to the Node services"."""
     now = server_now()

@@ -223,6 +223,5 @@ def test_queue_takes_only_the_steps_of_the_specification(
 
 
 @pytest.mark.stress
-@pytest.mark.timeout(600)
 def test_queue_takes_the_steps_of_a_larger_specification(real: RealMessage) -> None:
     assert conform(real, MessageQueueProtocol(operations=2, enqueues=3, consumers=3)) > 10_000

@@ -49,7 +49,6 @@ def save(lab: Lab) -> dict[bytes, bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_queue_delivers_in_the_order_of_the_specification(lab: Lab, figure: Callable[[str], None]) -> None:
     specification, executed = MessageOrder(messages=3), 0
     first = specification.initial()

@@ -18,7 +18,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "protocol.md"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # it only computes: 3 s, and much longer on a busy machine
 @pytest.mark.parametrize("name", SPECIFICATIONS)
 def test_specification_holds_in_every_state(name: str) -> None:
     specification, states = SPECIFICATIONS[name]

@@ -21,7 +21,7 @@ from tests.servers.everything import Processes, processes
 from tests.servers.interruptions import FOLLOWS_WITHIN
 from tests.servers.redis_cluster import QUEUE_NAME, Cluster, redis_cluster
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.processes
 
 MESSAGES = 20
 

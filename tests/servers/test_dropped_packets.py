@@ -31,7 +31,7 @@ from tests.servers.everything import Processes, processes
 from tests.servers.interruptions import KINDS, Load, under_load
 from tests.services.message_queue.message_lab import Lab
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.crash
 
 RECOVERY_LIMIT = 15.0  # seconds
 SHORTER, LONGER = 4.0, 35.0  # seconds; the longest time limit of a connection is 30

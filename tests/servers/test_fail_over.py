@@ -20,7 +20,7 @@ from tests.servers.everything import do_everything, processes
 from tests.servers.interruptions import FOLLOWS_WITHIN
 from tests.servers.redis_servers import Group, sentinel_group
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.processes
 
 ROOMS, MESSAGES = 30, 20
 

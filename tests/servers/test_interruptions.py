@@ -20,7 +20,7 @@ from tests.servers.everything import processes
 from tests.servers.interruptions import FOLLOWS_WITHIN, KINDS, under_load
 from tests.servers.redis_servers import MASTER, Group, RedisServer, sentinel_group
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture

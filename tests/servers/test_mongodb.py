@@ -26,7 +26,7 @@ from tests.servers.mongo_server import PASSWORDS, MongoWithRoles
 from tests.web.credentials import OPERATOR
 from tests.web.queue_client import Stream
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.processes
 
 EVERY_SYSTEM = {"QM_PROJECTS": "true", "QM_SITES_FIX_STALE_THUMBNAILS": "true"}
 SECRETS = [*PASSWORDS.values(), *(quote(password, safe="") for password in PASSWORDS.values())]

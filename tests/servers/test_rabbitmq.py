@@ -21,7 +21,7 @@ from tests.real_servers import Servers
 from tests.servers.certificates import Certificates
 from tests.servers.everything import do_everything, processes, shown
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.processes
 
 USER = "queue-manager"
 

@@ -28,7 +28,7 @@ from tests.servers.redis_servers import (
     sentinel_group,
 )
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.processes
 
 Environment = Callable[[Path], AbstractContextManager[dict[str, str]]]
 SECRETS = (PASSWORD, SENTINEL_PASSWORD, QUOTED, QUOTED_SENTINEL)

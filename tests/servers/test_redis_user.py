@@ -16,7 +16,7 @@ from tests.real_servers import Servers
 from tests.servers.everything import command, do_everything, processes, shown
 from tests.servers.redis_servers import PASSWORD, RedisServer
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.processes
 
 USER, USER_PASSWORD = "queue-manager", "us3r/p@ss"
 REFUSED = [

@@ -165,7 +165,6 @@ def scanned() -> int:
 
 
 @pytest.mark.scale
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("own_accounts")
 @pytest.mark.parametrize(("every", "spread"), [(seconds(0.01), "of different times"), (seconds(0), "of one time")])
 def test_lists_read_only_what_they_show_at_scale(

@@ -218,7 +218,6 @@ def test_api_page_and_description_require_a_key(guarded: Web) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # hundreds of requests: 20 s, and much longer on a busy machine
 def test_every_response_matches_the_description_and_none_is_an_internal_error(
     guarded: Web, schema: Any, figure: Callable[[str], None]
 ) -> None:

@@ -21,7 +21,6 @@ COUNT, READINGS = 100_000, 20
 MAX_ANSWER = 200_000  # characters
 
 
-@pytest.mark.timeout(300)
 def test_the_newest_of_100_000_failures_of_each_kind_are_grouped(
     clean: Servers, tmp_path_factory: pytest.TempPathFactory, figure: Callable[[str], None]
 ) -> None:

@@ -193,7 +193,6 @@ def test_a_search_stops_when_its_client_disconnects(queue: Queue) -> None:
 
 
 @pytest.mark.scale
-@pytest.mark.timeout(600)
 def test_a_million_messages_are_searched_to_the_end_in_small_scripts(
     queue: Queue, figure: Callable[[str], None]
 ) -> None:

@@ -299,7 +299,6 @@ def test_dequeue_reads_no_pause_keys_if_nothing_is_paused(lab: Lab) -> None:
 
 
 @pytest.mark.scale
-@pytest.mark.timeout(600)
 def test_100_000_messages_are_parked_and_resumed_in_order(lab: Lab, figure: Callable[[str], None]) -> None:
     for begin in range(0, 100_000, 500):
         lab.queue.enqueue_batch([NewMessage(type="mail", id=f"m{at:06}") for at in range(begin, begin + 500)])

@@ -458,7 +458,6 @@ def drive(server: Valkey, *, examples: int, steps: int, is_repeatable: bool) -> 
     return next(taken)
 
 
-@pytest.mark.timeout(300)  # hundreds of steps, each compared with the model: on a busy machine they take long
 def test_queue_behaves_like_its_model(server: Valkey, figure: Callable[[str], None], kind: str) -> None:
     steps = drive(server, examples=12, steps=40, is_repeatable=True)
     figure(f"message queue and its model on {kind}: {steps:,} steps, no difference")

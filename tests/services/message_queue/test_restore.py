@@ -112,7 +112,6 @@ def test_large_messages_are_deleted_and_restored_in_slices(lab: Lab) -> None:
 
 
 @pytest.mark.scale
-@pytest.mark.timeout(600)
 def test_100_000_are_cleared_and_restored_in_slices(lab: Lab, figure: Callable[[str], None], kind: str) -> None:
     ids = enqueue(lab, MANY)
     lab.client.config_set("slowlog-log-slower-than", 1_000)

@@ -47,7 +47,6 @@ def cleared_per_script(lab: Lab) -> list[int]:
 
 
 @pytest.mark.smoke
-@pytest.mark.timeout(600)
 def test_clear_of_100_000_does_not_block_other_clients(lab: Lab, figure: Callable[[str], None], kind: str) -> None:
     assert lab.queue.dequeue(type="job") is None  # from now on type indexes are kept
     enqueue(lab, MANY)
