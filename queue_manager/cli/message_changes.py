@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
+from uuid import uuid4
 
 import typer
 
@@ -21,8 +23,8 @@ from queue_manager.cli.messages_render import STATE_HELP
 from queue_manager.cli.terminal import print_json, printable
 from queue_manager.operations.messages import AUDITED_QUEUE, Change, change_messages, clear_messages, edit_message
 from services import message_queue
-from services.audit import AuditedAction
-from services.message_queue import Filter, InvalidMessage, MessageState, NewMessage
+from services.audit import OUTCOME_UNKNOWN, AuditedAction
+from services.message_queue import Filter, InvalidMessage, MessageState, NewMessage, QueueUnavailable
 from services.message_queue.admin import DEFAULT_MOVE_REASON, MessageOutcome
 from services.message_queue.browser import MATCH_ALL, MESSAGE_STATES, KeptState
 from services.message_queue.fields import decode_message, parse_object
@@ -52,13 +54,21 @@ def add(
 ) -> None:
     """Add a message to the main queue, and print its id.
 
+    If it is unknown whether it was added, the error has the id with which the command may be repeated.
+
     Example: `queue-manager queue add send_mail '{"to": "ada@example.org"}' --priority 5`
     """
+    id = uuid4().hex if id is None else id
     with report_errors():
-        members = {"type": type, **_options(priority, ack_timeout, max_attempts), **({} if id is None else {"id": id})}
+        members = {"type": type, "id": id, **_options(priority, ack_timeout, max_attempts)}
         message = NewMessage.from_members(_decoded(members, payload))
-        (added,) = message_queue.message_queue().enqueue_batch([message])
-    typer.echo(added.id)
+        try:
+            message_queue.message_queue().enqueue_batch([message])
+        except (QueueUnavailable, KeyboardInterrupt) as error:
+            error.add_note(OUTCOME_UNKNOWN)
+            error.add_note(f"to try again without adding it twice, repeat the command with --id {shlex.quote(id)}")
+            raise
+    typer.echo(id)
 
 
 def edit(

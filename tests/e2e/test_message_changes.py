@@ -16,7 +16,7 @@ from models import audit
 from models.audit import AuditQuery
 from queue_manager.cli.changes import TYPED_FROM
 from queue_manager.core.settings import settings
-from services.message_queue import Json, MessageQueue, MessageState, NewMessage, queue_admin
+from services.message_queue import Json, MessageQueue, MessageState, NewMessage, QueueUnavailable, queue_admin
 from services.message_queue.admin import QueueAdmin
 from services.message_queue.fields import MAX_ENQUEUED_MESSAGES
 from services.message_queue.scripts import BULK_BATCH_SIZE, Scripts
@@ -53,6 +53,24 @@ class TestAddAndEdit:
         assert message is not None
         assert (message.type, message.priority, message.payload_json) == ("send_mail", 3, NASTY)
         assert message.fields["custom_max_attempts"] == 7
+
+    @pytest.mark.parametrize("lost", [QueueUnavailable, KeyboardInterrupt])
+    def test_message_of_a_lost_answer_is_added_once_by_the_command_that_the_error_names(
+        self, lost: type[BaseException], queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def enqueue(*arguments: Any) -> None:
+            original(*arguments)
+            raise lost("Redis does not answer")
+
+        original = MessageQueue.enqueue_batch
+        with monkeypatch.context() as patch:
+            patch.setattr(MessageQueue, "enqueue_batch", enqueue)
+            added = run("add", "send_mail")
+        assert added.stdout == ""
+        assert "; the outcome is unknown; to try again without adding it twice, repeat the command with" in added.stderr
+        repeated = run("add", "send_mail", *added.stderr.split()[-2:])
+        assert repeated.stdout == f"{queue_admin().list('main').messages[0].id}\n"
+        assert queue_admin().counts().main == 1
 
     def test_edit_changes_only_given_fields_and_is_audited(self, queue: MessageQueue) -> None:
         queue.enqueue("send_mail", Json("1"), id="mail-1", max_attempts=7)

@@ -49,6 +49,14 @@ def test_outcome_of_a_change_without_a_reply_is_unknown(command: str, hanging: V
     assert entry["outcome"] == "unknown"
 
 
+def test_outcome_of_an_added_message_without_a_reply_is_unknown(hanging: Valkey) -> None:
+    result = run("queue add mail --id mail-1", REDIS_URL=hanging.url)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.endswith(
+        "; the outcome is unknown; to try again without adding it twice, repeat the command with --id mail-1\n"
+    )
+
+
 @pytest.mark.parametrize("command", READING)
 def test_reading_command_has_no_outcome(command: str, hanging: Valkey) -> None:
     result = run(command, REDIS_URL=hanging.url)
