@@ -41,7 +41,14 @@ from queue_manager.core.errors import AppError
 from queue_manager.operations import switches
 from queue_manager.operations.message_activity import activity_page, checked_actions, entries_of
 from queue_manager.operations.message_fields import parse_time
-from queue_manager.operations.messages import AUDITED_QUEUE, MessagesInState, queue_config, queue_status
+from queue_manager.operations.messages import (
+    AUDITED_QUEUE,
+    MessagesInState,
+    find_message,
+    message_json,
+    queue_config,
+    queue_status,
+)
 from services import message_queue
 from services.audit import AuditedAction
 from services.message_queue import Filter, MessageState, SweepResult
@@ -202,18 +209,17 @@ def show(
 ) -> None:
     """Show all fields of one message, in any state.
 
-    Times are UTC. `--json` prints it as in the HTTP API, with the payload unchanged.
+    Also shows what happened to it since its first delivery. Times are UTC. `--json` prints it as in the HTTP API, with
+    the payload unchanged.
 
     Example: `queue-manager queue show mail-1 --json`
     """
     with report_errors():
-        message = message_queue.queue_admin().find(id)
-    if message is None:
-        fail(f"There is no message {printable(id)}", code=1)
-    if as_json:
-        print_json(message.to_json())
-    else:
-        print_message(console(), message)
+        state, message = find_message(id)
+        if as_json:
+            print_json(message_json(state, message))
+            return
+    print_message(console(), state, message)
 
 
 @queue.command("export")

@@ -76,9 +76,9 @@ def counts_line(counts: QueueCounts) -> str:
     return "  ".join(f"{STATE_TITLES.get(state, state)} {number}" for state, number in numbers.items())
 
 
-def print_message(console: Console, message: Message) -> None:
+def print_message(console: Console, state: MessageState, message: Message) -> None:
     """Print a message, one field per line, with its payload indented."""
-    for name, value in message.fields.items():
+    for name, value in {"state": STATE_TITLES.get(state, state), **message.fields}.items():
         console.print(Text.assemble((f"{printable(name):<22}", "bold"), printable(field_text(name, value))))
     for event in message.events():
         parts = (f"attempt {event.attempt}" if event.attempt else "", event.consumer_id or "", event.reason or "")

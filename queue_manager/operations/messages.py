@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from queue_manager.core.log import get_logger
@@ -22,7 +23,15 @@ from queue_manager.operations.message_schemas import (
 )
 from queue_manager.operations.schemas import INCOMPLETE_DETAIL
 from services.audit import Actor, AuditedAction, recorded
-from services.message_queue import Filter, Message, MessageListing, MessageState, queue_admin, system
+from services.message_queue import (
+    Filter,
+    Message,
+    MessageListing,
+    MessageState,
+    UnknownMessage,
+    queue_admin,
+    system,
+)
 from services.message_queue.admin import MessageOutcome
 from services.message_queue.browser import MATCH_ALL, MAX_PAGE_BYTES, MESSAGE_STATES
 from services.message_queue.fields import checked_text
@@ -115,6 +124,21 @@ def queue_config() -> QueueConfig:
         overdue_check_interval_ms=chosen.overdue_check_interval_ms,
         requeue_batch_size=chosen.requeue_batch_size,
     )
+
+
+def find_message(id: str) -> tuple[MessageState, Message]:
+    """Return the state and content of a message. Raises `InvalidMessage`, `UnknownMessage` and `QueueUnavailable`."""
+    found = queue_admin().find_with_state(id)
+    if found is None:
+        raise UnknownMessage(f"There is no message {id}")
+    return found
+
+
+def message_json(state: MessageState, message: Message) -> str:
+    """Return a message as JSON, with its state and what happened to it since its first delivery."""
+    events = [{name: value for name, value in asdict(event).items() if value is not None} for event in message.events()]
+    about = json.dumps({"state": state, "events": events, "server_time": queue_admin().counts().now})
+    return f"{message.to_json()[:-1]},{about[1:]}"
 
 
 def edit_message(id: str, changes: Mapping[str, Any], actor: Actor, *, source: MessageState | None) -> Message:

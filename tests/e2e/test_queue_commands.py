@@ -138,11 +138,14 @@ class TestShow:
     def test_show_prints_all_of_a_message_in_any_state(self, queue: MessageQueue) -> None:
         (id,) = bury(queue, NewMessage(type="send_mail", payload=NASTY, max_attempts=7))
         shown = run("show", id).stdout
+        assert shown.startswith(f"{'state':<22}failed (dead)\n")
         for name, value in (("id", id), ("custom_max_attempts", "7"), ("last_error", "the mail server is unavailable")):
             assert f"{name:<22}{value}\n" in shown
         assert '    "big": 12345678901234567890.10,\n' in shown
         assert "UTC  dead-lettered  the mail server is unavailable\n" in shown
-        assert run("show", id, "--json").stdout.endswith(f'"payload":{NASTY}}}\n')
+        printed = run("show", id, "--json").stdout
+        assert f'"payload":{NASTY},"state": "dead", "events": [' in printed
+        assert json.loads(printed)["events"][-1]["reason"] == "the mail server is unavailable"
 
     def test_unknown_id_is_one_line(self, clean: Servers) -> None:
         result = run("show", "no-such")

@@ -7,7 +7,6 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from http import HTTPStatus
 from itertools import chain, islice
 from typing import Annotated, Any, Literal
@@ -30,14 +29,14 @@ from queue_manager.operations.message_schemas import (
     MessageList,
     MessageWithHistory,
 )
-from queue_manager.operations.messages import MessagesInState
+from queue_manager.operations.messages import MessagesInState, find_message, message_json
 from queue_manager.operations.schemas import EmptyIsNone
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import Cursor
 from queue_manager.web.live.event_feed import EventStream
 from queue_manager.web.live.search import MAX_SLICE_BYTES, SEARCH_EVENTS, SearchSlice, search
 from queue_manager.web.routes.messages.requests import NamedQueue
-from services.message_queue import Filter, Message, MessageListing, UnknownMessage, queue_admin
+from services.message_queue import Filter, Message, MessageListing, queue_admin
 from services.message_queue.browser import (
     COUNT_BUDGET,
     MATCH_ALL,
@@ -106,13 +105,7 @@ SelectedMessages = Annotated[MessagesInState, Depends(_list)]
 @router.get("/queue/message/{id:path}", response_model=MessageWithHistory)
 def message(id: str) -> Response:
     """Return one message in any state, with what happened to it since its first delivery. Does not deliver it."""
-    found = queue_admin().find_with_state(id)
-    if found is None:
-        raise UnknownMessage(f"There is no message {id}")
-    state, message = found
-    events = [{name: value for name, value in asdict(event).items() if value is not None} for event in message.events()]
-    about = json.dumps({"state": state, "events": events, "server_time": queue_admin().counts().now})
-    return Response(f"{message.to_json()[:-1]},{about[1:]}", media_type="application/json")
+    return Response(message_json(*find_message(id)), media_type="application/json")
 
 
 @router.get("/queue/{queueType}/messages", response_model=MessageList)
