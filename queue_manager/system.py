@@ -54,6 +54,8 @@ class SystemStats:
     problems: dict[Rule, str] = field(default_factory=dict)
     late: list[str] = field(default_factory=list)
     """Ids of items that have been due for too long, a few of them."""
+    counted_to: int | None = None
+    """Where counting due items stops: this number means that many or more."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

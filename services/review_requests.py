@@ -244,6 +244,7 @@ def stats() -> SystemStats:
             "unreadable": unreadable.count,
         },
         problems=problems,
+        counted_to=MAX_DUE_COUNT,
     )
 
 

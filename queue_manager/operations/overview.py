@@ -18,7 +18,7 @@ from queue_manager.health import Readings, problems_of_components, problems_of_s
 from queue_manager.health_rules import Problem
 from queue_manager.operations.schemas import latency_of
 from queue_manager.operations.system_schemas import Leader, Overview, ScanRun, Servers, SystemState
-from queue_manager.system import System
+from queue_manager.system import System, SystemStats
 
 STATS_FIELDS = {
     "due": ("due", "pending"),
@@ -60,7 +60,7 @@ def _error(answer: object) -> str | None:
 
 def _system(system: System, found: Readings) -> SystemState:
     redis, mongo, is_on = found.in_redis, found.in_mongodb, system.is_on(settings())
-    numbers = found.numbers_of(system.name)
+    numbers, stats = found.numbers_of(system.name), found.stats.get(system.name)
     recent = None if redis is None else redis.recent.get(system.name)
     return SystemState(
         name=system.name,
@@ -70,6 +70,7 @@ def _system(system: System, found: Readings) -> SystemState:
         flag=system.flag,
         is_on=is_on,
         **{field: _first(numbers, names) for field, names in STATS_FIELDS.items()},
+        counted_to=stats.counted_to if isinstance(stats, SystemStats) else None,
         done_per_minute=None if recent is None else recent.minute.get("done", 0),
         failed_per_minute=None if recent is None else recent.minute.get("failed", 0),
         latency=None if recent is None or not is_on else latency_of(system, recent.hour),

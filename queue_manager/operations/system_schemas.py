@@ -70,6 +70,7 @@ class SystemState(BaseModel):
     flag: SystemFlag
     is_on: bool
     due: Number | None = Field(description="Items that are due and not in flight.")
+    counted_to: int | None = Field(description="Counting due items stops at this number: that many or more.")
     in_progress: Number | None = Field(description="Items in flight.")
     stuck: Number | None = Field(description="Items whose lease ended without a result.")
     failed: Number | None = Field(description="Items whose final attempt failed.")
@@ -100,9 +101,7 @@ class Overview(BaseModel):
     leader: Leader | None
     workers: Sequence[OnlineWorker] | None = Field(description="Null while Redis does not answer.")
     problems: list[Problem] = Field(description="The problems of components; those of a system are in the system.")
-    counted_to: int = Field(
-        description="Counting due items stops at this number, of reviews at 10,000: it means that many or more."
-    )
+    counted_to: int = Field(description="The `counted_to` of most systems; each system has its own.")
     systems: list[SystemState]
 
     def of_systems(self, names: Collection[str]) -> Overview:

@@ -40,6 +40,7 @@ def stats(work: DocumentWork) -> SystemStats:
             "lag_seconds": lag,
         },
         late=overdue if lag > late.total_seconds() else [],
+        counted_to=MAX_COUNT,
     )
     if work.system.functions.after is not None:
         left = result.numbers["pending_calls"] = outbox.count_pending(work.system.name, before=now - late)

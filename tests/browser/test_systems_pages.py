@@ -360,15 +360,15 @@ def test_an_id_is_fully_shown_in_at_most_two_lines(visit: Visit, clean: Servers)
 
 def test_a_plus_shows_where_counting_stopped(visit: Visit) -> None:
     page = visit.open("/")
-    counts = [("support-snooze", 99_999), ("support-snooze", 100_000), ("review-requests", 10_000)]
+    counts = [(99_999, 100_000), (100_000, 100_000), (100_000, None), (None, None)]
     texts = page.evaluate(
         """async (counts) => {
           const { dueText } = await import("/static/systems.js");
-          return counts.map(([name, due]) => dueText({ name, due }));
+          return counts.map(([due, most]) => dueText({ due, counted_to: most }));
         }""",
         counts,
     )
-    assert texts == ["99,999", "100,000+", "10,000+"]
+    assert texts == ["99,999", "100,000+", "100,000", "—"]
 
 
 def test_a_late_page_of_scans_does_not_change_the_order(visit: Visit) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -308,6 +308,14 @@ def test_overview_has_the_numbers_from_redis_while_mongodb_is_away(
     assert (messages.due, messages.failed, messages.numbers) == (7, 2, {"pending": 7, "dead": 2})
     assert messages.pages == {"due": "/messages", "failed": "/messages/failed"}
     assert (states[QUEUE].due, states[QUEUE].numbers) == (None, {})
+
+
+def test_each_system_has_the_number_where_counting_its_due_items_stops(
+    clean: Servers, change_settings: Callable[..., None]
+) -> None:
+    change_settings(QM_PROJECTS="true")
+    counted_to = {one.name: one.counted_to for one in asyncio.run(overview.read_overview()).systems}
+    assert (counted_to[QUEUE], counted_to["review-requests"], counted_to["overdue-messages"]) == (100_000, 10_000, None)
 
 
 def test_errors_of_scans_are_unknown_while_a_shared_index_is_missing(

@@ -3243,6 +3243,11 @@ export interface components {
              */
             due: number | null;
             /**
+             * Counted To
+             * @description Counting due items stops at this number: that many or more.
+             */
+            counted_to: number | null;
+            /**
              * In Progress
              * @description Items in flight.
              */
@@ -3467,7 +3472,7 @@ export interface components {
             problems: components["schemas"]["Problem"][];
             /**
              * Counted To
-             * @description Counting due items stops at this number, of reviews at 10,000: it means that many or more.
+             * @description The `counted_to` of most systems; each system has its own.
              */
             counted_to: number;
             /** Systems */
@@ -4188,6 +4193,11 @@ export interface components {
              * @description Items that are due and not in flight.
              */
             due: number | null;
+            /**
+             * Counted To
+             * @description Counting due items stops at this number: that many or more.
+             */
+            counted_to: number | null;
             /**
              * In Progress
              * @description Items in flight.

@@ -44,11 +44,8 @@ export function howToTurnOn({ flag }) {
   return flag ? ["Off. To turn it on, set ", element("code", {}, `${flag}=true`), " and restart the processes."] : ["Off in this environment."];
 }
 
-const COUNTED_TO = 100000; // due items, as `counted_to` of the overview
-const REVIEWS_COUNTED_TO = 10000;
-
 /** The number of due items; "+" if counting stopped there. @param {System} system */
-export const dueText = ({ name, due }) => `${number(due)}${due === (name === "review-requests" ? REVIEWS_COUNTED_TO : COUNTED_TO) ? "+" : ""}`;
+export const dueText = ({ due, counted_to: most }) => `${number(due)}${due && due === most ? "+" : ""}`;
 
 // Systems of which parts are paused instead of the whole.
 /** @type {Record<string, string>} */
