@@ -397,10 +397,10 @@ def test_modules_are_imported_from_the_working_directory(clean: Servers, tmp_pat
         'if __name__ == "__main__":\n    print(jobs.run("bill", 1)["_id"])\n'
     )
     env = environment(JOBS_IMPORTS='["billing"]')
-    started = subprocess.run([sys.executable, "billing.py"], env=env, capture_output=True, text=True)
+    started = subprocess.run([sys.executable, "billing.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert started.stderr == ""
     assert jobs.get(started.stdout.strip())["name"] == "bill"
-    assert queue_manager("jobs", "run", "bill", "2", JOBS_IMPORTS='["billing"]').returncode == 0
+    assert queue_manager("jobs", "run", "bill", "2", cwd=tmp_path, JOBS_IMPORTS='["billing"]').returncode == 0
 
 
 def test_documents_of_another_program_are_left_out_and_can_be_shown(clean: Servers) -> None:
