@@ -87,12 +87,16 @@ def ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def stuck_items(thing: str, things: str, found: Sequence[str], *, late: timedelta) -> str:
-    """Return what to say of items whose lease ended that long ago without a result."""
-    count = many(len(found), f"stuck {thing}", f"stuck {things}")
+def stuck_items(thing: str, things: str, found: Sequence[str], *, late: timedelta, count: int | None = None) -> str:
+    """Return what to say of items whose lease ended that long ago without a result.
+
+    Args:
+        count: of all these items, if `found` has only some of them.
+    """
+    number = len(found) if count is None else count
     return (
-        f"{count}: due, but the worker's lease ended more than {rounded(late)} ago and no worker has taken over "
-        f"({first_ids(found, len(found))})"
+        f"{many(number, f'stuck {thing}', f'stuck {things}')}: due, but the worker's lease ended more than "
+        f"{rounded(late)} ago and no worker has taken over ({first_ids(found, number)})"
     )
 
 

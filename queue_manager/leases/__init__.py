@@ -282,15 +282,16 @@ class Leases:
         known_at = None if at is None or step == "ended" else from_unix_ms(at)
         return LeaseDetail(step=step, at=known_at, ahead_of_it=rank or 0, losses=losses)
 
-    def stats(self) -> LeaseCounts:
-        """Count what is in flight and what is cooling."""
+    def stats(self, *, late: timedelta = timedelta(0)) -> LeaseCounts:
+        """Count what is in flight, what is cooling, and the leases that ended without a result before `late`."""
         with lease_server() as client, client.pipeline(transaction=False) as pipe:
             now = unix_ms(time_of(client.time()))
             pipe.zcard(self.keys.waiting)
             pipe.zcount(self.keys.running, f"({now}", "+inf")
             pipe.zcount(self.keys.cooling, f"({now}", "+inf")
-            waiting, running, cooling = pipe.execute()
-        return LeaseCounts(in_progress=waiting + running, cooling=cooling)
+            pipe.zcount(self.keys.running, "-inf", now - milliseconds(late))
+            waiting, running, cooling, ended = pipe.execute()
+        return LeaseCounts(in_progress=waiting + running, cooling=cooling, ended=ended)
 
     def ended(self, *, before: timedelta, limit: int) -> list[str]:
         """Return names whose lease ended without a result longer than `before` ago, oldest first."""

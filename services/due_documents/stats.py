@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from models import outbox
+from models.database import Document
 from models.document_id import id_key, read_id, shown_id
 from models.due_documents import MAX_COUNT
 from queue_manager import leases
@@ -18,24 +20,26 @@ from queue_manager.system import SystemStats
 from services.due_documents.work import DocumentWork
 
 MAX_COMPARED = 1_000  # leases of one state that are compared with their documents
-MAX_READ = 5_000  # due documents that are read to find the oldest that is not cooling
+MAX_READ = 5_000  # due documents that are read to find the oldest that are not cooling
+READ_SIZE = 100  # of these, at a time
 
 
 def stats(work: DocumentWork) -> SystemStats:
     """Return pending, in progress, stuck, cooling down, and the lag of the oldest due document that is not cooling."""
     now = work.clock()
     late = work.system.late_after(settings())
-    in_redis = work.leases.stats()
-    stuck = _still_due(work, work.leases.ended(before=late, limit=MAX_COMPARED), now)
+    in_redis = work.leases.stats(late=late)
+    lost = _still_due(work, work.leases.ended(before=late, limit=MAX_COMPARED), now)
     failed = _still_due(work, work.leases.cooling(limit=MAX_COMPARED), now)
+    stuck = len(lost) if in_redis.ended <= MAX_COMPARED else in_redis.ended
     cooling = len(failed) if in_redis.cooling <= MAX_COMPARED else in_redis.cooling
-    overdue, lag = _oldest(work, now, limit=MAX_READ if in_redis.cooling else MAX_IDS)
-    held = in_redis.in_progress + cooling + len(stuck)
+    overdue, lag = _oldest(work, now, read=READ_SIZE if in_redis.cooling else MAX_IDS)
+    held = in_redis.in_progress + cooling + stuck
     result = SystemStats(
         numbers={
             "pending": max(work.documents.count(now, limit=MAX_COUNT + held) - held, 0),
             "in_progress": in_redis.in_progress,
-            "stuck": len(stuck),
+            "stuck": stuck,
             "cooling_off": cooling,
             "lag_seconds": lag,
         },
@@ -51,7 +55,7 @@ def stats(work: DocumentWork) -> SystemStats:
             )
     item, items = work.system.item_name, work.system.items_name
     if stuck:
-        result.problems[Rule.STUCK_ITEMS] = stuck_items(item, items, stuck, late=late)
+        result.problems[Rule.STUCK_ITEMS] = stuck_items(item, items, lost, count=stuck, late=late)
     if cooling:
         count = many(cooling, f"failed {item}", f"failed {items}")
         result.problems[Rule.FAILED_ITEMS] = (
@@ -75,10 +79,14 @@ def _still_due(work: DocumentWork, names: Sequence[str], now: datetime) -> list[
     ]
 
 
-def _oldest(work: DocumentWork, now: datetime, *, limit: int) -> tuple[list[str], float]:
-    """Return the ids of the oldest due documents that are not cooling, and how long the first has been due."""
-    found = list(work.documents.find(now, limit=limit))
-    statuses = work.leases.statuses([work.due_of(one).lease for one in found])
-    waiting = [one for one, status in zip(found, statuses, strict=True) if status.state != "cooling"]
+def _oldest(work: DocumentWork, now: datetime, *, read: int) -> tuple[list[str], float]:
+    """Return the ids of the oldest due documents that are not cooling, and how long the first has been due.
+
+    Documents are read `read` at a time, until enough are not cooling.
+    """
+    found, waiting = work.documents.find(now, limit=MAX_READ, batch=read), list[Document]()
+    while len(waiting) < MAX_IDS and (some := list(islice(found, read))):
+        statuses = work.leases.statuses([work.due_of(one).lease for one in some])
+        waiting += [one for one, status in zip(some, statuses, strict=True) if status.state != "cooling"]
     lag = (now - work.documents.due_at(waiting[0])).total_seconds() if waiting else 0.0
     return [shown_id(one["_id"]) for one in waiting[:MAX_IDS]], lag

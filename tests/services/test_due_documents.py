@@ -23,6 +23,8 @@ from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem, Verdict
+from queue_manager.leases import Leases
+from queue_manager.leases.state import LeaseStatus
 from services.due_documents import DueDocuments, Failure, Run, Written, updates, work, work_of
 from services.due_documents.listing import DocumentList
 from services.due_documents.stats import stats
@@ -1246,3 +1248,41 @@ def test_a_backlog_beyond_the_limit_of_counting_stays_at_the_limit_while_items_a
     assert len(scan(work)) == 3
     numbers = stats(work).numbers
     assert (numbers["pending"], numbers["in_progress"]) == (5, 3)
+
+
+def test_stuck_items_beyond_the_limit_of_comparing_are_counted_by_their_leases(
+    clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[stats.__module__], "MAX_COMPARED", 2)
+    ours = work_on(declare(), clock)
+    for _ in range(5):
+        make_account()
+    ours.renew(scan(ours))
+    clock.advance(ours.leases.lease + ours.system.late_after(settings()) + seconds(1))
+    found = stats(ours)
+    assert (found.numbers["stuck"], found.numbers["pending"], found.numbers["in_progress"]) == (5, 0, 0)
+    assert found.problems[Rule.STUCK_ITEMS].startswith("5 stuck items: ")
+    assert found.problems[Rule.STUCK_ITEMS].endswith(" and 3 more)")
+
+
+@pytest.mark.parametrize(("cooling", "compared"), [(0, 5), (1, 100), (150, 200), (300, 300)])
+def test_statistics_read_due_documents_until_some_are_not_cooling(
+    clock: AgingClock, monkeypatch: pytest.MonkeyPatch, cooling: int, compared: int
+) -> None:
+    ours = work_on(declare(), clock, batch=1_000, max_queue=1_000)
+    collection("accounts").insert_many(
+        {"_id": number, "status": "trial", "trial_ends_at": OVER + seconds(number / 10)} for number in range(300)
+    )
+    ours.leases.release([item.lease for item in scan(ours)[:cooling]], cool_down=hours(1))
+    names: list[str] = []
+    real = Leases.statuses
+
+    def statuses(leases: Leases, some: Sequence[str]) -> list[LeaseStatus]:
+        names.extend(some)
+        return real(leases, some)
+
+    monkeypatch.setattr(Leases, "statuses", statuses)
+    found = stats(ours)
+    assert len(names) == compared
+    assert found.numbers["lag_seconds"] == (300 - cooling / 10 if cooling < 300 else 0)
+    assert found.late == [str(number) for number in range(cooling, 300)][:5]
