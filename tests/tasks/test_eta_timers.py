@@ -154,6 +154,7 @@ def test_a_task_whose_eta_has_passed_is_applied_in_the_same_turn_of_the_event_lo
     hub = SimpleNamespace(call_soon=lambda act: None)
     qos = SimpleNamespace(decrement_eventually=lambda: None)
     pool = SimpleNamespace(num_processes=1)
-    consumer = strategy._BatchingConsumer(None, SimpleNamespace(controller=worker, hub=hub, qos=qos, pool=pool))
+    task = SimpleNamespace(time_limit=None, soft_time_limit=None)
+    consumer = strategy._BatchingConsumer(task, SimpleNamespace(controller=worker, hub=hub, qos=qos, pool=pool))
     consumer.apply_eta_task(Request(id="one", request_dict={}))
     assert len(asked) == 1
