@@ -163,7 +163,7 @@ class _Entry:
 
     def __init__(self, actor: Actor, action: ActionName, system: str | None) -> None:
         about = {"who": _text(actor.who), "via": actor.via, "address": _text(actor.address)}
-        of_system = {} if system is None else {"system": system}
+        of_system = {} if system is None else {"system": _text(system)}
         self._document: Document = {"_id": ObjectId(), **about, "action": action, **of_system}
         self._is_stored = False
 
