@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,19 @@ PUBLIC_MODULES = ("queue_manager", "queue_manager.client")
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 METRIC = re.compile(r"`(queue_manager_[a-z_]+)")
+NOT_IN_CI = {  # each takes longer than 20 s, also on a free machine
+    "test_an_outage_is_one_line_of_each_component",
+    "test_every_process_continues_with_the_new_primary",
+    "test_jobs_survive_the_loss_of_the_primary",
+    "test_all_processes_follow_the_address_to_the_new_primary",
+    "test_work_continues_with_the_new_primary",
+    "test_messages_continue_when_the_node_of_the_queue_dies",
+    "test_rooms_open_after_rabbitmq_was_killed_and_came_back",  # needs RabbitMQ
+    "test_neighbours_of_a_hanging_item_are_executed_after_one_lease",
+    "test_items_are_executed_by_a_worker_that_reaches_mongodb",
+    "test_all_work_is_executed_once_during_an_upgrade",  # installs two releases
+}
+"""Tests of the failures that only `make test-all` simulates."""
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 
@@ -49,18 +64,39 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert set((ROOT / "docs").rglob("*.md")) - linked == {index}
 
 
+def named_in_rows(page: str, begins: str) -> list[list[tuple[str, str]]]:
+    """Return the tests that each row of a page's tables names: name and path."""
+    tables = re.findall(r"(?:^\|.*\n)+", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    rows = [row for table in tables if table.startswith(begins) for row in table.splitlines()[2:]]
+    assert rows
+    return [re.findall(r"\[(test_\w+)\]\(\.\./\.\./(tests/\S+\.py)\)", row) for row in rows]
+
+
 @pytest.mark.parametrize(
     ("page", "begins"), [("explanation/failures.md", "| failure"), ("reference/dashboard.md", "| task")]
 )
 def test_each_row_names_an_existing_test(page: str, begins: str) -> None:
-    tables = re.findall(r"(?:^\|.*\n)+", (ROOT / "docs" / page).read_text(), re.MULTILINE)
-    rows = [row for table in tables if table.startswith(begins) for row in table.splitlines()[2:]]
-    assert rows
-    for row in rows:
-        named = re.findall(r"\[(test_\w+)\]\(\.\./\.\./(tests/\S+\.py)\)", row)
-        assert named, row
+    for named in named_in_rows(page, begins):
+        assert named
         for name, path in named:
             assert f"def {name}(" in (ROOT / path).read_text(), name
+
+
+def is_run_by_ci(name: str, path: str) -> bool:
+    """Return True if `make test`, `make test-slow` or `make test-smoke` runs a test, or one of its parameters."""
+    tree = ast.parse((ROOT / path).read_text())
+    test = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name)
+    of_module = [node for node in tree.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)]
+    marks = set(re.findall(r"mark\.(\w+)", "\n".join(map(ast.unparse, [*of_module, *test.decorator_list]))))
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    deselected = set(re.findall(r"\w+", options.partition("not (")[2].partition(")")[0])) - {"or"}
+    return not marks & deselected or bool(marks & {"slow", "smoke"})
+
+
+def test_ci_simulates_each_failure_unless_that_takes_too_long() -> None:
+    rows = named_in_rows("explanation/failures.md", "| failure")
+    without = {name for row in rows if not any(is_run_by_ci(*test) for test in row) for name, _ in row}
+    assert without == NOT_IN_CI
 
 
 def test_messages_of_errors_in_troubleshooting_are_those_of_the_program() -> None:

@@ -97,6 +97,7 @@ def led_by(client: Redis, processes: list[CeleryProcess]) -> tuple[CeleryProcess
     return next(process for process in processes if process.pid == leads.pid), leads
 
 
+@pytest.mark.smoke
 def test_standby_takes_over_after_the_leader_dies_or_stops(
     server: Valkey, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
@@ -130,6 +131,7 @@ def test_standby_takes_over_after_the_leader_dies_or_stops(
         assert third.pid not in (first.pid, second.pid)
 
 
+@pytest.mark.smoke
 def test_leader_suspended_past_its_lock_sends_no_duplicate_tick(server: Valkey, tmp_path: Path) -> None:
     with (
         connect(server) as client,
@@ -155,6 +157,7 @@ def test_leader_suspended_past_its_lock_sends_no_duplicate_tick(server: Valkey, 
         assert now.epoch == first.epoch + 1
 
 
+@pytest.mark.smoke
 def test_beat_survives_the_loss_of_redis_and_of_its_data(server: Valkey, tmp_path: Path) -> None:
     with (
         connect(server) as client,

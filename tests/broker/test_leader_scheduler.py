@@ -27,8 +27,6 @@ from tests.broker.guard_app import client_app, every
 from tests.eventually import eventually
 from tests.pace import promptly
 
-pytestmark = pytest.mark.processes
-
 LOCK_KEY = "redbeat::lock"
 
 

@@ -46,6 +46,7 @@ def test_backlog_beyond_the_limit_of_the_queue_drains_in_one_scan(tmp_path: Path
     assert max(lengths) <= LIMIT
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("rooms")
 def test_scan_ends_at_the_limit_without_a_worker(tmp_path: Path, clean: Servers) -> None:
     with redis.Redis.from_url(clean.valkey.url) as client:

@@ -85,6 +85,7 @@ def evicting(tmp_path: Path) -> Iterator[Valkey]:
         yield valkey
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("command", ["worker", "beat"])
 def test_redis_that_evicts_is_refused(command: str, evicting: Valkey, clean: Servers, tmp_path: Path) -> None:
     said = log_of_refused_start(CeleryProcess(tmp_path / "log", command, env={"REDIS_URL": evicting.url}))
@@ -92,6 +93,7 @@ def test_redis_that_evicts_is_refused(command: str, evicting: Valkey, clean: Ser
     assert "must be 'noeviction'" in said
 
 
+@pytest.mark.smoke
 def test_process_waits_for_an_unavailable_redis_and_continues(clean: Servers, tmp_path: Path) -> None:
     valkey = Valkey(tmp_path / "valkey")
     env = {"REDIS_URL": valkey.url.replace("redis://", "redis://:s3cret@")}
@@ -115,6 +117,7 @@ def test_worker_waits_for_an_unavailable_mongodb_and_continues(clean: Servers, t
             assert process.log.count("is unreachable") == 1
 
 
+@pytest.mark.smoke
 def test_wrong_password_ends_the_process_and_is_not_an_outage(clean: Servers, tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey", config={"requirepass": "right"}) as valkey:
         env = {"REDIS_URL": f"redis://:wr0ng@127.0.0.1:{valkey.port}/0"}

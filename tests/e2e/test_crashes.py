@@ -162,6 +162,7 @@ def test_room_wakes_although_its_worker_is_killed_during_the_backoff(tmp_path: P
     assert woken_at < held_until + seconds(LEASE + PERIOD + pace.allowed(5))
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("ticking", "heard")
 def test_worker_slower_than_the_lease_wakes_each_room_once(tmp_path: Path) -> None:
     rooms = [make_room(server_now() - seconds(1)) for _ in range(30)]

@@ -327,6 +327,7 @@ def health_here() -> Answer:
     return Answer(result.returncode, json.loads(result.stdout))
 
 
+@pytest.mark.smoke
 def test_full_memory_is_reported_without_secondary_problems(scanned: Servers) -> None:
     with full_memory(scanned.valkey.url), repeated(show_worker):
         text = health_here().only_problem("redis", Rule.REFUSED_WRITES)

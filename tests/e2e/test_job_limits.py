@@ -36,7 +36,7 @@ def test_job_that_holds_the_gil_for_longer_than_its_lease_runs_once(short_jobs_b
     assert len(notes("holds_gil")) == len(ids)
 
 
-@pytest.mark.parametrize("how", ["sleeping", "gil"])
+@pytest.mark.parametrize("how", [pytest.param("sleeping", marks=pytest.mark.smoke), "gil"])
 def test_hanging_job_is_killed_after_its_time_limit_and_others_continue(how: str, tmp_path: Path) -> None:
     lab, mark, others_mark = job_lab(), tmp_path / "may-end", tmp_path / "others-may-end"
     with job_worker(tmp_path, env=GRACE) as process, job_beat(tmp_path, env=GRACE):

@@ -113,6 +113,7 @@ def test_worker_survives_full_memory_of_redis(valkey: Valkey, mongo: Mongo, tmp_
         theirs.close()
 
 
+@pytest.mark.smoke
 def test_result_pending_since_an_outage_is_read_before_its_process_is_killed(
     valkey: Valkey, mongo: Mongo, tmp_path: Path
 ) -> None:

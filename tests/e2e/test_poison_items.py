@@ -69,7 +69,7 @@ def is_released(room: ObjectId) -> bool:
     return lease(room).state in ("free", "cooling")
 
 
-@pytest.mark.parametrize("does", ["exit", "hang"])
+@pytest.mark.parametrize("does", [pytest.param("exit", marks=pytest.mark.smoke), "hang"])
 def test_neighbours_of_an_item_that_kills_its_process_are_executed_immediately(
     does: str, tmp_path: Path, client: redis.Redis
 ) -> None:
@@ -130,6 +130,7 @@ def test_neighbours_of_a_hanging_item_are_executed_after_one_lease(tmp_path: Pat
     assert [losses(client, room) for room in neighbours if losses(client, room)] == []
 
 
+@pytest.mark.smoke
 def test_item_that_kills_the_whole_worker_cools_down_after_its_second_loss(tmp_path: Path, client: redis.Redis) -> None:
     poison, neighbours = make_rooms()
     process = poisoned_worker(tmp_path, poison, "kill")

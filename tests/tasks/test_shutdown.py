@@ -64,6 +64,7 @@ def send(*names: str) -> None:
 
 
 @pytest.mark.crash
+@pytest.mark.smoke
 def test_shutdown_completes_tasks_that_end_in_time_and_requeues_the_others(
     start: Callable[..., CeleryProcess], client: redis.Redis
 ) -> None:

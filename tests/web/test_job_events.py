@@ -33,15 +33,11 @@ from tests.eventually import eventually
 from tests.job_lab import start_job
 from tests.pace import promptly
 from tests.real_servers import Servers
-from tests.web.credentials import EYE, HAND, OPERATOR, VIEWER, rewrite
 from tests.web.queue_client import Stream, size_of_response
 from tests.web.web_process import Web, forked_web, shared_web
 
-pytestmark = pytest.mark.processes
-
 ON = {"QM_JOBS": "true", "JOBS_IMPORTS": json.dumps([MODULE])}
 PATH = "/api/jobs/events"
-CUT_OFF = 2.5  # seconds; 2, and the machine's own
 
 
 @pytest.fixture
@@ -134,6 +130,7 @@ def test_reservation_sends_no_event_and_the_outcome_one(process: Web) -> None:
     assert changes == [(ids[0], 1), (ids[1], 1), (ids[0], 1)]
 
 
+@pytest.mark.slow
 def test_many_changes_are_sent_once_and_in_order(process: Web) -> None:
     with listening(process) as stream, ThreadPoolExecutor(4) as threads:
         ids = list(threads.map(lambda number: run(process, number), range(150)))
@@ -167,6 +164,7 @@ def test_a_client_without_events_can_reconnect_too(process: Web) -> None:
         assert until(again, missed) == [missed]
 
 
+@pytest.mark.slow
 def test_a_client_that_reconnects_often_misses_no_event_of_many_jobs(process: Web) -> None:
     last, seen = heard(process), list[str]()
     with ThreadPoolExecutor(4) as threads:
@@ -180,6 +178,7 @@ def test_a_client_that_reconnects_often_misses_no_event_of_many_jobs(process: We
     assert set(seen) == {future.result() for future in stored}
 
 
+@pytest.mark.processes
 def test_another_process_continues_the_event_stream(process: Web, tmp_path: Path) -> None:
     last = heard(process)
     missed = run(process)
@@ -227,6 +226,7 @@ class SlowMongo(Mongo):
             client.admin.command("configureFailPoint", "failCommand", mode="alwaysOn", data=slow)
 
 
+@pytest.mark.processes
 def test_a_client_whose_events_are_not_found_in_time_gets_a_gap_and_continues(tmp_path: Path) -> None:
     with SlowMongo(tmp_path / "mongo") as mongo, forked_web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process:
         last = heard(process)
@@ -275,6 +275,7 @@ def readers() -> int:
         return len({operation["cursor"]["cursorId"] for operation in found if "$changeStream" in str(operation)})
 
 
+@pytest.mark.slow
 def test_one_reader_serves_all_listeners_and_ends_with_the_last(process: Web) -> None:
     with ExitStack() as stack:
         streams = [stack.enter_context(listening(process)) for _ in range(20)]
@@ -286,6 +287,7 @@ def test_one_reader_serves_all_listeners_and_ends_with_the_last(process: Web) ->
         eventually(lambda: readers() == 0)
 
 
+@pytest.mark.slow
 def test_each_of_40_changes_reaches_50_pages_before_the_next(process: Web, figure: Callable[[str], None]) -> None:
     took = []
     with ExitStack() as stack:
@@ -309,6 +311,7 @@ def test_each_of_40_changes_reaches_50_pages_before_the_next(process: Web, figur
     assert in_all < 40 * WAIT_MS / 1000
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_is_disconnected_and_delays_no_other(process: Web) -> None:
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -342,20 +345,7 @@ def test_a_job_larger_than_the_buffer_of_a_listener_arrives(process: Web) -> Non
         )
 
 
-def test_a_viewer_whose_key_is_removed_is_disconnected(clean: Servers, tmp_path: Path) -> None:
-    file = tmp_path / "keys.json"
-    rewrite(file, EYE, HAND)
-    with forked_web(tmp_path, **ON, QM_API_KEYS_FILE=str(file)) as process:
-        with Stream(process, PATH) as refused:
-            assert refused.status == 401
-        with listening(process, X_API_KEY=VIEWER) as eye, listening(process, X_API_KEY=OPERATOR) as hand:
-            with promptly(CUT_OFF):
-                rewrite(file, HAND)
-                assert all(name == "job-update" for name, _ in eye.events())
-            id = run(process, X_API_KEY=OPERATOR)
-            assert next(job_updates(hand, id))["id"] == id
-
-
+@pytest.mark.processes
 def test_event_stream_ends_immediately_on_termination(clean: Servers, tmp_path: Path) -> None:
     with forked_web(tmp_path, **ON) as process, listening(process) as stream, listening(process) as other:
         with promptly(3):
@@ -368,6 +358,7 @@ def test_event_stream_ends_immediately_on_termination(clean: Servers, tmp_path: 
         assert "error" not in process.log
 
 
+@pytest.mark.processes
 def test_event_stream_starts_without_mongodb_and_sends_events_once_it_is_available(tmp_path: Path) -> None:
     mongo = Mongo(tmp_path / "mongo", free_port())
     with forked_web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process:
@@ -383,6 +374,7 @@ def test_event_stream_starts_without_mongodb_and_sends_events_once_it_is_availab
         assert "Traceback" not in process.log
 
 
+@pytest.mark.processes
 def test_no_change_is_missed_in_a_crash_of_mongodb(tmp_path: Path) -> None:
     mongo = Mongo(tmp_path / "mongo", free_port())
     with mongo, forked_web(tmp_path, **ON, MONGO_DB_URL=mongo.url) as process, listening(process) as stream:
@@ -403,6 +395,7 @@ def test_no_change_is_missed_in_a_crash_of_mongodb(tmp_path: Path) -> None:
         assert "Traceback" not in process.log
 
 
+@pytest.mark.processes
 def test_no_change_is_missed_in_a_step_down(tmp_path: Path) -> None:
     with replica_set(tmp_path) as members, forked_web(tmp_path, **ON, MONGO_DB_URL=members.url) as process:
         with listening(process) as stream:

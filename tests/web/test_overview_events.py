@@ -23,7 +23,6 @@ from tests.eventually import eventually
 from tests.pace import promptly
 from tests.real_servers import Servers
 from tests.rooms import make_room
-from tests.web.credentials import EYE, HAND, OPERATOR, VIEWER, cookie, rewrite
 from tests.web.queue_client import Stream
 from tests.web.web_process import Web, forked_web
 
@@ -119,26 +118,6 @@ def nobody_looks_for(duration: float) -> bool:
     before = looked()
     time.sleep(duration)
     return looked() == before
-
-
-def test_a_listener_whose_key_expires_is_disconnected(servers: Servers, tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    rewrite(keys, EYE, HAND)
-    with forked_web(tmp_path, QM_API_KEYS_FILE=str(keys)) as process:
-        with States(process) as stream:
-            assert stream.status == 401
-        with (
-            States(process, X_API_KEY=VIEWER) as by_key,
-            States(process, Cookie=cookie(process, VIEWER)) as by_session,
-            States(process, X_API_KEY=OPERATOR) as other,
-        ):
-            for stream in (by_key, by_session, other):
-                next(stream.states())
-            with promptly(3):
-                rewrite(keys, HAND)
-                for stream in (by_key, by_session):
-                    list(stream.states())  # it ends
-            next(other.states())
 
 
 def test_overview_stream_ends_immediately_on_termination(servers: Servers, tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ from tests.web.listener import Listener
 from tests.web.queue_client import Queue, empty_queue
 from tests.web.web_process import Web
 
-pytestmark = pytest.mark.processes
-
 PREFIX = "/queue-manager"
 HTML = {"Accept": "text/html"}
 KEY = {"X_API_KEY": OPERATOR}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from http.cookies import SimpleCookie
 from pathlib import Path
@@ -17,6 +19,7 @@ import jwt
 import pytest
 
 from dev.servers import Valkey
+from tests.any_jobs import INVOICE, MODULE
 from tests.eventually import eventually
 from tests.pace import paced, promptly
 from tests.real_servers import Servers
@@ -25,9 +28,8 @@ from tests.web.listener import ConnectionRefused, Listener
 from tests.web.queue_client import DATABASE, Queue, Stream, empty_queue, environment
 from tests.web.web_process import SECRET, Answer, Web, forked_web, shared_web, token
 
-pytestmark = pytest.mark.processes
-
 STATUS = "/api/queue/status"
+STREAMS = ("overview", "jobs", "queue")
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 CUT_OFF = 2.0  # seconds
 BRIEF = 6.0  # seconds; in which clients can connect also on a busy machine
@@ -54,7 +56,8 @@ def file(tmp_path: Path) -> Path:
 def filed(servers: Servers, tmp_path: Path, file: Path) -> Iterator[Web]:
     """A process whose keys are in a file."""
     url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
-    with forked_web(tmp_path, **environment(url, QM_API_KEYS_FILE=str(file))) as process:
+    jobs = {"QM_JOBS": "true", "JOBS_IMPORTS": json.dumps([MODULE])}
+    with forked_web(tmp_path, **environment(url, QM_API_KEYS_FILE=str(file), **jobs)) as process:
         yield process
 
 
@@ -99,6 +102,7 @@ def test_logging_out_deletes_the_cookie(guarded: Web) -> None:
     assert re.match(r'qm_session=""; expires=.*; HttpOnly; Max-Age=0; Path=/', answer.headers["set-cookie"])
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("clean")
 def test_a_copied_cookie_is_refused_by_every_process_after_the_log_out(guarded: Web, tmp_path: Path) -> None:
     copied, other = own_page(guarded, OPERATOR), own_page(guarded, OPERATOR)
@@ -126,6 +130,7 @@ def test_another_spelling_of_a_logged_out_cookie_is_refused_too(guarded: Web) ->
         assert guarded.get("/api/schedule", **respelt).status == 401
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("clean")
 def test_open_streams_are_closed_by_the_log_out(queue: Queue, tmp_path: Path) -> None:
     guarded, page = queue.web, own_page(queue.web, VIEWER)
@@ -146,6 +151,7 @@ def test_open_streams_are_closed_by_the_log_out(queue: Queue, tmp_path: Path) ->
             assert next(by_key.events())[0] == "queue-update"
 
 
+@pytest.mark.processes
 def test_without_redis_sessions_stay_valid_and_a_log_out_applies_to_this_process(
     tmp_path: Path, clean: Servers
 ) -> None:
@@ -236,6 +242,7 @@ def test_malformed_keys_are_unknown(shown: str, guarded: Web) -> None:
     assert guarded.get(STATUS, Authorization=f"Bearer {shown}").status == 401
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("clean")  # it reads by indexes
 def test_another_process_with_the_keys_knows_the_session(guarded: Web, tmp_path: Path) -> None:
     with forked_web(tmp_path, QM_API_KEYS=KEYS) as other:
@@ -250,6 +257,7 @@ def refused_within(limit: float, ask: Callable[[], Answer]) -> bool:
         return bool(eventually(lambda: ask().status == 401))
 
 
+@pytest.mark.processes
 def test_a_key_removed_from_the_file_is_refused_with_its_session(filed: Web, file: Path) -> None:
     session = own_page(filed, VIEWER)
     other = own_page(filed, OPERATOR)
@@ -260,6 +268,7 @@ def test_a_key_removed_from_the_file_is_refused_with_its_session(filed: Web, fil
     assert filed.get(STATUS, **other).status == 200  # nobody else is logged out
 
 
+@pytest.mark.processes
 def test_a_changed_key_or_role_ends_the_session(filed: Web, file: Path) -> None:
     session = own_page(filed, OPERATOR)
     rewrite(file, EYE, {**HAND, "role": "viewer"})
@@ -270,6 +279,7 @@ def test_a_changed_key_or_role_ends_the_session(filed: Web, file: Path) -> None:
     assert filed.get(STATUS, X_API_KEY=UNKNOWN).status == 200
 
 
+@pytest.mark.processes
 def test_an_invalid_file_of_keys_is_reported_and_ignored(filed: Web, file: Path) -> None:
     file.write_text(f'[{{"key": "{VIEWER}"')
     assert eventually(
@@ -282,6 +292,7 @@ def test_an_invalid_file_of_keys_is_reported_and_ignored(filed: Web, file: Path)
     assert refused_within(CUT_OFF, lambda: filed.get(STATUS, X_API_KEY=VIEWER))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("env", "said"),
     [
@@ -298,6 +309,7 @@ def test_wrong_keys_stop_the_start_in_one_line(env: dict[str, str], said: str, t
     assert "s3cret" not in process.log
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("clean")  # it reads by indexes
 def test_with_keys_any_address_and_host_name_is_allowed(tmp_path: Path) -> None:
     with forked_web(tmp_path, "--host", "0.0.0.0", QM_API_KEYS=KEYS) as process:
@@ -319,23 +331,33 @@ def is_ended(stream: Stream) -> bool:
     return True
 
 
-def test_an_event_stream_is_closed_when_its_key_is_removed(filed: Web, file: Path) -> None:
+@pytest.mark.processes
+@pytest.mark.smoke
+@pytest.mark.usefixtures("clean")
+def test_event_streams_are_closed_when_their_key_is_removed(filed: Web, file: Path) -> None:
     session = own_page(filed, VIEWER)
-    with (
-        Stream(filed, X_API_KEY=VIEWER) as by_key,
-        Stream(filed, **session) as by_session,
-        Stream(filed, X_API_KEY=OPERATOR) as other,
-    ):
-        assert (by_key.status, by_session.status) == (200, 200)
-        with Stream(filed) as refused:
-            assert refused.status == 401
+    with ExitStack() as stack:
+
+        def open_streams(**headers: str) -> list[Stream]:
+            streams = [stack.enter_context(Stream(filed, f"/api/{path}/events", **headers)) for path in STREAMS]
+            assert [stream.status for stream in streams] == [200] * len(STREAMS)
+            return streams
+
+        viewers = [*open_streams(X_API_KEY=VIEWER), *open_streams(**session)]
+        overview, jobs, messages = open_streams(X_API_KEY=OPERATOR)
+        for path in STREAMS:
+            with Stream(filed, f"/api/{path}/events") as refused:
+                assert refused.status == 401
         with promptly(CUT_OFF):
             rewrite(file, HAND)
-            assert all(map(is_ended, (by_key, by_session)))
+            assert all(map(is_ended, viewers))
+        filed.post("/api/jobs", {"name": INVOICE}, X_API_KEY=OPERATOR)
         Queue(filed, "").post("/queue/message", {"type": "a"}, X_API_KEY=OPERATOR)
-        assert next(other.events())[0] == "queue-update"
+        for stream, name in ((overview, "overview"), (jobs, "job-update"), (messages, "queue-update")):
+            assert next(stream.events())[0] == name
 
 
+@pytest.mark.processes
 def test_an_event_stream_is_closed_when_its_key_expires(filed: Web, file: Path) -> None:
     ends_at = time.monotonic() + BRIEF
     with paced() as pace:
@@ -349,6 +371,7 @@ def test_an_event_stream_is_closed_when_its_key_expires(filed: Web, file: Path) 
     assert filed.get(STATUS, **session).status == 401
 
 
+@pytest.mark.processes
 def test_a_waiting_consumer_gets_no_message_after_its_key_is_removed(filed: Web, file: Path) -> None:
     answers: list[Answer] = []
     queue = Queue(filed, "")
@@ -361,6 +384,7 @@ def test_a_waiting_consumer_gets_no_message_after_its_key_is_removed(filed: Web,
     assert answers[0].status == 404
 
 
+@pytest.mark.processes
 def test_socket_io_requires_the_same_keys(filed: Web, file: Path) -> None:
     session = own_page(filed, VIEWER)
     origin = f"http://127.0.0.1:{filed.port}"
@@ -386,6 +410,7 @@ def test_socket_io_requires_the_same_keys(filed: Web, file: Path) -> None:
             Listener(filed.port, auth, host=f"127.0.0.1:{filed.port}", **headers)
 
 
+@pytest.mark.processes
 def test_a_socket_io_client_is_disconnected_when_its_key_is_removed(filed: Web, file: Path) -> None:
     session = own_page(filed, VIEWER)
     with (
@@ -400,6 +425,7 @@ def test_a_socket_io_client_is_disconnected_when_its_key_is_removed(filed: Web, 
         assert other.call("join", "a") == {"joined": ["a"]}
 
 
+@pytest.mark.processes
 def test_a_socket_io_client_is_disconnected_when_its_key_expires(filed: Web, file: Path) -> None:
     ends_at = time.monotonic() + BRIEF
     with paced() as pace:
@@ -428,6 +454,7 @@ def lines(process: Web) -> list[str]:
     return [line for line in process.log.splitlines() if "Change requested" in line]
 
 
+@pytest.mark.processes
 def test_every_action_is_audited_with_actor_action_and_result(servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
     with forked_web(tmp_path, **environment(url, QM_API_KEYS=KEYS)) as process:
@@ -453,6 +480,7 @@ def test_every_action_is_audited_with_actor_action_and_result(servers: Servers, 
     assert not any(secret in written for secret in (VIEWER, OPERATOR, UNKNOWN, "qm_session"))
 
 
+@pytest.mark.processes
 def test_repeated_actions_share_a_line_with_their_number(servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
     with forked_web(tmp_path, **environment(url, QM_API_KEYS=KEYS)) as process:
@@ -475,6 +503,7 @@ def test_repeated_actions_share_a_line_with_their_number(servers: Servers, tmp_p
         assert number_of_actions() == 42  # also those of the last second
 
 
+@pytest.mark.processes
 def test_the_path_of_an_action_is_logged_up_to_a_length(servers: Servers, tmp_path: Path) -> None:
     with forked_web(tmp_path, **environment(servers.valkey.url, QM_API_KEYS=KEYS)) as process:
         assert process.post(f"/api/queue/message/{'x' * 5_000}/nack", {}).status == 401
@@ -482,6 +511,7 @@ def test_the_path_of_an_action_is_logged_up_to_a_length(servers: Servers, tmp_pa
     assert re.findall(r"path=(\S+)", line) == [f"/api/queue/message/{'x' * 5_000}"[:1024]]
 
 
+@pytest.mark.processes
 def test_without_keys_actions_are_logged_as_loopback(servers: Servers, tmp_path: Path) -> None:
     url = servers.valkey.url.removesuffix("/0") + f"/{DATABASE}"
     with forked_web(tmp_path, **environment(url)) as process:
