@@ -110,7 +110,7 @@ def test_worker_whose_tasks_end_in_time_does_not_wait_for_the_limit(
 
 @pytest.mark.crash
 def test_remote_shutdown_is_bounded(start: Callable[..., CeleryProcess], client: redis.Redis) -> None:
-    one = start(QM_SHUTDOWN_SECONDS="1")
+    one = start(QM_SHUTDOWN_SECONDS="4")
     send("hold-1")
     eventually(lambda: calls(client) == ["hold-1"])
 
