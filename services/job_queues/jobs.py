@@ -64,7 +64,10 @@ class StoredJobs:
 
 
 class Jobs:
-    """The jobs in the database. `clock` returns the time of the database server."""
+    """The jobs in the database. `clock` returns the time of the database server.
+
+    Methods that change a job raise `Contended` while another transaction has locked it.
+    """
 
     def __init__(self, registry: Registry, *, clock: Callable[[], datetime]) -> None:
         self._registry, self._clock = registry, clock
