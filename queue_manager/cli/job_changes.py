@@ -162,10 +162,10 @@ def clear(
     name: OneJobName = None,
     yes: YesOption = False,
 ) -> None:
-    """Delete the jobs in some states, except declared ones, after confirmation.
+    """Delete jobs by their state, except declared ones.
 
-    Above 1,000 jobs, the name (`all names` without `--name`) must be typed. Can be undone for 10 minutes, unless there
-    are more than 100,000. After Ctrl-C, the remaining jobs are kept.
+    Asks for confirmation; above 1,000 jobs, the name (`all names` without `--name`) must be typed. Can be undone for
+    10 minutes, unless there are more than 100,000. After Ctrl-C, the remaining jobs are kept.
 
     Example: `queue-manager jobs clear success canceled --name send_invoice`
     """

@@ -6,14 +6,13 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import pytest
 
 from queue_manager.core.errors import FunctionExited, PermanentError
 from queue_manager.core.functions import contained, is_plain, require_done, takes_one
+from tests.e2e.commands import handling_sigint
 
 
 async def coroutine() -> None: ...
@@ -56,17 +55,8 @@ def test_functions_that_accept_one_argument_are_recognized(takes: bool, function
 @pytest.fixture
 def interrupts_ignored() -> Iterator[None]:
     """Ignore SIGINT, as a child process of a worker does."""
-    with _handling_sigint(signal.SIG_IGN):
+    with handling_sigint(signal.SIG_IGN):
         yield
-
-
-@contextmanager
-def _handling_sigint(handler: Any) -> Iterator[None]:
-    previous = signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +77,7 @@ def test_an_error_that_would_end_the_process_fails_the_attempt(
 
 
 def test_ctrl_c_ends_a_command() -> None:
-    with _handling_sigint(signal.default_int_handler), pytest.raises(KeyboardInterrupt), contained():
+    with handling_sigint(signal.default_int_handler), pytest.raises(KeyboardInterrupt), contained():
         signal.raise_signal(signal.SIGINT)
 
 

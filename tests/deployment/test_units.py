@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -136,22 +137,41 @@ def test_each_release_is_installed_next_to_the_one_that_the_units_run() -> None:
     assert block(0, heading="systemd", page=PAGE).startswith(f"# ln -sfn {target.name} {link}\n")
 
 
-def test_documented_commands_have_the_settings_of_the_units() -> None:
-    command = block(1, heading="systemd", page=PAGE)
-    properties = dict(re.findall(r"-p (\w+)=(\S+)", command))
+@pytest.fixture
+def called(tmp_path: Path) -> Callable[[str], list[list[str]]]:
+    """A shell in which programs that would change this machine only record their arguments."""
+    calls = tmp_path / "calls"
+    for name in ("systemd-run", "systemctl", "ln", "cp"):
+        stub = tmp_path / name
+        stub.write_text(f'#!/bin/sh\nprintf "%s\\0" {name} "$@" "" >> {calls}\n')
+        stub.chmod(0o755)
+
+    def run_block(commands: str) -> list[list[str]]:
+        run("bash", "-eu", "-c", f"PATH={tmp_path}\n" + re.sub("^# ", "", commands, flags=re.MULTILINE))
+        return [call.split("\0") for call in calls.read_text().split("\0\0")[:-1]]
+
+    return run_block
+
+
+def test_documented_commands_have_the_settings_of_the_units(called: Callable[[str], list[list[str]]]) -> None:
+    ((name, *options, command, argument),) = called(block(1, heading="systemd", page=PAGE))
+    assert (name, command, argument) == ("systemd-run", f"{BIN}queue-manager", "doctor")
     units = values(UNITS / "queue-manager-.service.d" / "common.conf")
-    assert properties == {
-        name: units[name] for name in ("User", "EnvironmentFile", "StateDirectory", "WorkingDirectory")
+    assert {one for one in options if "=" in one} == {
+        f"{name}={units[name]}" for name in ("User", "EnvironmentFile", "StateDirectory", "WorkingDirectory")
     }
 
 
-def test_documented_upgrade_migrates_first_and_restarts_what_sends_ticks_last() -> None:
-    migrate, link, units, *restarts = block(2, heading="systemd", page=PAGE).splitlines()
-    release = re.fullmatch(r"# with_settings (\S+)/bin/queue-manager migrate", migrate)
-    assert release
-    assert link == f"# ln -sfn {Path(release[1]).name} /opt/queue-manager"
-    assert units.endswith("systemctl daemon-reload")
-    restarted = [re.findall(r"queue-manager-(\w+)", line) for line in restarts]
+def test_documented_upgrade_migrates_first_and_restarts_what_sends_ticks_last(
+    called: Callable[[str], list[list[str]]],
+) -> None:
+    function, upgrade = (block(number, heading="systemd", page=PAGE) for number in (1, 2))
+    _, migrate, link, copy, reload, *restarts = called(function + upgrade)
+    release = Path(migrate[-2]).parents[1]
+    assert [Path(migrate[-2]).name, migrate[-1]] == ["queue-manager", "migrate"]
+    assert link == ["ln", "-sfn", release.name, "/opt/queue-manager"]
+    assert (copy[0], reload) == ("cp", ["systemctl", "daemon-reload"])
+    restarted = [[re.sub("^queue-manager-|@.*", "", unit) for unit in units] for _, _, *units in restarts]
     assert restarted == [["worker", "jobs"], ["scans"], ["beat"], ["web"]]
 
 

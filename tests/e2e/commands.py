@@ -71,6 +71,16 @@ def _same_logging_and_signals() -> Iterator[None]:
             signal.signal(signal.SIGTERM, terminate)
 
 
+@contextmanager
+def handling_sigint(handler: Any) -> Iterator[None]:
+    """Handle Ctrl-C in this way: a process that was started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def interrupt_second_call(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
     """Let the second call of a method raise what Ctrl-C does."""
     original, calls = getattr(owner, name), []

@@ -32,7 +32,7 @@ from services.job_queues import jobs
 from tests import bulk_data
 from tests.any_jobs import INVOICE, MODULE
 from tests.e2e.celery_processes import ROOT
-from tests.e2e.commands import COMMAND, invoke, queue_manager
+from tests.e2e.commands import COMMAND, handling_sigint, invoke, queue_manager
 from tests.e2e.health_command import repeated
 from tests.real_servers import Servers
 from tests.rooms import get_room, make_room
@@ -154,7 +154,8 @@ def test_every_scan_can_be_run_by_command(name: str, clean: Servers, tmp_path: P
 
 def test_ctrl_c_ends_a_scan(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DocumentWork, "take_due", lambda *_: signal.raise_signal(signal.SIGINT))
-    result = invoke("scan", "support-snooze")
+    with handling_sigint(signal.default_int_handler):
+        result = invoke("scan", "support-snooze")
     assert (result.returncode, result.stdout) == (130, "")
     assert result.stderr.endswith("queue-manager: interrupted; the outcome is unknown\n")
     entries, _ = audit.page(audit.AuditQuery(action="scan"), after=None, limit=2)

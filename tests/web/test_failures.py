@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -23,6 +23,7 @@ from queue_manager.core.redis_client import connect
 from queue_manager.operations.failures import replay
 from queue_manager.web.routes import failures
 from queue_manager.web.routes.failures import FailureReader
+from services import message_queue
 from services.audit import Actor
 from services.failures import MAX_FAILURES, FailureGroup, FailureKind, Failures, FailureSource
 from tasks.systems import require_tasks
@@ -42,6 +43,15 @@ MESSAGES, ROOMS, JOBS = "overdue-messages", "support-snooze", "job-queues"
 @pytest.fixture
 def queue(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> Queue:
     return empty_queue(clean, tmp_path_factory, QM_JOBS="true", QM_HOOKS="true", JOBS_IMPORTS=JOBS_MODULE)
+
+
+@pytest.fixture
+def own_queue(queue: Queue, change_settings: Callable[..., None]) -> Iterator[Queue]:
+    """The queue of the web process, which this process uses, too."""
+    change_settings(**environment(queue.redis_url))
+    message_queue._scripts.take()
+    yield queue
+    message_queue._scripts.take()
 
 
 def fail_message(queue: Queue, reason: str, type: str = "mail") -> str:
@@ -181,8 +191,8 @@ def test_groups_of_items_jobs_and_broker_messages_are_retried(clean: Servers, qu
         assert (client.llen("scans"), dead_letters.count(client)) == (2, 0)
 
 
-def test_the_audit_of_a_replay_names_only_what_was_replayed(queue: Queue, change_settings: Callable[..., None]) -> None:
-    change_settings(**environment(queue.redis_url))
+def test_the_audit_of_a_replay_names_only_what_was_replayed(own_queue: Queue) -> None:
+    queue = own_queue
     require_tasks()
     failed: dict[str, tuple[FailureKind, str]] = {
         MESSAGES: ("message", fail_message(queue, "lost")),
