@@ -36,8 +36,12 @@ class Installation:
 
     def environment(self, **env: str) -> dict[str, str]:
         """Return the environment of its commands, in which nothing of the repository can be imported."""
-        own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        return {**own, "PATH": f"{self.venv / 'bin'}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1", **env}
+        return {
+            **_own_environment(),
+            "PATH": f"{self.venv / 'bin'}:{os.environ['PATH']}",
+            "PYTHONUNBUFFERED": "1",
+            **env,
+        }
 
     @contextmanager
     def process(self, name: str, directory: Path, *, command: str | None = None, **env: str) -> Iterator[Child]:
@@ -55,6 +59,11 @@ class Installation:
             yield child
         finally:
             child.kill()
+
+
+def _own_environment() -> dict[str, str]:
+    """Return the environment without this checkout on Python's path, in which pip would find it installed."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 def build(source: Path, directory: Path, *formats: str) -> Path:
@@ -75,7 +84,13 @@ def install(wheel: Path, venv: Path, *, source: Path = ROOT) -> Installation:
 def run(*command: str | Path, timeout: float = 300) -> str:
     """Return what a command printed. Raises AssertionError with it if the command fails."""
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False
+        command,
+        env=_own_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
