@@ -18,6 +18,7 @@ from benchmarks.rooms.processes import cost, resident
 from models import job as model
 from models.database import server_now
 from services.job_queues.fields import new_job
+from services.message_queue.scripts import source
 from tests.any_jobs import INVOICE, MODULE
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -230,8 +231,12 @@ def test_a_million_messages_are_searched_to_the_end_in_small_scripts(
 
 @contextmanager
 def monitored(client: redis.Redis) -> Iterator[list[str]]:
-    """Collect the scripts that run in the database of a client. The server's own number includes other databases."""
+    """Collect the scripts that list messages in the database of a client.
+
+    Web processes run others in the background, and the server's own number includes other databases.
+    """
     database, end = client.get_connection_kwargs()["db"], f"end of {id(client)}"
+    lists: str = client.script_load(source("list"))
     found: list[str] = []
     with client.monitor() as monitor:
 
@@ -239,7 +244,7 @@ def monitored(client: redis.Redis) -> Iterator[list[str]]:
             for one in monitor.listen():
                 if end in one["command"]:
                     return
-                if int(one["db"]) == database and one["command"].startswith("EVALSHA"):
+                if int(one["db"]) == database and one["command"].startswith(f"EVALSHA {lists}"):
                     found.append(one["command"])
 
         thread = Thread(target=collect)
