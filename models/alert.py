@@ -42,7 +42,7 @@ class Silence(NamedTuple):
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of this module with their indexes, for `migrate`. Silences that ended are deleted."""
+    """Silences that ended are deleted."""
     ended = IndexModel([("until", ASCENDING)], name="silence_ended", expireAfterSeconds=0)
     return {SILENCES_COLLECTION: [ended]}
 

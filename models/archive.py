@@ -17,7 +17,6 @@ from bson import ObjectId
 from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo import ASCENDING, IndexModel
 from pymongo.client_session import ClientSession
-from pymongo.collection import Collection
 
 from models.database import Document, collection
 from queue_manager.core.clock import hours, milliseconds, minutes
@@ -64,35 +63,30 @@ def _insert(action: ObjectId, kind: Kind, records: list[bytes], session: ClientS
     id = ObjectId()
     stored = {"_id": id, "action": action, "kind": kind, "records": records}
     replacement = {"$replaceWith": {"$mergeObjects": [{"$literal": stored}, _EXPIRES]}}
-    _archive().update_one({"_id": id}, [replacement], upsert=True, session=session)
+    collection(ARCHIVE_COLLECTION).update_one({"_id": id}, [replacement], upsert=True, session=session)
     return id
 
 
 def prolong(action: ObjectId) -> None:
     """Keep the remaining records of an action as long as new ones."""
-    _archive().update_many({"action": action}, [{"$set": _EXPIRES}])
+    collection(ARCHIVE_COLLECTION).update_many({"action": action}, [{"$set": _EXPIRES}])
 
 
 def slices(action: ObjectId) -> Iterator[Slice]:
     """Yield the stored records of an action, in the order in which they were added."""
-    for id in [one["_id"] for one in _archive().find({"action": action}, {"_id": 1}).sort("_id")]:
-        if (found := _archive().find_one({"_id": id})) is not None:
+    for id in [one["_id"] for one in collection(ARCHIVE_COLLECTION).find({"action": action}, {"_id": 1}).sort("_id")]:
+        if (found := collection(ARCHIVE_COLLECTION).find_one({"_id": id})) is not None:
             yield Slice(id, found["kind"], [bson.decode(one, _EXACT) for one in found["records"]])
 
 
 def delete(ids: Sequence[ObjectId]) -> None:
-    _archive().delete_many({"_id": {"$in": list(ids)}})
+    collection(ARCHIVE_COLLECTION).delete_many({"_id": {"$in": list(ids)}})
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return the collection of this module with its indexes, for `migrate`."""
     return {
         ARCHIVE_COLLECTION: [
             IndexModel([("action", ASCENDING), ("_id", ASCENDING)], name="archive_of_an_action"),
             IndexModel([("expires_at", ASCENDING)], name="archive_kept_until", expireAfterSeconds=0),
         ]
     }
-
-
-def _archive() -> Collection[Document]:
-    return collection(ARCHIVE_COLLECTION)

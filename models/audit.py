@@ -175,7 +175,6 @@ def of_id(id: str) -> list[AuditEntry]:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of this module with their indexes, for `migrate`."""
     order = [(field, ASCENDING) for field in AUDIT_ORDER]
     return {
         AUDIT_COLLECTION: [

@@ -113,7 +113,6 @@ def _failed() -> Collection[Document]:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of this module with their indexes, for `migrate`."""
     by_time = [("_id.system", ASCENDING), ("failed_at", ASCENDING), ("_id", ASCENDING)]
     kept = IndexModel(
         [("failed_at", ASCENDING)], name=BY_AGE, expireAfterSeconds=int(FAILED_ITEM_RETENTION.total_seconds())

@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pymongo import ASCENDING, IndexModel, UpdateOne
-from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError
 
 from models.database import Document, collection, is_outage
@@ -65,7 +64,7 @@ def read(length: timedelta, *, since: datetime, systems: Sequence[str] | None = 
     wanted: Document = {"seconds": int(length.total_seconds()), "at": {"$gte": since}}
     if systems is not None:
         wanted["system"] = {"$in": [*systems]}
-    found = _history().find(wanted, hint=BY_LENGTH, sort=[("at", ASCENDING)])
+    found = collection(HISTORY_COLLECTION).find(wanted, hint=BY_LENGTH, sort=[("at", ASCENDING)])
     yield from readable(found, read_bucket, of=HISTORY_COLLECTION)
 
 
@@ -80,7 +79,7 @@ def read_bucket(found: Document) -> Bucket:
 
 def newest(since: datetime, *, until: datetime) -> dict[str, datetime]:
     """Return, by system, the beginning of the newest ten minutes that are stored, if they began between two times."""
-    groups: Any = _history().aggregate(
+    groups: Any = collection(HISTORY_COLLECTION).aggregate(
         [
             {"$match": {"seconds": int(TEN_MINUTES.total_seconds()), "at": {"$gte": since, "$lte": until}}},
             {"$group": {"_id": "$system", "at": {"$max": "$at"}}},
@@ -95,7 +94,7 @@ def newest(since: datetime, *, until: datetime) -> dict[str, datetime]:
 def _write_all(buckets: Sequence[Bucket]) -> None:
     """Write buckets. A malformed document in their place does not prevent the writes of the others."""
     try:
-        _history().bulk_write([_write(one) for one in buckets], ordered=False)
+        collection(HISTORY_COLLECTION).bulk_write([_write(one) for one in buckets], ordered=False)
     except BulkWriteError as error:
         if is_outage(error):
             raise
@@ -121,12 +120,7 @@ def _flat(counts: Document) -> Iterator[tuple[str, int]]:
             yield name, int(value)
 
 
-def _history() -> Collection[Document]:
-    return collection(HISTORY_COLLECTION)
-
-
 def collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of this module with their indexes, for `migrate`."""
     return {
         HISTORY_COLLECTION: [
             IndexModel([("seconds", ASCENDING), ("at", ASCENDING)], name=BY_LENGTH),

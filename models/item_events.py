@@ -236,7 +236,6 @@ def _events() -> Collection[Document]:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of this module with their indexes, for `migrate`."""
     by_time = [("system", ASCENDING), ("at", DESCENDING)]
     by_item = [("system", ASCENDING), ("id", ASCENDING), ("at", DESCENDING)]
     has_id = {"id": {"$exists": True}}

@@ -134,7 +134,6 @@ def attempt_of(job: Document) -> int:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of this module with their indexes, for `migrate`."""
     waiting = {"partialFilterExpression": STARTABLE}
     executing = {"partialFilterExpression": {"state": JobState.EXECUTING}}
     indexes = [

@@ -57,7 +57,6 @@ def leaders() -> Collection[Document]:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of this module with their indexes, for `migrate`."""
     return {QUEUES_COLLECTION: [IndexModel([("paused", 1)], name="paused_queues", sparse=True)]}
 
 

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 from bson import ObjectId
 from pydantic import Field, TypeAdapter, with_config
 from pymongo import ASCENDING, DESCENDING, IndexModel
-from pymongo.collection import Collection
 
 from models.database import Document, collection
 from models.malformed import readable
@@ -52,13 +51,13 @@ def add(mark: ChartMark) -> None:
     """Store a mark. A leader or an outage that is stored already is not changed."""
     known_by = ObjectId() if mark.kind == "deployment" else f"{mark.kind}/{unix_ms(mark.at)}"
     fields = {name: value for name, value in vars(mark).items() if value is not None}
-    _marks().update_one({"_id": known_by}, {"$setOnInsert": fields}, upsert=True)
+    collection(MARKS_COLLECTION).update_one({"_id": known_by}, {"$setOnInsert": fields}, upsert=True)
 
 
 def read(since: datetime) -> list[ChartMark]:
     """Return the last `MAX_MARKS` marks of what happened, or ended, after a time, oldest first."""
     after = {"$or": [{"at": {"$gte": since}}, {"until": {"$gte": since}}]}
-    newest = _marks().find(after, sort=[("at", DESCENDING)], limit=MAX_MARKS, hint=BY_MARK_TIME)
+    newest = collection(MARKS_COLLECTION).find(after, sort=[("at", DESCENDING)], limit=MAX_MARKS, hint=BY_MARK_TIME)
     return list(readable(newest, read_mark, of=MARKS_COLLECTION))[::-1]
 
 
@@ -67,13 +66,13 @@ def record_scan(now: datetime, *, gap: timedelta) -> ChartMark | None:
     # A slightly later time is that of a faster process. A much later one, or a malformed one, would hide every outage.
     is_later = {"$and": [{"$gt": ["$seen_at", now]}, {"$lte": ["$seen_at", now + MAX_LEAD]}]}
     change = [{"$set": {"seen_at": {"$cond": [is_later, "$seen_at", now]}}}]
-    before = _marks().find_one_and_update({"_id": LAST_SEEN}, change, upsert=True)
+    before = collection(MARKS_COLLECTION).find_one_and_update({"_id": LAST_SEEN}, change, upsert=True)
     return None if before is None else _outage(before, now, gap)
 
 
 def current_outage(now: datetime, *, gap: timedelta) -> ChartMark | None:
     """Return the present outage, if the last scan ran longer ago than `gap`."""
-    last = _marks().find_one({"_id": LAST_SEEN})
+    last = collection(MARKS_COLLECTION).find_one({"_id": LAST_SEEN})
     return None if last is None else _outage(last, now, gap)
 
 
@@ -88,11 +87,6 @@ def read_mark(found: Document) -> ChartMark:
     return _MARK.validate_python({name: found.get(name) for name in ChartMark.__dataclass_fields__})
 
 
-def _marks() -> Collection[Document]:
-    return collection(MARKS_COLLECTION)
-
-
 def collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of this module with their indexes, for `migrate`."""
     kept = int(MARK_RETENTION.total_seconds())
     return {MARKS_COLLECTION: [IndexModel([("at", ASCENDING)], name=BY_MARK_TIME, expireAfterSeconds=kept)]}

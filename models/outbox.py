@@ -16,7 +16,6 @@ from typing import Any
 
 from pymongo import ASCENDING, IndexModel, WriteConcern
 from pymongo.client_session import ClientSession
-from pymongo.collection import Collection
 
 from models.database import Document, collection
 from models.document_id import id_key
@@ -43,7 +42,7 @@ class OutboxRecord:
         items = [{"id": id, "due_at": at} for id, at in due_at.items()]
         until = self.clock() + self.lease
         record = {"_id": self.id, "system": self.system, "at": now, "items": items, "postponed_until": until}
-        _records().insert_one(record, session=session)
+        collection(OUTBOX_COLLECTION).insert_one(record, session=session)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +55,12 @@ class PendingCall:
 
 def delete(id: str) -> None:
     # Without waiting for the journal and other members: if it is lost, the call is repeated.
-    _records().with_options(write_concern=WriteConcern(w=1)).delete_one({"_id": id})
+    collection(OUTBOX_COLLECTION).with_options(write_concern=WriteConcern(w=1)).delete_one({"_id": id})
 
 
 def get(id: str) -> PendingCall | None:
     """Return the pending call of a batch; `None` if it is done."""
-    record = _records().find_one({"_id": id})
+    record = collection(OUTBOX_COLLECTION).find_one({"_id": id})
     if record is None:
         return None
     due_at = {id_key(one["id"]): one["due_at"] for one in record["items"]}
@@ -70,7 +69,7 @@ def get(id: str) -> PendingCall | None:
 
 def postpone(id: str, *, until: datetime) -> None:
     """Leave the call of a batch to scans after `until`."""
-    _records().update_one({"_id": id}, {"$set": {"postponed_until": until}})
+    collection(OUTBOX_COLLECTION).update_one({"_id": id}, {"$set": {"postponed_until": until}})
 
 
 def pending(system: str, *, now: datetime) -> Iterator[tuple[str, datetime]]:
@@ -78,7 +77,9 @@ def pending(system: str, *, now: datetime) -> Iterator[tuple[str, datetime]]:
     # During the upgrade from 0.2, whose processes write no `postponed_until`, and call `after` themselves in this time.
     new_of_0_2 = {"postponed_until": None, "at": {"$gt": now - GRACE_OF_0_2}}
     where = {"system": system, "postponed_until": {"$not": {"$gt": now}}, "$nor": [new_of_0_2]}
-    found = _records().find(where, {"at": 1}, hint=BY_AGE, sort=[("at", ASCENDING), ("_id", ASCENDING)])
+    found = collection(OUTBOX_COLLECTION).find(
+        where, {"at": 1}, hint=BY_AGE, sort=[("at", ASCENDING), ("_id", ASCENDING)]
+    )
     yield from readable(found, read_pending, of=OUTBOX_COLLECTION)
 
 
@@ -90,15 +91,10 @@ def read_pending(record: Document) -> tuple[str, datetime]:
 def count_pending(system: str, *, before: datetime) -> int:
     """Count the records that were written before then, except those that are postponed beyond it."""
     where = {"system": system, "at": {"$lte": before}, "postponed_until": {"$not": {"$gt": before}}}
-    return _records().count_documents(where, hint=BY_AGE)
-
-
-def _records() -> Collection[Document]:
-    return collection(OUTBOX_COLLECTION)
+    return collection(OUTBOX_COLLECTION).count_documents(where, hint=BY_AGE)
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of this module with their indexes, for `migrate`."""
     return {
         OUTBOX_COLLECTION: [IndexModel([("system", ASCENDING), ("at", ASCENDING), ("_id", ASCENDING)], name=BY_AGE)]
     }

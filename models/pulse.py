@@ -145,7 +145,6 @@ def count_created(since: datetime) -> int:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of this module with their indexes, for `migrate`."""
     unique = [
         IndexModel(
             [(key, ASCENDING)],

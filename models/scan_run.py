@@ -140,7 +140,6 @@ def _is_live(now: datetime) -> Document:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of this module with their indexes, for `migrate`."""
     kept = int(RUN_RETENTION.total_seconds())
     return {
         RUNS_COLLECTION: [

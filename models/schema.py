@@ -61,7 +61,10 @@ def migrate(systems: Iterable[System]) -> list[str]:
 
 
 def shared_collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of all systems together, and their indexes."""
+    """Return the collections of all systems together, and their indexes.
+
+    `collections` of a module in `models` returns its own; those of one system only are in `System.collections`.
+    """
     return {
         **scan_run.collections(),
         **item_events.collections(),

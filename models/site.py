@@ -243,7 +243,6 @@ def count_failed() -> int:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of this module with their indexes, for `migrate`."""
     kept = int(RESET_RETENTION.total_seconds())
     return {
         **{name: sites.indexes() for name, sites in ALL.items()},
