@@ -1,19 +1,17 @@
-"""Start-up check of any broker, through kombu."""
+"""Start-up check of any broker: a Redis, or another one through kombu."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from celery import Celery
 from kombu.exceptions import OperationalError
-from kombu.transport import redis
-from redis.exceptions import AuthenticationError
 
 from queue_manager.core.errors import ConfigurationError, reason
-from queue_manager.core.server_check import refuse_unsuitable
+from queue_manager.core.redis_client import REDIS_OUTAGES
+from queue_manager.core.redis_url import REDIS_SCHEMES
+from queue_manager.core.server_check import require_server
 from queue_manager.core.settings import redact_url
 
-BROKER_OUTAGES = (OperationalError,)
+BROKER_OUTAGES = (OperationalError, *REDIS_OUTAGES)
 
 
 def require_broker(app: Celery, url: str) -> None:
@@ -21,30 +19,16 @@ def require_broker(app: Celery, url: str) -> None:
 
     Raises:
         ConfigurationError: the broker is not usable.
-        OperationalError: the broker is unavailable.
+        OperationalError, redis.ConnectionError, redis.TimeoutError: the broker is unavailable.
     """
+    if url.startswith(REDIS_SCHEMES):
+        return require_server(url)
     with app.connection_for_read() as connection:
         try:
             connection.ensure_connection(max_retries=0)
-            info = _redis_info(connection.default_channel)
-        except OperationalError as error:
-            if isinstance(error.__cause__, AuthenticationError):  # of Redis, which counts as a connection error
-                raise _refused(url, error) from error
+            connection.channel()
+        except OperationalError:
             raise
         except (*connection.connection_errors, *connection.channel_errors) as error:  # such as a refused login
-            raise _refused(url, error) from error
-    if info is not None:
-        refuse_unsuitable(url, info)
-
-
-def _refused(url: str, error: Exception) -> ConfigurationError:
-    return ConfigurationError(f"The broker at {redact_url(url)} refuses the connection ({reason(error)})")
-
-
-def _redis_info(channel: Any) -> dict[str, Any] | None:
-    """Return the INFO of a Redis; `None` for another broker."""
-    if not isinstance(channel, redis.Channel):
-        return None
-    with channel.conn_or_acquire() as client:
-        info: dict[str, Any] = client.info()
-        return info
+            text = f"The broker at {redact_url(url)} refuses the connection ({reason(error)})"
+            raise ConfigurationError(text) from error

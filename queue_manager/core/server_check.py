@@ -50,55 +50,32 @@ def until_reachable(
             return result
 
 
-def require_broker(url: str) -> None:
-    """Refuse what `require_server` refuses, and a node of a Redis Cluster: broker and leases use keys of many slots.
-
-    Raises like `require_server`.
-    """
-    info = require_server(url)
-    if info.get("cluster_enabled"):
-        raise ConfigurationError(
-            f"Redis at {redact_url(url)} is a node of a Redis Cluster, on which neither a broker nor leases can run: "
-            "REDIS_URL and BROKER_URL must name a Redis or Valkey without cluster mode"
-        )
-
-
-def require_queue_server(url: str) -> None:
-    """Refuse what `require_server` refuses, and a node of a Redis Cluster whose URL does not say that it is one.
-
-    Raises like `require_server`.
-    """
-    info = require_server(url)
-    if info.get("cluster_enabled") and not url.startswith(f"{CLUSTER_SCHEME}:"):
-        raise ConfigurationError(
-            f"Redis at {redact_url(url)} is a node of a Redis Cluster: QM_QUEUE_REDIS_URL must be a URL such as "
-            "cluster://host:6379/0, and QUEUE_NAME a name in braces, such as {queue}"
-        )
-
-
-def require_server(url: str) -> Mapping[str, Any]:
-    """Check that the server is usable and return its INFO.
+def require_server(url: str) -> None:
+    """Check that the server is usable.
 
     A server that evicts keys would drop messages when its memory is full. A server that is too old cannot run scripts
     then, so that its queues could not be drained. Valkey reports the version of Redis that it is compatible with.
+    Broker and leases use keys of many slots, and a `redis://` URL works with one node of a cluster only.
 
     Raises:
-        ConfigurationError: the server evicts keys, is too old, or refuses the credentials.
+        ConfigurationError: the server evicts keys, is too old, refuses the credentials, or is a node of a Redis
+            Cluster whose URL is not `cluster://`.
         redis.ConnectionError, redis.TimeoutError: the server is unavailable.
     """
     info = _info(url)
-    refuse_unsuitable(url, info)
-    return info
-
-
-def refuse_unsuitable(url: str, info: Mapping[str, Any]) -> None:
-    """Refuse a server that evicts keys or is too old, by its INFO. Raises ConfigurationError."""
     _refuse_eviction(url, info)
     version = str(info.get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_REDIS_VERSION:
         raise ConfigurationError(
             f"Redis at {redact_url(url)} is version {version}, which cannot be drained when its memory is full: it "
             "must be Redis 7.0 or Valkey 7.2, or newer"
+        )
+    if info.get("cluster_enabled") and not url.startswith(f"{CLUSTER_SCHEME}:"):
+        raise ConfigurationError(
+            f"Redis at {redact_url(url)} is a node of a Redis Cluster, on which neither a broker nor leases can run: "
+            "REDIS_URL and BROKER_URL must name a Redis or Valkey without cluster mode. For the message queue, "
+            "QM_QUEUE_REDIS_URL must be a URL such as cluster://host:6379/0, and QUEUE_NAME a name in braces, such as "
+            "{queue}"
         )
 
 

@@ -13,7 +13,7 @@ from queue_manager import redis_keys
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.redis_client import REDIS_OUTAGES, connect, outage
-from queue_manager.core.server_check import require_queue_server
+from queue_manager.core.server_check import require_server
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.doctor.findings import Finding, Findings, NotChecked
 from queue_manager.health_rules import Rule
@@ -77,7 +77,7 @@ def of_message_queue() -> Iterator[Findings]:
     if not settings().qm_message_queue or url in (settings().redis_url, settings().broker_redis_url):
         return
     try:
-        require_queue_server(url)
+        require_server(url)
     except ConfigurationError as error:
         yield Finding(str(error), Rule.SERVER_UNSUITABLE.action)
     except REDIS_OUTAGES as error:

@@ -28,7 +28,7 @@ from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import AppError, ConfigurationError, Unavailable, reason, typed_reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import connect, time_of
-from queue_manager.core.server_check import refused_writes, require_broker
+from queue_manager.core.server_check import refused_writes, require_server
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.explanation import Idle
 from queue_manager.health_rules import WORKER_START_TIME, Problem, Rule
@@ -259,7 +259,7 @@ def _redis() -> InRedis:
         return default
 
     with redis_server() as client:
-        require_broker(settings().redis_url)
+        require_server(settings().redis_url)
         now, ahead = _timed(lambda: time_of(client.time()))
         names = [system.name for system in systems()]
         with_items = [system.name for system in systems() if system.queue is not None]

@@ -24,7 +24,7 @@ from queue_manager.core.child_processes import ChildProcesses
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.loopback import is_loopback
 from queue_manager.core.redis_client import REDIS_OUTAGES
-from queue_manager.core.server_check import require_queue_server
+from queue_manager.core.server_check import require_server
 from queue_manager.core.settings import Settings, redact_url, settings
 from queue_manager.telemetry import error_reports, tracing
 from queue_manager.web.app import create
@@ -197,7 +197,7 @@ def _require_free_address(host: str, port: int) -> None:
 
 def _require_queue_server(url: str) -> None:
     try:
-        require_queue_server(url)
+        require_server(url)
     except REDIS_OUTAGES as error:
         # The pages show the outage, and recover from it.
         log.warning(f"The queue's server at {redact_url(url)} does not answer yet", error=reason(error))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -167,10 +167,10 @@ def _log_warnings() -> None:
 def _refuse_wrong_servers(*, with_mongo: bool) -> None:
     mongo_url = settings().mongo_db_url
     try:
-        _check_redis(server_check.require_broker, settings().redis_url)
+        _check_redis(settings().redis_url)
         _check_broker()
         if settings().qm_message_queue:
-            _check_redis(server_check.require_queue_server, message_queue.server_url())
+            _check_redis(message_queue.server_url())
         if with_mongo:
             until_reachable(_check_mongodb, server="MongoDB", url=mongo_url, log=log)
     finally:
@@ -178,12 +178,9 @@ def _refuse_wrong_servers(*, with_mongo: bool) -> None:
 
 
 def _check_broker() -> None:
-    chosen = settings()
-    if chosen.broker_redis_url is None:
-        check = partial(start_check.require_broker, app, chosen.broker)
-        until_reachable(check, server="The broker", url=chosen.broker, log=log)
-    elif chosen.broker != chosen.redis_url:
-        _check_redis(server_check.require_broker, chosen.broker)
+    url = settings().broker
+    if url != settings().redis_url:
+        until_reachable(partial(start_check.require_broker, app, url), server="The broker", url=url, log=log)
 
 
 def _check_mongodb() -> None:
@@ -191,8 +188,8 @@ def _check_mongodb() -> None:
     _compare_clocks()
 
 
-def _check_redis(check: Callable[[str], object], url: str) -> None:
-    until_reachable(partial(check, url), server="Redis", url=url, log=log)
+def _check_redis(url: str) -> None:
+    until_reachable(partial(server_check.require_server, url), server="Redis", url=url, log=log)
 
 
 def _refuse_missing_jobs() -> None:

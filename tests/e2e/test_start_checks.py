@@ -65,8 +65,8 @@ def test_unexpected_error_ends_the_worker_and_its_traceback_is_logged_at_debug_l
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "from queue_manager.core import server_check\n"
-        "def require_broker(url): raise LookupError('out of the blue')\n"
-        "server_check.require_broker = require_broker\n"
+        "def require_server(url): raise LookupError('out of the blue')\n"
+        "server_check.require_server = require_server\n"
     )
     path = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     said = log_of_refused_start(CeleryProcess(tmp_path / "log", "worker", env=path))

@@ -11,6 +11,7 @@ import pytest
 
 from dev.ports import free_port
 from queue_manager.core.redis_client import make_client
+from queue_manager.core.server_check import require_server
 from queue_manager.core.settings import settings
 from services import message_queue
 from tests.e2e.celery_processes import CeleryProcess, LoggedProcess, log_of_refused_start
@@ -60,7 +61,9 @@ def queue_of_settings() -> Iterator[None]:
 
 def test_any_node_of_the_cluster_leads_to_the_queue(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, node in enumerate(cluster.nodes):
-        queue = use(node.url.replace("redis:", "cluster:"), monkeypatch)
+        url = node.url.replace("redis:", "cluster:")
+        require_server(url)
+        queue = use(url, monkeypatch)
         queue.enqueue("mail", {"number": number})
     for number, node in enumerate(cluster.nodes):
         queue = use(node.url.replace("redis:", "cluster:"), monkeypatch)
