@@ -25,7 +25,8 @@ from models.job import JobState
 from queue_manager.core.clock import EPOCH, hours, seconds
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import many
-from services.job_queues import Jobs, Registry
+from services.job_queues import Jobs
+from services.job_queues.registry import Registry
 from services.job_queues.runner import Runner
 
 JOBS, JOBS_OF_MANY_NAMES = 2_000, 20_000

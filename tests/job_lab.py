@@ -19,8 +19,9 @@ from queue_manager.items import DueItem
 from queue_manager.leases import Leases
 from queue_manager.operations.jobs import JobList
 from services.due_work import Limits
-from services.job_queues import Jobs, Registry
+from services.job_queues import Jobs
 from services.job_queues.dispatch import Dispatch
+from services.job_queues.registry import Registry
 from services.job_queues.runner import Runner, RunReport
 from tests.rooms import T0, HandClock
 

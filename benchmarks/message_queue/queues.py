@@ -18,10 +18,11 @@ from benchmarks.message_queue.polling import Polling
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.redis_client import CLIENT_OPTIONS
 from queue_manager.core.settings import settings
-from services.message_queue import MessageQueue, NewMessage, Sweeper, server_url
+from services.message_queue import MessageQueue, NewMessage, server_url
 from services.message_queue.arrivals import ArrivalNotifier
 from services.message_queue.messages import QueueOptions
 from services.message_queue.scripts import Scripts, streams
+from services.message_queue.sweeper import Sweeper
 
 LEVELS = 10
 BATCH = 100

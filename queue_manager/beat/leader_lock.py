@@ -11,7 +11,6 @@ import os
 import socket
 import time
 from datetime import timedelta
-from typing import Any
 from uuid import uuid4
 
 from kombu.utils.encoding import bytes_to_str
@@ -19,6 +18,7 @@ from redis import Redis
 
 from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import milliseconds
+from queue_manager.core.redis_client import Script
 
 LEADER_LOCK = f"{SCHEDULE_PREFIX}:lock"
 """Key of the leader lock."""
@@ -33,7 +33,7 @@ MAX_EXTEND_INTERVAL = 3.0  # seconds
 #
 # Atomic, so that no other beat acquires the lock between check and write, and no two leaders share an epoch.
 # Idempotent.
-ACQUIRE_LOCK = """
+ACQUIRE_LOCK = Script("""
 local holder = redis.call('HGET', KEYS[1], 'token')
 if not holder then
     local now = redis.call('TIME')
@@ -49,7 +49,7 @@ if lock[1] ~= ARGV[1] then
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return {tonumber(lock[4]), owner}
-"""
+""")
 
 # Extends the lock if this token holds it.
 #
@@ -58,14 +58,14 @@ return {tonumber(lock[4]), owner}
 # Returns  the epoch, or 0 if the lock expired or another token holds it
 #
 # Atomic, so that the lock does not expire between check and write.
-EXTEND_LOCK = """
+EXTEND_LOCK = Script("""
 local lock = redis.call('HMGET', KEYS[1], 'token', 'epoch')
 if lock[1] ~= ARGV[1] then
     return 0
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return tonumber(lock[2])
-"""
+""")
 
 # Gives the holder the epoch after a known one, if Redis lost the number of takeovers.
 #
@@ -76,7 +76,7 @@ return tonumber(lock[2])
 #
 # A holder that acquired the lock before the epoch became known is an older leader, whose epoch is not raised.
 # Atomic, because the holder may change meanwhile, and an epoch has one holder. Idempotent.
-RAISE_EPOCH = """
+RAISE_EPOCH = Script("""
 local since = redis.call('HGET', KEYS[1], 'since_ms')
 local now = redis.call('TIME')
 if not since or now[1] * 1000 + math.floor(now[2] / 1000) - since >= tonumber(ARGV[2]) then
@@ -88,7 +88,7 @@ end
 redis.call('SET', KEYS[2], ARGV[1])
 redis.call('HSET', KEYS[1], 'epoch', redis.call('INCR', KEYS[2]))
 return 1
-"""
+""")
 
 # Releases the lock if this token holds it.
 #
@@ -97,12 +97,12 @@ return 1
 # Returns  1 if it was released, else 0
 #
 # Atomic, so that a lock that another beat has acquired meanwhile is not deleted.
-RELEASE_LOCK = """
+RELEASE_LOCK = Script("""
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then
     return 0
 end
 return redis.call('DEL', KEYS[1])
-"""
+""")
 
 
 class LeadershipLost(Exception):
@@ -129,7 +129,7 @@ class LeaderLock:
         """Acquire the lock if it is free, and set `epoch`; return the holder as `host:pid`."""
         sent_at = time.monotonic()
         owner = (self._token, socket.gethostname(), os.getpid())
-        epoch, holder = self._run(ACQUIRE_LOCK, self._keys, *owner, milliseconds(self._lease))
+        epoch, holder = ACQUIRE_LOCK(self._client, self._keys, [*owner, milliseconds(self._lease)])
         self.epoch, self._renewed_at = int(epoch), sent_at
         return str(bytes_to_str(holder))  # decoded or not by the client
 
@@ -137,7 +137,7 @@ class LeaderLock:
         """Extend the lock to its full lease and update the epoch; return False if it was lost."""
         # Measured before the command is sent, so that the lease never ends earlier in Redis than here.
         sent_at = time.monotonic()
-        self.epoch = int(self._run(EXTEND_LOCK, self._keys[:1], self._token, milliseconds(self._lease)))
+        self.epoch = int(EXTEND_LOCK(self._client, self._keys[:1], [self._token, milliseconds(self._lease)]))
         self._renewed_at = sent_at
         return self.is_trusted()
 
@@ -168,13 +168,10 @@ class LeaderLock:
     def release(self) -> None:
         """Release the lock, so that another beat can acquire it. Does nothing if this process does not hold it."""
         self.forget()
-        self._run(RELEASE_LOCK, self._keys[:1], self._token)
+        RELEASE_LOCK(self._client, self._keys[:1], [self._token])
 
     def _age(self) -> float:
         return time.monotonic() - self._renewed_at
-
-    def _run(self, script: str, keys: tuple[str, ...], *arguments: str | int) -> Any:
-        return self._client.eval(script, len(keys), *keys, *arguments)
 
 
 def raise_epoch(client: Redis, lock_key: str, *, known: int, age: timedelta) -> bool:
@@ -182,8 +179,7 @@ def raise_epoch(client: Redis, lock_key: str, *, known: int, age: timedelta) -> 
 
     The holder knows it when it next extends the lock. Raises the errors of redis-py.
     """
-    keys = (lock_key, epoch_key(lock_key))
-    return bool(client.eval(RAISE_EPOCH, len(keys), *keys, known, milliseconds(age)))
+    return bool(RAISE_EPOCH(client, [lock_key, epoch_key(lock_key)], [known, milliseconds(age)]))
 
 
 def epoch_key(lock_key: str) -> str:

@@ -15,7 +15,7 @@ import redis
 
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import PerProcess, make_client
+from queue_manager.core.redis_client import PerProcess, Script, make_client
 from queue_manager.core.settings import settings
 
 TICK_HEADER = "qm_tick"
@@ -31,14 +31,14 @@ TICK_TIMEOUT = 0.5  # seconds that a scan waits for Redis
 # Returns  1 if the scan must run, 0 if the tick must be skipped
 #
 # Atomic, so that of two workers with ticks of the same backlog only one runs.
-BEGIN_RUN = """
+BEGIN_RUN = Script("""
 local ticks = redis.call('HMGET', KEYS[1], 'sent', 'covered')
 if tonumber(ARGV[1]) <= tonumber(ticks[2] or 0) then
     return 0
 end
 redis.call('HSET', KEYS[1], 'covered', ticks[1] or 0)
 return 1
-"""
+""")
 
 log = get_logger("QM/tasks")
 _client = PerProcess(
@@ -65,7 +65,7 @@ def begin(tick: Any) -> bool:
         case _:
             return True  # a manual run, or one of another program
     try:
-        return bool(_client().eval(BEGIN_RUN, 1, _key(entry), number))
+        return bool(BEGIN_RUN(_client(), [_key(entry)], [number]))
     except redis.RedisError as error:
         log.warning("The tick could not be checked, so the scan runs", entry=entry, error=reason(error))
         return True

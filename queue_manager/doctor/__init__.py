@@ -1,6 +1,5 @@
 """The checks of `queue-manager doctor`: installation, settings, servers and processes."""
 
-from queue_manager.doctor.checks import CHECKS, Check
 from queue_manager.doctor.report import Report, examine
 
-__all__ = ["CHECKS", "Check", "Report", "examine"]
+__all__ = ["Report", "examine"]

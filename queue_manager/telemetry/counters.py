@@ -24,7 +24,7 @@ from typing import TypeVar
 import redis
 
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import PerProcess, connect, describe_outage, make_client
+from queue_manager.core.redis_client import PerProcess, Script, connect, describe_outage, make_client
 from queue_manager.core.settings import redact_url, settings
 
 Totals = dict[str, int]
@@ -46,7 +46,7 @@ HISTORY_RETENTION_SECONDS = 24 * 3600 + 2 * 600  # a day, and the keys of ten mi
 # Returns  nothing
 #
 # A script, because it needs the clock of Redis. Atomic, so that totals and history agree. Never retried.
-COUNT_OUTCOMES = """
+COUNT_OUTCOMES = Script("""
 local minute = math.floor(redis.call('TIME')[1] / 60)
 local ten = KEYS[2] .. math.floor(minute / 10)
 for i = 2, #ARGV, 2 do
@@ -54,20 +54,20 @@ for i = 2, #ARGV, 2 do
     redis.call('HINCRBY', ten, ARGV[i] .. ':' .. minute % 10, ARGV[i + 1])
 end
 redis.call('EXPIRE', ten, ARGV[1])
-"""
+""")
 
 # Counts in the current hour.
 #
 # KEYS[1]  prefix of the keys; the script appends the number of the hour
 # ARGV     retention in seconds, then any number of names and amounts
 # Returns  nothing
-COUNT_HOUR = """
+COUNT_HOUR = Script("""
 local hour = KEYS[1] .. math.floor(redis.call('TIME')[1] / 3600)
 for i = 2, #ARGV, 2 do
     redis.call('HINCRBY', hour, ARGV[i], ARGV[i + 1])
 end
 redis.call('EXPIRE', hour, ARGV[1])
-"""
+""")
 
 log = get_logger("QM/counters")
 
@@ -143,8 +143,6 @@ class _Counters:
 
     def __init__(self, url: str) -> None:
         self._client = make_client(url, socket_timeout=COUNT_TIMEOUT, socket_connect_timeout=COUNT_TIMEOUT)
-        self._count_items = self._client.register_script(COUNT_OUTCOMES)
-        self._count_hour = self._client.register_script(COUNT_HOUR)
         self._url = url
         self._is_away = False
         self._try_again_at = 0.0
@@ -179,11 +177,11 @@ class _Counters:
             return
         keys = (_key(name), history_key(name))
         pairs: Iterable[str | int] = chain.from_iterable(outcomes.items())
-        self._try(lambda: self._count_items(keys=keys, args=[HISTORY_RETENTION_SECONDS, *pairs]))
+        self._try(lambda: COUNT_OUTCOMES(self._client, keys, [HISTORY_RETENTION_SECONDS, *pairs]))
 
     def items_by_hour(self, name: str, outcomes: Mapping[str, int]) -> None:
         pairs: Iterable[str | int] = chain.from_iterable(outcomes.items())
-        self._try(lambda: self._count_hour(keys=[hours_key(name)], args=[HISTORY_RETENTION_SECONDS, *pairs]))
+        self._try(lambda: COUNT_HOUR(self._client, [hours_key(name)], [HISTORY_RETENTION_SECONDS, *pairs]))
 
     def _try(self, count: Callable[[], object]) -> None:
         if time.monotonic() < self._try_again_at:

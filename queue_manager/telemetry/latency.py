@@ -97,11 +97,6 @@ SENT_HEADER = "qm_sent_ms"
 """The header of an item's message that has the time of its dispatch, in Unix ms."""
 
 
-def count(counts: Counter[str], *, due_ms: int | None, ready_ms: int | None, began_ms: int, ended_ms: int) -> None:
-    """Add the durations of what was done to counts, like `count_all`."""
-    count_all(counts, [(due_ms, ready_ms)], began_ms=began_ms, ended_ms=ended_ms)
-
-
 def count_all(
     counts: Counter[str], times: Sequence[tuple[int | None, int | None]], *, began_ms: int, ended_ms: int
 ) -> None:

@@ -34,7 +34,7 @@ from services.job_queues.fields import InvalidJob, as_json, changeable
 from services.job_queues.job_run import JobCancelled, JobRun
 from services.job_queues.jobs import Jobs, WrongState, jobs
 from services.job_queues.queue_run import counts_by_name, run_queue
-from services.job_queues.registry import Registry, UnknownJob, job, registry
+from services.job_queues.registry import UnknownJob, job, registry
 from services.job_queues.stats import executing_by_task, jobs_by_state
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
     "JobCancelled",
     "JobRun",
     "Jobs",
-    "Registry",
     "UnknownJob",
     "WrongState",
     "adopt",

@@ -252,10 +252,6 @@ class Runner:
             started["_id"], token=self.token, now=now, until=now + self.lease, limit=self._limit
         )
 
-    def _extend_lease(self, claimed: Document) -> bool:
-        """Extend the lease of a claimed job; return False if the claim was lost."""
-        return job_attempt.renew(claimed["_id"], token=self.token, until=self.clock() + self.lease)
-
     def _count(self, outcome: JobOutcome, is_written: bool) -> None:
         if not is_written:
             log.warning("A result was refused, because the claim of the job was lost", name=self.name)
@@ -327,7 +323,7 @@ class Runner:
 
     def _count_durations(self, due: datetime, took_ms: int) -> None:
         due_ms, ended_ms = unix_ms(due), unix_ms(estimated_now())
-        latency.count(self.durations, due_ms=due_ms, ready_ms=due_ms, began_ms=ended_ms - took_ms, ended_ms=ended_ms)
+        latency.count_all(self.durations, [(due_ms, due_ms)], began_ms=ended_ms - took_ms, ended_ms=ended_ms)
 
     def _failure(self, run: JobRun, error: BaseException, took_ms: int) -> JobOutcome:
         message = as_text(error) if isinstance(error, FunctionExited) else f"{type(error).__name__}: {as_text(error)}"
@@ -395,7 +391,8 @@ class Runner:
             return True
         id = str(claimed["_id"])
         try:
-            if not self._extend_lease(claimed) and self._executing is not None and self._claimed is claimed:
+            is_held = job_attempt.renew(claimed["_id"], token=self.token, until=self.clock() + self.lease)
+            if not is_held and self._executing is not None and self._claimed is claimed:
                 log.warning("The claim of an executing job was lost", job=id, name=self.name)
         except Error as error:
             log.warning("A lease could not be renewed", job=id, error=reason(error))

@@ -87,9 +87,8 @@ class ArrivalNotifier:
                     self._is_reading = False  # later subscribers wait for the next read loop
                     return
             arrived = 0
-            for stream, entries in _entries_by_stream(
-                client.xread(ends, count=ARRIVALS_PER_READ, block=int(READ_BLOCK_TIMEOUT * 1000))
-            ):
+            read: Any = client.xread(ends, count=ARRIVALS_PER_READ, block=int(READ_BLOCK_TIMEOUT * 1000))
+            for stream, entries in read:
                 # Resuming a type may make many messages available.
                 arrived += len(self._subscribers) if stream == self._resumes else len(entries)
                 ends[stream] = entries[-1][0]
@@ -123,9 +122,3 @@ class ArrivalNotifier:
         """Stop waiting. A notification that was not used is passed to the next consumer."""
         if not arrival.cancel():
             self.wake(1)
-
-
-def _entries_by_stream(read: Any) -> list[tuple[bytes, list[Any]]]:
-    """Return the entries of an XREAD reply by stream: a list in RESP2, a mapping in RESP3."""
-    pairs = read.items() if isinstance(read, dict) else read or []
-    return [(stream, entries) for stream, entries in pairs if entries]

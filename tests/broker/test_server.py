@@ -104,6 +104,8 @@ def test_a_node_of_a_cluster_is_refused_as_the_broker(role: str, servers: Server
     # By default the nodes talk on the port + 10,000, which an outgoing connection may have.
     config = {"cluster-enabled": "yes", "cluster-port": str(free_port())}
     with Valkey(tmp_path / "redis", config=config) as node:
+        with pytest.raises(ConfigurationError, match="is a node of a Redis Cluster"):
+            start_check.require_broker(Celery(broker=node.url), node.url)  # as health checks it
         said = log_of_refused_start(CeleryProcess(tmp_path / "process.log", role, env={"REDIS_URL": node.url}))
     assert "is a node of a Redis Cluster" in said
 

@@ -30,7 +30,7 @@ def done(name: str, *durations_ms: int) -> None:
     """Count items that were done, and copy the history."""
     counts = Counter[str](done=len(durations_ms))
     for ms in durations_ms:
-        latency.count(counts, due_ms=0, ready_ms=0, began_ms=0, ended_ms=ms)
+        latency.count_all(counts, [(0, 0)], began_ms=0, ended_ms=ms)
     counters.items(name, counts)
     history.copy(SYSTEMS, now=server_now())
 

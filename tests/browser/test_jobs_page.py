@@ -187,7 +187,7 @@ def test_each_name_has_how_long_its_jobs_wait_and_run(visit: Visit, queue: Queue
     sample_data.make_job(queue, INVOICE)
     sample_data.make_job(queue, REPORT)
     counts = Counter[str](done=1)
-    latency.count(counts, due_ms=0, ready_ms=0, began_ms=5 * 3_600_000, ended_ms=5 * 3_600_000 + 1_000)
+    latency.count_all(counts, [(0, 0)], began_ms=5 * 3_600_000, ended_ms=5 * 3_600_000 + 1_000)
     counters.items_by_hour(f"{JOBS_INITIATOR}/{INVOICE}", counts)
     visit.open("/jobs")
     for name, wait, run in ((INVOICE, "> 4 h", "980 ms"), (REPORT, "—", "—")):

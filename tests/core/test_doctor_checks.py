@@ -10,7 +10,8 @@ import pytest
 
 from models import deployment
 from queue_manager import redis_keys
-from queue_manager.doctor import CHECKS, installation, mongodb
+from queue_manager.doctor import installation, mongodb
+from queue_manager.doctor.checks import CHECKS
 from queue_manager.doctor.redis_servers import COMMANDS
 from queue_manager.health_rules import Problem, Rule
 from queue_manager.telemetry.worker_heartbeats import is_same_database

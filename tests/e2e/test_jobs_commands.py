@@ -302,7 +302,7 @@ class TestStatus:
     def test_the_latency_names_its_unit(self, clean: Servers) -> None:
         made(INVOICE, 1)
         counts = Counter[str](done=1)
-        latency.count(counts, due_ms=0, ready_ms=0, began_ms=2_000, ended_ms=3_000)
+        latency.count_all(counts, [(0, 0)], began_ms=2_000, ended_ms=3_000)
         counters.items_by_hour(f"{JOBS_INITIATOR}/{INVOICE}", counts)
         title, row = run("latency").stdout.splitlines()
         assert re.split(" {2,}", title.rstrip()) == ["name", "done", "wait p95 ms", "run p95 ms"]

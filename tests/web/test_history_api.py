@@ -28,7 +28,7 @@ def count(*durations_ms: int) -> None:
     """Count items that were done these times after they were due."""
     counts = Counter[str](done=len(durations_ms))
     for ms in durations_ms:
-        latency.count(counts, due_ms=0, ready_ms=0, began_ms=ms // 2, ended_ms=ms)
+        latency.count_all(counts, [(0, 0)], began_ms=ms // 2, ended_ms=ms)
     counters.items(NAME, counts)
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from models import job
 from queue_manager.core.clock import hours, minutes, seconds
-from services.job_queues import InvalidJob, Registry
+from services.job_queues import InvalidJob
+from services.job_queues.registry import Registry
 from services.job_queues.repetition import declared_details, store_declared
 from tests.job_lab import Lab
 from tests.real_servers import Servers

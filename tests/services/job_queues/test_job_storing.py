@@ -24,8 +24,9 @@ from models import job, job_operations
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
-from services.job_queues import InvalidJob, Registry, UnknownJob
+from services.job_queues import InvalidJob, UnknownJob
 from services.job_queues.fields import job_key, search_text
+from services.job_queues.registry import Registry
 from tests.job_lab import Lab
 from tests.models.test_due_at_scale import profile
 from tests.rooms import T0

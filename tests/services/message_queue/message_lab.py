@@ -15,11 +15,12 @@ from dev.binaries import VALKEY
 from dev.servers import Valkey
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import CLIENT_OPTIONS
-from services.message_queue import Message, MessageQueue, MessageState, QueueAdmin, Sweeper
+from services.message_queue import Message, MessageQueue, MessageState, QueueAdmin
 from services.message_queue.arrivals import READ_BLOCK_TIMEOUT, ArrivalNotifier
 from services.message_queue.messages import QueueOptions
 from services.message_queue.other_programs import OtherPrograms
 from services.message_queue.scripts import Scripts, streams
+from services.message_queue.sweeper import Sweeper
 
 ASIDE = ("healed", "healed_until", "forget_cursor", "adopted")
 """Keys that say how far a search has come: they may change when nothing else does."""
