@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from queue_manager import client
-from queue_manager.client.exchanges import event_stream, operation, pages
+from queue_manager.client.exchanges import Method
 from queue_manager.client.jobs import JobOperations
 from queue_manager.client.messages import MessageOperations
 from queue_manager.client.systems import SystemOperations
@@ -41,7 +41,7 @@ def _parts() -> Iterator[str]:
     for name, part in PARTS.items():
         yield f"## client.{name}\n"
         for method, described in vars(part).items():
-            if isinstance(described, operation | pages | event_stream):
+            if isinstance(described, Method):
                 yield _entry(f"{name}.{method}", getattr(part, method))
         if name == "messages":
             yield from _received()

@@ -26,17 +26,12 @@ MAX_EVENT_SIZE = 16 * 1024 * 1024
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
+DescriptionT = TypeVar("DescriptionT")
+SyncT = TypeVar("SyncT")
+AsyncT = TypeVar("AsyncT")
 HttpClient: TypeAlias = httpx2.Client | httpx2.AsyncClient
-
-
-@dataclass(frozen=True)
-class Sleep:
-    """A pause before the next request."""
-
-    seconds: float
-
-
-Command: TypeAlias = httpx2.Request | Sleep
+Command: TypeAlias = httpx2.Request | float
+"""A request, or the seconds until the next one."""
 Exchange: TypeAlias = Generator[Command, Any, ResultT]
 
 
@@ -147,7 +142,7 @@ class Resource:
                 error = ClientError.of_response(outcome)
             if not error.is_temporary or not (error.error == "unreachable" or is_repeatable or method == "GET"):
                 raise error
-            yield Sleep(retries.delay_after(error))
+            yield retries.delay_after(error)
 
 
 def path_segment(text: str) -> str:
@@ -183,8 +178,8 @@ class SyncResource(Resource):
                 command = exchange.send(outcome)
             except StopIteration as end:
                 return cast(ResultT, end.value)
-            if isinstance(command, Sleep):
-                time.sleep(command.seconds)
+            if not isinstance(command, httpx2.Request):
+                time.sleep(command)
                 continue
             try:
                 outcome = self._http.send(command)
@@ -231,8 +226,8 @@ class AsyncResource(Resource):
                 command = exchange.send(outcome)
             except StopIteration as end:
                 return cast(ResultT, end.value)
-            if isinstance(command, Sleep):
-                await asyncio.sleep(command.seconds)
+            if not isinstance(command, httpx2.Request):
+                await asyncio.sleep(command)
                 continue
             try:
                 outcome = await self._http.send(command)
@@ -270,56 +265,44 @@ class AsyncResource(Resource):
             await asyncio.sleep(delay)
 
 
-class operation(Generic[P, ResultT]):
-    """A method that returns the result of an exchange; on an `AsyncResource` it is awaited."""
+class Method(Generic[P, DescriptionT, SyncT, AsyncT]):
+    """What the decorators make of a description. The attribute of the class is the description itself."""
 
-    def __init__(self, describe: Callable[Concatenate[Any, P], Exchange[ResultT]]) -> None:
-        self._describe = describe
-
-    @overload
-    def __get__(self, instance: None, owner: object) -> Callable[Concatenate[Any, P], Exchange[ResultT]]: ...
-    @overload
-    def __get__(self, instance: SyncResource, owner: object) -> Callable[P, ResultT]: ...
-    @overload
-    def __get__(self, instance: AsyncResource, owner: object) -> Callable[P, Coroutine[Any, Any, ResultT]]: ...
-    def __get__(self, instance: Any, owner: object) -> Any:
-        if instance is None:
-            return self._describe
-        describe = self._describe.__get__(instance)
-        return wraps(describe)(lambda *args, **options: instance._run(describe(*args, **options)))
-
-
-class pages(Generic[P, ResultT]):
-    """A method that iterates over all pages of a list; its description takes the cursor of a page."""
-
-    def __init__(self, describe: Callable[Concatenate[Any, str | None, P], Exchange[Page[ResultT]]]) -> None:
-        self._describe = describe
+    def __init__(self, describe: DescriptionT, execute: Callable[[Any, Callable[..., Any]], Any]) -> None:
+        self._describe: Any = describe
+        self._execute = execute
 
     @overload
-    def __get__(self, instance: SyncResource, owner: object) -> Callable[P, Generator[ResultT, None, None]]: ...
+    def __get__(self, instance: None, owner: object) -> DescriptionT: ...
     @overload
-    def __get__(self, instance: AsyncResource, owner: object) -> Callable[P, AsyncGenerator[ResultT, None]]: ...
+    def __get__(self, instance: SyncResource, owner: object) -> Callable[P, SyncT]: ...
+    @overload
+    def __get__(self, instance: AsyncResource, owner: object) -> Callable[P, AsyncT]: ...
     def __get__(self, instance: Any, owner: object) -> Any:
         if instance is None:
             return self._describe
         describe = self._describe.__get__(instance)
         return wraps(describe)(
-            lambda *args, **options: instance._iterate(lambda cursor: describe(cursor, *args, **options))
+            lambda *args, **options: self._execute(instance, lambda *cursor: describe(*cursor, *args, **options))
         )
 
 
-class event_stream(Generic[P]):
+def operation(
+    describe: Callable[Concatenate[Any, P], Exchange[ResultT]],
+) -> Method[P, Callable[Concatenate[Any, P], Exchange[ResultT]], ResultT, Coroutine[Any, Any, ResultT]]:
+    """A method that returns the result of an exchange; on an `AsyncResource` it is awaited."""
+    return Method(describe, lambda resource, describe: resource._run(describe()))
+
+
+def pages(
+    describe: Callable[Concatenate[Any, str | None, P], Exchange[Page[ResultT]]],
+) -> Method[P, object, Generator[ResultT, None, None], AsyncGenerator[ResultT, None]]:
+    """A method that iterates over all pages of a list; its description takes the cursor of a page."""
+    return Method(describe, lambda resource, describe: resource._iterate(describe))
+
+
+def event_stream(
+    describe: Callable[Concatenate[Any, P], EventPosition],
+) -> Method[P, object, Generator[ServerEvent, None, None], AsyncGenerator[ServerEvent, None]]:
     """A method that iterates over server-sent events without end, and resumes after a disconnection."""
-
-    def __init__(self, describe: Callable[Concatenate[Any, P], EventPosition]) -> None:
-        self._describe = describe
-
-    @overload
-    def __get__(self, instance: SyncResource, owner: object) -> Callable[P, Generator[ServerEvent, None, None]]: ...
-    @overload
-    def __get__(self, instance: AsyncResource, owner: object) -> Callable[P, AsyncGenerator[ServerEvent, None]]: ...
-    def __get__(self, instance: Any, owner: object) -> Any:
-        if instance is None:
-            return self._describe
-        describe = self._describe.__get__(instance)
-        return wraps(describe)(lambda *args, **options: instance._listen(describe(*args, **options)))
+    return Method(describe, lambda resource, describe: resource._listen(describe()))

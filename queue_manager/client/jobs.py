@@ -17,7 +17,6 @@ from queue_manager.client.exchanges import (
     Exchange,
     Page,
     Resource,
-    Sleep,
     SyncResource,
     event_stream,
     operation,
@@ -179,7 +178,7 @@ class JobOperations(Resource):
             remaining = ends_at - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError(f"The job {id} is not finished after {timeout:g} s; {reason}")
-            yield Sleep(min(pause, remaining))
+            yield min(pause, remaining)
 
     @operation
     def cancel(self, id: str) -> Exchange[StoredJob]:
