@@ -7,7 +7,6 @@ import logging
 import time
 from datetime import datetime
 from threading import Event, Thread
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -195,9 +194,7 @@ class ReceivedMessage(Received, SyncResource):
         self._heartbeat.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._is_over.set()
         self._heartbeat.join()
         self._run(self._settle(error))
@@ -215,9 +212,7 @@ class AsyncReceivedMessage(Received, AsyncResource):
         self._heartbeat = asyncio.create_task(self._beat_for_ever())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._heartbeat.cancel()
         await asyncio.gather(self._heartbeat, return_exceptions=True)
         await self._run(self._settle(error))

@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from types import TracebackType
 from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 from fastapi import Depends, Header, Query, Request
@@ -192,9 +191,7 @@ class Feed(Generic[PositionT]):
         self._tasks = [asyncio.create_task(run()) for run in (self._read, self._end_with_process)]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._shutdown.set()
         self._end_listeners()
         await cancel(self._tasks)

@@ -12,7 +12,6 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import TypeVar
 
 from queue_manager.core.background import cancel
@@ -52,9 +51,7 @@ class OverdueSweeper:
         log.info(f"Overdue requeue worker started (interval={self._period_ms}ms)")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await cancel(self._tasks)
 
     async def _sweep(self) -> None:
