@@ -9,8 +9,7 @@ import getpass
 import logging
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 import typer
@@ -60,11 +59,9 @@ def confirm(
         fail(f"nothing was deleted: you did not type {typed}", code=1)
 
 
-@contextmanager
-def audited(action: ActionName, **known: Any) -> Iterator[AuditedAction]:
+def audited(action: ActionName, **known: Any) -> AbstractContextManager[AuditedAction]:
     """Record what a command does in the block; see `services.audit.recorded`."""
-    with recorded(current_actor(), action, **known) as done:
-        yield done
+    return recorded(current_actor(), action, **known)
 
 
 def echo_undo(undo: str | None) -> None:

@@ -84,7 +84,7 @@ def list_items(
         print_answer(page)
     else:
         titles = {"since": "in this state since", "attempts": found.attempts_name.lower()}
-        rows = [item.model_copy(update={"reason": without_traceback(item.reason or "")}) for item in page.items]
+        rows = [{**dict(item), "reason": without_traceback(item.reason or "")} for item in page.items]
         print_table(rows, ITEM_COLUMNS, nothing=nothing, cursor=page.cursor, renamed=titles)
 
 

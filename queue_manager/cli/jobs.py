@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Annotated
 
 import typer
@@ -162,9 +161,12 @@ def latency(is_json: AnswerJsonOption = False) -> None:
         print_answer(found)
         return
     rows = [
-        SimpleNamespace(
-            name=name, done=one.run.count, wait_p95_ms=one.wait and one.wait.p95_ms, run_p95_ms=one.run.p95_ms
-        )
+        {
+            "name": name,
+            "done": one.run.count,
+            "wait_p95_ms": one.wait and one.wait.p95_ms,
+            "run_p95_ms": one.run.p95_ms,
+        }
         for name, one in found.names.items()
         if one.run is not None
     ]

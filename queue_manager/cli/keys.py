@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Annotated
 
 import typer
@@ -37,9 +36,7 @@ def keys(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list
         typer.echo(json.dumps(listed, indent=2))
     else:
         rows = [
-            SimpleNamespace(
-                name=one.name, role=one.role, systems=", ".join(one.systems or ()), expires_at=one.expires_at
-            )
+            {"name": one.name, "role": one.role, "systems": ", ".join(one.systems or ()), "expires_at": one.expires_at}
             for one in found
         ]
         nothing = "no API keys: only this machine has access, with the role operator"

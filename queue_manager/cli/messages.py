@@ -197,7 +197,7 @@ def list_activity(
     if as_json:
         print_answer(page)
         return
-    shown = [one.model_copy(update={"timestamp": field_text("at", one.timestamp)}) for one in page.logs]
+    shown = [{**dict(one), "timestamp": field_text("at", one.timestamp)} for one in page.logs]
     print_table(shown, ACTIVITY_COLUMNS, nothing="no entries")
     if page.pagination.has_more:
         typer.echo(f"there are {page.pagination.total}: --offset {offset + limit}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -84,7 +83,8 @@ def scans(
     if as_json:
         print_answer(page)
     else:
-        print_table(page.scans, SCAN_COLUMNS, nothing="no scan in 24 hours", cursor=page.cursor)
+        shown = [dict(scan) for scan in page.scans]
+        print_table(shown, SCAN_COLUMNS, nothing="no scan in 24 hours", cursor=page.cursor)
 
 
 def history(
@@ -111,7 +111,7 @@ def history(
         return
     step = seconds(found.step_seconds)
     steps = [
-        SimpleNamespace(begin=to_iso(found.begins_at + number * step), **dict(zip(found.outcomes, counts, strict=True)))
+        {"begin": to_iso(found.begins_at + number * step), **dict(zip(found.outcomes, counts, strict=True))}
         for number, counts in enumerate(zip(*found.outcomes.values(), strict=True))
         if any(counts)
     ]
@@ -143,8 +143,8 @@ def state_text(idle: str | None, *, is_on: bool) -> str:
     return (idle or "on") if is_on else "off"
 
 
-def _row(system: SystemState | ScheduleEntry, idle: str | None) -> SimpleNamespace:
-    return SimpleNamespace(**dict(system), state=state_text(idle, is_on=system.is_on))
+def _row(system: SystemState | ScheduleEntry, idle: str | None) -> dict[str, Any]:
+    return {**dict(system), "state": state_text(idle, is_on=system.is_on)}
 
 
 def _print_day(day: History, *, as_json: bool) -> None:
@@ -152,7 +152,7 @@ def _print_day(day: History, *, as_json: bool) -> None:
         print_answer(day)
         return
     rows = [
-        SimpleNamespace(name=name, ended=", ".join(f"{outcome} {sum(counts)}" for outcome, counts in found.items()))
+        {"name": name, "ended": ", ".join(f"{outcome} {sum(counts)}" for outcome, counts in found.items())}
         for name, found in day.systems.items()
         if found is not None
     ]

@@ -143,7 +143,7 @@ def print_answer(answer: object) -> None:
 
 
 def print_table(
-    rows: Sequence[object],
+    rows: Sequence[Mapping[str, object]],
     columns: Sequence[str],
     *,
     nothing: str,
@@ -153,9 +153,7 @@ def print_table(
     """Print some fields of rows as a table, and how to print the next page; `renamed` has other titles than names."""
     titles = [(renamed or {}).get(name, name.replace("_", " ")) for name in columns]
     if rows:
-        print_rows(
-            console(), [dict(zip(titles, (_text(getattr(row, name)) for name in columns), strict=True)) for row in rows]
-        )
+        print_rows(console(), [dict(zip(titles, (_text(row[name]) for name in columns), strict=True)) for row in rows])
     else:
         console().print(nothing)
     print_cursor(cursor)
