@@ -55,6 +55,17 @@ def test_slash_stays_with_the_search_of_a_list(visit: Visit) -> None:
     expect(page.get_by_label("Find any id")).to_be_focused()
 
 
+def test_slash_finds_any_id_where_the_list_has_no_search(visit: Visit) -> None:
+    page = visit.open("/audit")
+    expect(page.locator("#empty")).to_be_visible()
+    page.keyboard.press("?")
+    expect(visit.dialog).to_contain_text("Find any idCtrl K or ⌘ K or /")
+    expect(visit.dialog).not_to_contain_text("Search this list")
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Find any id")).to_be_focused()
+
+
 def test_an_ambiguous_id_lists_all_matches(visit: Visit) -> None:
     for id in (5, "5"):
         make_room(server_now() + hours(1), _id=id)

@@ -23,11 +23,11 @@ function select(name) {
 /** @param {...string} names */
 const keys = (...names) => names.flatMap((name, index) => [index > 0 && " or ", element("kbd", {}, name)]);
 
-export function showDisplay() {
-  const hasFilter = document.getElementById("filter") !== null;
+/** @param {boolean} hasSearch true if the page has a list that can be searched */
+export function showDisplay(hasSearch) {
   show("Display and keys", [select("times"), select("theme"), facts("pairs", [
-    ["Find any id", keys("Ctrl K", "⌘ K", ...(hasFilter ? [] : ["/"]))],
-    ["Search this list", hasFilter ? keys("/") : null],
+    ["Find any id", keys("Ctrl K", "⌘ K", ...(hasSearch ? [] : ["/"]))],
+    ["Search this list", hasSearch ? keys("/") : null],
     ["Values of a chart", keys("←", "→")],
     ["Close a dialog", keys("Esc")],
     ["Show this", keys("?")],

@@ -52,7 +52,6 @@ export class List {
     byId("export").addEventListener("click", () => this.export());
     byId("stop").addEventListener("click", () => this.stop());
     addEventListener("popstate", () => this.restore());
-    addEventListener("keydown", (event) => this.shortcut(event));
     this.restore();
   }
 
@@ -138,14 +137,6 @@ export class List {
     for (const head of document.querySelectorAll("th[data-sort]")) {
       head.ariaSort = sort ? (head.dataset.sort !== sort ? null : order === "asc" ? "ascending" : "descending") : head.dataset.default ?? null;
     }
-  }
-
-  /** @param {KeyboardEvent} event */
-  shortcut(event) {
-    const isTyping = /** @type {Element} */ (event.target).matches("input, textarea, select") || document.querySelector("dialog[open]");
-    if (event.key !== "/" || isTyping || event.ctrlKey || event.metaKey) return;
-    event.preventDefault();
-    this.form.elements.search?.focus();
   }
 
   // Reading and showing

@@ -1,12 +1,13 @@
-// The parts of every page, with their keys: the field that finds any id, and the display settings.
+// The parts of every page, with their keys: the field that finds any id, the search of its list, the display settings.
 
 import { ARE_RELATIVE, ZONE } from "./clock.js";
 import { byId } from "./dom.js";
 
 const display = byId("display");
+const search = document.getElementById("filter-search"); // of the list
 
 async function showDisplay() {
-  (await import("./display.js")).showDisplay();
+  (await import("./display.js")).showDisplay(search !== null);
 }
 
 display.textContent = ARE_RELATIVE ? "Relative times" : `Times in ${ZONE}`;
@@ -27,8 +28,8 @@ addEventListener("keydown", (event) => {
   const hasCommand = event.ctrlKey || event.metaKey;
   const isTyping = /** @type {Element} */ (event.target).matches("input, textarea, select");
   if (event.key === "?" && !hasCommand && !isTyping) return showDisplay();
-  const isFree = !hasCommand && !isTyping && !document.getElementById("filter"); // "/" is the list's own search
-  if (hasCommand ? event.key.toLowerCase() !== "k" : !isFree || event.key !== "/") return;
+  if (hasCommand ? event.key.toLowerCase() !== "k" : isTyping || event.key !== "/") return;
   event.preventDefault();
-  byId("find").select();
+  if (search && !hasCommand) search.focus();
+  else byId("find").select();
 });
