@@ -14,7 +14,6 @@ interface Failure {
 
 type Diagnosis = Schemas["Diagnosis"];
 type Found = Schemas["Explanation"];
-type HealthProblem = Schemas["Problem"];
 type Item = Schemas["ListedItem"];
 type ItemPage = Schemas["Items"];
 type ItemState = Item["state"];
