@@ -14,7 +14,8 @@ from services.message_queue.activity import ActivityEntry, Anomaly, AnomalyType,
 from services.message_queue.messages import EventKind, HistoryEvent
 
 Action = Literal["enqueue", "dequeue", "touch", "ack", "nack", "requeue", "dlq", "move", "update", "delete", "clear"]
-ACTIONS: dict[EventKind | QueueEventType, Action] = {
+ACTIONS: dict[EventKind | QueueEventType | Action, Action] = {
+    **{action: action for action in get_args(Action)},
     "delivered": "dequeue",
     "touched": "touch",
     "requeued": "requeue",
@@ -22,17 +23,8 @@ ACTIONS: dict[EventKind | QueueEventType, Action] = {
     "acknowledged": "ack",
     "replayed": "move",
     "archived": "move",
-    "enqueue": "enqueue",
-    "dequeue": "dequeue",
-    "touch": "touch",
     "acknowledge": "ack",
-    "nack": "nack",
-    "requeue": "requeue",
     "move_to_dlq": "dlq",
-    "move": "move",
-    "update": "update",
-    "delete": "delete",
-    "clear": "clear",
 }
 DEFAULT_ACTIVITY_LIMIT, MAX_ACTIVITY_LIMIT = 100, 1_000
 

@@ -14,7 +14,7 @@ from queue_manager.core.errors import NotFound
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.operations import cursors
-from queue_manager.operations.overview import leader_of, numbers_of, scan_of
+from queue_manager.operations.overview import leader_of, numbers_of
 from queue_manager.operations.schemas import latency_of, percentiles_of
 from queue_manager.operations.system_schemas import (
     History,
@@ -22,6 +22,7 @@ from queue_manager.operations.system_schemas import (
     Overview,
     PercentileSeries,
     Scan,
+    ScanRun,
     Scans,
     Schedule,
     ScheduleEntry,
@@ -86,8 +87,8 @@ def read_schedule() -> Schedule:
         entries = []
         for system in systems():
             is_on = system.is_on(settings())
-            runs = map(scan_of, scan_run.latest(system.scan_task, limit=MAX_LAST_RUNS))
-            last_runs = [run for run in runs if run is not None]
+            runs = scan_run.latest(system.scan_task, limit=MAX_LAST_RUNS)
+            last_runs = [ScanRun(**numbers_of(run)) for run in runs]
             entries.append(
                 ScheduleEntry(
                     name=system.name,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from anyio import from_thread
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -40,7 +40,7 @@ from queue_manager.system import SCANS_QUEUE, SystemStats, item_queues
 from queue_manager.telemetry import counters, latency, worker_heartbeats
 from queue_manager.telemetry.counters import Totals
 from queue_manager.telemetry.latency import Measure
-from queue_manager.web.routes.systems.events import current_readings
+from queue_manager.web.routes.systems.events import overview_states
 from services.job_queues import jobs_by_state
 
 SCAN_TOTALS = {
@@ -87,14 +87,12 @@ router = APIRouter()
 @router.get("/metrics", response_class=PlainTextResponse)
 def metrics(request: Request) -> Response:
     """Return the metrics in the text format of Prometheus."""
-    registry = CollectorRegistry()
-    registry.register(from_thread.run(collector, request))
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(from_thread.run(collector, request)), media_type=CONTENT_TYPE_LATEST)
 
 
 async def collector(request: Request) -> SystemsCollector:
     """Return the collector of one scrape, with the statistics and problems that the overview is made from."""
-    found = await current_readings(request)
+    found = await overview_states(request).readings()
     return SystemsCollector(all_problems(found), found.stats)
 
 

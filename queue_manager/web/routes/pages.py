@@ -141,9 +141,7 @@ async def jobs(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     return render_page("jobs.html", request, principal, is_on=is_on, max_silence_ms=milliseconds(silence))
 
 
-@of_jobs.get("/jobs/{id:path}")
-async def job(request: Request, principal: CurrentPrincipal, id: str) -> HTMLResponse:
-    return _item_page(job_queues.system, request, principal, id)
+of_jobs.add_api_route("/jobs/{id:path}", _page_of_item(job_queues.system))
 
 
 @of_each.get(WORKERS_PAGE)

@@ -32,7 +32,7 @@ from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.server_calls import broker
 from queue_manager.web.http.errors import Error
-from queue_manager.web.routes.systems.events import current_overview
+from queue_manager.web.routes.systems.events import overview_states
 from services.message_queue import server_url
 
 SERVER_TIMEOUT = 2.0  # seconds for each server; all are checked concurrently
@@ -78,7 +78,7 @@ async def readyz(request: Request, deep: Deep = None) -> JSONResponse | Alive:
     """Return 200 if every server that this process needs accepts a write and, with `deep`, no system has a problem."""
     reasons = await _readiness.problems()
     if deep is not None:
-        state = await current_overview(request)
+        state = await overview_states(request).state()
         reasons = reasons + [f"{problem.system}: {problem.rule.id}" for problem in state.all_problems]
     if not reasons:
         return Alive()

@@ -229,12 +229,8 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 async def _wait_for_message(options: ReceiveOptions, timeout: float, request: Request) -> Message | None:
     ending: asyncio.Event = request.app.state.ending
-    conditions: list[Coroutine[Any, Any, Any]] = [
-        _disconnected(request),
-        until_lost(access_check(request)),
-        ending.wait(),
-    ]
-    tasks = {asyncio.create_task(condition) for condition in conditions}
+    conditions = (_disconnected(request), until_lost(access_check(request)), ending.wait())
+    tasks: set[asyncio.Task[Any]] = {asyncio.create_task(condition) for condition in conditions}
     try:
         return await _Wait(options, tasks).message(timeout)
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -99,12 +99,9 @@ def delete_many(
     source: InQueue = None,
 ) -> DeletedMessages:
     """Delete up to 1,000 messages."""
-
-    def change(ids: Sequence[str], action: AuditedAction) -> Mapping[str, MessageOutcome]:
-        return queue_admin().delete(ids, source=source, keep=action.keeper("message"))
-
     with recorded(actor, "delete", **AUDITED_QUEUE, ids=checked_ids(body.messageIds)) as action:
-        outcomes = _change(action, change)
+        keep = action.keeper("message")
+        outcomes = _change(action, lambda ids, _: queue_admin().delete(ids, source=source, keep=keep))
     return DeletedMessages(**_results("deleted", outcomes), undo=action.undo)
 
 
@@ -172,13 +169,10 @@ def move(body: Annotated[Move, Depends(JsonBody(Move, max_bytes=MAX_SELECTION_BY
     """Move up to 1,000 messages."""
     if body.toQueue == body.fromQueue:
         raise InvalidField("toQueue", "must be another queue than fromQueue")
-
-    def change(ids: Sequence[str], _: AuditedAction) -> Mapping[str, MessageOutcome]:
-        return queue_admin().move(ids, to=body.toQueue, source=body.fromQueue, reason=body.errorReason)
-
     detail = " ".join(filter(None, [f"to {body.toQueue}", body.errorReason and f"({body.errorReason})"]))
     with recorded(actor, "move", **AUDITED_QUEUE, ids=checked_ids(body.messages), detail=detail) as action:
-        outcomes = _change(action, change)
+        to, source, reason = body.toQueue, body.fromQueue, body.errorReason
+        outcomes = _change(action, lambda ids, _: queue_admin().move(ids, to=to, source=source, reason=reason))
     return Moved(**_results("moved", outcomes))
 
 

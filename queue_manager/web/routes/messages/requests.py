@@ -144,21 +144,6 @@ LockToken = Annotated[
 ]
 
 
-class NewMessageBody(BaseModel):
-    """A message to be added."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    type: MessageType
-    payload: Payload = None
-    priority: MessagePriority = 0
-    ackTimeout: AckTimeout = None
-    maxAttempts: MaxAttempts = None
-    id: Annotated[str, Field(pattern=MESSAGE_ID_PATTERN)] | None = Field(
-        default=None, description="Makes repeated requests harmless. Not `.` or `..`, which URLs cannot contain."
-    )
-
-
 class MessageChange(BaseModel):
     """The members of a message to change."""
 
@@ -169,6 +154,16 @@ class MessageChange(BaseModel):
     priority: MessagePriority = UNCHANGED
     ackTimeout: AckTimeout = None
     maxAttempts: MaxAttempts = None
+
+
+class NewMessageBody(MessageChange):
+    """A message to be added."""
+
+    type: MessageType
+    priority: MessagePriority = 0
+    id: Annotated[str, Field(pattern=MESSAGE_ID_PATTERN)] | None = Field(
+        default=None, description="Makes repeated requests harmless. Not `.` or `..`, which URLs cannot contain."
+    )
 
 
 class _LockedMessage(BaseModel):

@@ -38,7 +38,7 @@ from queue_manager.system import System
 from queue_manager.web.auth.authorization import CurrentActor, CurrentPrincipal
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import Cursor, JsonBody, NoBody
-from queue_manager.web.routes.systems.events import current_overview, expire_overview
+from queue_manager.web.routes.systems.events import overview_states
 from services.audit import recorded
 from services.history import Range
 from tasks.retry import retry
@@ -68,7 +68,7 @@ Search = Annotated[
 @queries.get("/systems/{name}")
 async def one(system: Named, request: Request) -> OneSystem:
     """Return the state of one system."""
-    return operations.one_system(await current_overview(request), system)
+    return operations.one_system(await overview_states(request).state(), system)
 
 
 @queries.get("/systems/{name}/scans", responses=errors(503))
@@ -188,7 +188,7 @@ def pause(
     409: the system dispatches no items, because its scan does the work itself.
     """
     made = switches.pause_system(actor, system, body.reason)
-    expire_overview(request)
+    overview_states(request).expire()
     return PausedSystem(name=system.name, is_paused=True, pause=made)
 
 
@@ -196,7 +196,7 @@ def pause(
 def resume(system: Named, _: NoBody, actor: CurrentActor, request: Request) -> PausedSystem:
     """Dispatch the items of a paused system again, starting with its next scan."""
     switches.resume_system(actor, system)
-    expire_overview(request)
+    overview_states(request).expire()
     return PausedSystem(name=system.name, is_paused=False, pause=None)
 
 

@@ -44,28 +44,16 @@ FREQUENT_CHANGES: dict[str, Any] = {
 router = APIRouter()
 
 
-async def current_overview(request: Request) -> Overview:
-    """Return the overview of all systems."""
-    source: OverviewStates = request.app.state.overview_feed.source
-    return await source.state()
-
-
-async def current_readings(request: Request) -> Readings:
-    """Return what the current overview was made from."""
-    source: OverviewStates = request.app.state.overview_feed.source
-    return await source.readings()
-
-
-def expire_overview(request: Request) -> None:
-    """Show everybody at once what an operator has changed."""
-    source: OverviewStates = request.app.state.overview_feed.source
-    source.expire()
+def overview_states(request: Request) -> OverviewStates:
+    """Return the overview that all clients share."""
+    states: OverviewStates = request.app.state.overview_feed.source
+    return states
 
 
 @router.get("/overview")
 async def overview(request: Request, principal: CurrentPrincipal) -> Overview:
     """Return the leader, the workers online, and the state of each system, even while a server is unavailable."""
-    state = await current_overview(request)
+    state = await overview_states(request).state()
     return state if principal.systems is None else state.of_systems(principal.systems)
 
 
@@ -81,8 +69,7 @@ async def overview_events(request: Request, principal: CurrentPrincipal) -> Even
     feed: Feed[int] = request.app.state.overview_feed
     if principal.systems is None:
         return await feed.serve(request)
-    source: OverviewStates = request.app.state.overview_feed.source
-    return await feed.serve(request, shown=partial(source.event_for, principal.systems))
+    return await feed.serve(request, shown=partial(overview_states(request).event_for, principal.systems))
 
 
 class OverviewStates(EventSource[int]):
