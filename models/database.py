@@ -252,13 +252,15 @@ def require_replica_set() -> None:
 
     Raises:
         ConfigurationError: the server is standalone, refuses the credentials, or its SRV name is unknown.
-        ConnectionFailure: the server is unavailable.
+        Error: the server, or the DNS that has its SRV name, is unavailable.
     """
     url = redact_url(settings().mongo_db_url)
     try:
         hello = client().admin.command("hello")
         _ping_again_if_paused()
-    except DriverConfigurationError as error:  # the driver resolves mongodb+srv:// names when it creates the client
+    except DriverConfigurationError as error:  # the first command resolves a mongodb+srv:// name
+        if is_outage(error):
+            raise
         raise ConfigurationError(f"MongoDB at {url} cannot be used: {error}") from error
     except OperationFailure as error:
         if not is_forbidden(error):

@@ -103,6 +103,8 @@ _OUTAGES = {
     "kombu.exceptions.OperationalError": "the broker",
     f"{__name__}.{Unavailable.__qualname__}": "a server",
 }
+# Of mongodb+srv://. Other answers of DNS, such as that the name does not exist, are errors of the setting.
+_DNS_OUTAGES = {"dns.exception.Timeout", "dns.resolver.NoNameservers", "dns.resolver.NoResolverConfiguration"}
 _REFUSALS = {f"redis.exceptions.{name}" for name in ("ReadOnlyError", "MasterDownError", "OutOfMemoryError")}
 _ANY_REFUSAL, _REFUSAL_CODES = "redis.exceptions.ResponseError", ("MISCONF ", "NOREPLICAS ")
 
@@ -140,10 +142,16 @@ class ErrorText(str):
 
 def unavailable_server(error: BaseException) -> str | None:
     """Return the server whose outage an error means; `None` for other errors."""
-    kinds = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
+    kinds = _kinds(error)
     if "pymongo.errors.OperationFailure" in kinds and _is_mongodb_outage(error):
         return "MongoDB"
+    if "pymongo.errors.ConfigurationError" in kinds and not _DNS_OUTAGES.isdisjoint(_kinds(error.__cause__)):
+        return "MongoDB"
     return next((_OUTAGES[kind] for kind in kinds if kind in _OUTAGES), None)
+
+
+def _kinds(error: object) -> list[str]:
+    return [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
 
 
 def refusing_server(error: BaseException) -> str | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pickle
 from uuid import UUID
 
+import dns.resolver
 import pytest
 import redis
 from kombu.exceptions import OperationalError
 from pymongo.errors import (
     AutoReconnect,
     BulkWriteError,
+    ConfigurationError,
     CursorNotFound,
     DuplicateKeyError,
     ExecutionTimeout,
@@ -40,6 +42,13 @@ NOT_CONFIRMED = {"code": 64, "codeName": "WriteConcernFailed", "errmsg": "waitin
 
 def labelled(error: PyMongoError, label: str) -> PyMongoError:
     error._add_error_label(label)
+    return error
+
+
+def unresolved(cause: Exception | None) -> PyMongoError:
+    """Return the error of a mongodb+srv:// URL."""
+    error = ConfigurationError("x")
+    error.__cause__ = cause
     return error
 
 
@@ -129,6 +138,13 @@ def test_long_error_text_is_truncated_quickly(text: str) -> None:
         (BulkWriteError({"writeErrors": [], "writeConcernErrors": [NOT_CONFIRMED]}), "MongoDB"),
         (BulkWriteError({"writeErrors": [{"code": 112}], "writeConcernErrors": []}), "MongoDB"),
         (BulkWriteError({"writeErrors": [{"code": 11_000}], "writeConcernErrors": [NOT_CONFIRMED]}), None),
+        (unresolved(dns.resolver.LifetimeTimeout(timeout=2, errors=[])), "MongoDB"),
+        (unresolved(dns.resolver.NoNameservers()), "MongoDB"),
+        (unresolved(dns.resolver.NoResolverConfiguration()), "MongoDB"),
+        (unresolved(dns.resolver.NXDOMAIN()), None),
+        (unresolved(dns.resolver.NoAnswer()), None),
+        (unresolved(None), None),
+        (dns.resolver.NoNameservers(), None),
         (KeyError("x"), None),
     ],
     ids=lambda value: type(value).__name__,

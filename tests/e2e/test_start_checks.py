@@ -15,14 +15,23 @@ from pymongo import MongoClient
 from dev.ports import LOOPBACK
 from dev.servers import DATABASE, REPLICA_SET, Valkey
 from tests.e2e.celery_processes import ROOT, CeleryProcess, log_of_refused_start
-from tests.e2e.commands import queue_manager
+from tests.e2e.commands import COMMAND, environment, queue_manager
 from tests.eventually import eventually
 from tests.guarded_mongo import GuardedMongo
 from tests.real_servers import Servers
+from tests.servers.dns_server import dns_server, env_with_dns
 
 pytestmark = pytest.mark.processes
 
-UNKNOWN = "mongodb+srv://app:s3cret@no-such-name.example.invalid/product"
+
+@pytest.fixture
+def unknown() -> Iterator[dict[str, str]]:
+    """The environment of a process whose database has a name that DNS does not know."""
+    with dns_server(1, txt="") as port:
+        yield {
+            **env_with_dns(port),
+            "MONGO_DB_URL": "mongodb+srv://app:s3cret@no-such-name.example.invalid/product",
+        }
 
 
 class MongoWithUsers(GuardedMongo):
@@ -48,8 +57,8 @@ def migrate(url: str, directory: Path) -> subprocess.CompletedProcess[str]:
     return queue_manager("migrate", cwd=directory, MONGO_DB_URL=url)
 
 
-def test_worker_whose_database_name_is_unknown_ends(servers: Servers, tmp_path: Path) -> None:
-    said = log_of_refused_start(CeleryProcess(tmp_path / "log", "worker", env={"MONGO_DB_URL": UNKNOWN}))
+def test_worker_whose_database_name_is_unknown_ends(unknown: dict[str, str], servers: Servers, tmp_path: Path) -> None:
+    said = log_of_refused_start(CeleryProcess(tmp_path / "log", "worker", env=unknown))
     assert "MongoDB at mongodb+srv://***@no-such-name.example.invalid/product cannot be used" in said
 
 
@@ -79,8 +88,11 @@ def test_unexpected_error_ends_the_worker_and_its_traceback_is_logged_at_debug_l
 
 
 @pytest.mark.parametrize("command", ["migrate", "scan support-snooze"])
-def test_commands_name_an_unknown_database_in_one_sentence(command: str, tmp_path: Path) -> None:
-    done = queue_manager(*command.split(), cwd=tmp_path, MONGO_DB_URL=UNKNOWN)
+def test_commands_name_an_unknown_database_in_one_sentence(
+    command: str, unknown: dict[str, str], tmp_path: Path
+) -> None:
+    env, line = environment(**unknown), [*COMMAND, *command.split()]
+    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 2
     assert "no-such-name.example.invalid/product cannot be used" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 from urllib.parse import quote
 
@@ -16,11 +17,13 @@ from dev.servers import DATABASE, REPLICA_SET, Valkey
 from models import database
 from models.transaction import end_abandoned
 from queue_manager.core.settings import settings
-from tests.e2e.celery_processes import ROOT, CeleryProcess, log_of_refused_start
+from tests.e2e.celery_processes import CeleryProcess, LoggedProcess, log_of_refused_start
+from tests.e2e.commands import COMMAND
 from tests.e2e.job_processes import job_lab
 from tests.eventually import eventually
+from tests.real_servers import Servers
 from tests.servers.certificates import Certificates
-from tests.servers.dns_server import NAME, dns_server
+from tests.servers.dns_server import NAME, dns_server, env_with_dns
 from tests.servers.everything import command, do_everything, processes, shown
 from tests.servers.mongo_server import PASSWORDS, MongoWithRoles
 from tests.web.credentials import OPERATOR
@@ -30,7 +33,6 @@ pytestmark = pytest.mark.processes
 
 EVERY_SYSTEM = {"QM_PROJECTS": "true", "QM_SITES_FIX_STALE_THUMBNAILS": "true"}
 SECRETS = [*PASSWORDS.values(), *(quote(password, safe="") for password in PASSWORDS.values())]
-OWN_DNS = f"{Path(__file__).parent / 'own_dns'}:{ROOT}"
 PAGES = [
     *("/api/jobs", "/api/jobs/status", "/api/overview/history", "/api/schedule", "/api/workers"),
     *(f"/api/systems/{name}/items" for name in ("support-snooze", "review-requests", "stale-thumbnails", "second-try")),
@@ -125,7 +127,7 @@ def test_migrate_names_the_missing_rights_of_the_runtime_user(mongo: MongoWithRo
 @pytest.mark.parametrize("mongo", [True], indirect=True)
 def test_everything_works_by_srv_with_tls(mongo: MongoWithRoles, valkey: Valkey, tmp_path: Path) -> None:
     with dns_server(mongo.port, txt=f"replicaSet={REPLICA_SET}&authSource={DATABASE}") as port:
-        env = {"PYTHONPATH": OWN_DNS, "OWN_DNS_PORT": str(port), "REDIS_URL": valkey.url}
+        env = {**env_with_dns(port), "REDIS_URL": valkey.url}
         migrate(mongo.url_of("qm-migrate"), valkey)  # by address, with TLS
         urls = [mongo.srv_url_of(user, NAME) for user in ("qm", "qm-migrate")]
         with processes(tmp_path, migrate_as=urls[1], **env, MONGO_DB_URL=urls[0]) as running:
@@ -136,3 +138,25 @@ def test_everything_works_by_srv_with_tls(mongo: MongoWithRoles, valkey: Valkey,
     assert "MongoDB at mongodb+srv://***@no.such.name/" in said
     for secret in SECRETS:
         assert secret not in text + said
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("process", ["migrate", "worker"])
+def test_a_failed_dns_lookup_is_waited_for(process: str, servers: Servers, tmp_path: Path) -> None:
+    is_broken = Event()
+    is_broken.set()
+    with dns_server(servers.mongo.port, txt=f"replicaSet={REPLICA_SET}", is_broken=is_broken) as port:
+        env = {**env_with_dns(port), "MONGO_DB_URL": f"mongodb+srv://{NAME}/{DATABASE}?tls=false"}
+        started = (
+            CeleryProcess(tmp_path / "log", "worker", env=env)
+            if process == "worker"
+            else LoggedProcess(tmp_path / "log", *COMMAND[1:], process, env=env)
+        )
+        with started.start(ready=False):
+            eventually(lambda: "is unreachable (All nameservers failed" in started.log)
+            is_broken.clear()
+            eventually(lambda: "is back" in started.log)
+            if process == "migrate":
+                eventually(lambda: started.exit_code() == 0)
+            else:
+                eventually(lambda: " ready." in started.log)
