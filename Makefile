@@ -3,8 +3,9 @@
 PYTHON ?= python3
 DEMO ?= 1
 BIN := .venv/bin
-# A virtual environment works at one path and with one version of Python: for any other, it is made anew.
-VENV := .venv/.python-$(shell $(PYTHON) -c 'import os, sys, zlib; print("%d.%d-%x" % (sys.version_info[0], sys.version_info[1], zlib.crc32(os.getcwd().encode())))' 2>/dev/null)
+# A virtual environment works at one path and with one installation of Python: for any other, it is made anew.
+PYTHON_AND_PATH := *sys.version_info[:2], os.path.realpath(sys._base_executable), os.getcwd()
+VENV := .venv/.python-$(shell $(PYTHON) -c 'import os, sys, zlib; print("%x" % zlib.crc32(repr(($(PYTHON_AND_PATH))).encode()))' 2>/dev/null)
 INSTALLED_UP := .venv/.installed-up
 INSTALLED_DEV := .venv/.installed-dev
 INSTALLED_DOCS := .venv/.installed-docs
@@ -18,6 +19,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE # each process would compile everything that it imports, which takes longer than the import
 
 .PHONY: help up test test-slow test-smoke test-processes test-crash test-scale test-browser test-node test-all stress bench soak size lint lint-python lint-scripts format lock clean preflight test-deploy test-upstream dist docs clients faults
+
+.NOTPARALLEL: # several of these targets install into the same .venv
 
 help: ## list these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24

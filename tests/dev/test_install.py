@@ -31,8 +31,20 @@ with open("installed", "a") as file:
     file.write(sys.argv[-1] + "\\n")
 """
 INTERRUPTED_PIP = "import os, signal; os.kill(os.getppid(), signal.SIGINT)"
-OTHER_PYTHON = "import os, sys\nif 'OTHER_PYTHON' in os.environ: sys.version_info = (3, 99, 0, 'final', 0)"
-UP, DEV, NODE = ".venv/.installed-up", ".venv/.installed-dev", "dev/js/node_modules/.installed"
+EXCLUSIVE_PIP = """
+import os, time
+os.mkdir("pip-is-running")
+time.sleep(0.5)
+os.rmdir("pip-is-running")
+"""
+OTHER_PYTHON = """
+import os, sys
+if "OTHER_PYTHON" in os.environ:
+    sys.version_info = (3, 99, 0, "final", 0)
+sys._base_executable = os.environ.get("OTHER_EXECUTABLE", sys._base_executable)
+"""
+UP, DEV, DOCS = (f".venv/.installed-{extra}" for extra in ("up", "dev", "docs"))
+NODE = "dev/js/node_modules/.installed"
 
 
 class Clone:
@@ -61,10 +73,10 @@ class Clone:
         with (self.path / name).open("a") as file:
             file.write(f"{line}\n")
 
-    def make(self, target: str, **env: str) -> tuple[int, str]:
+    def make(self, *targets: str, **env: str) -> tuple[int, str]:
         """Return the exit code and the output."""
         made = subprocess.run(
-            ["make", "--silent", target, f"PYTHON={self.path / 'programs/python'}"],
+            ["make", "--silent", *targets, f"PYTHON={self.path / 'programs/python'}"],
             cwd=self.path,
             env=os.environ | {"PYTHONPATH": str(self.path / "modules"), "MONGO_DB_URL": "mine"} | env,
             stdout=subprocess.PIPE,
@@ -100,6 +112,7 @@ def test_an_environment_of_another_clone_or_python_is_replaced(clone: Clone, tmp
     assert copy.installed(UP) == [".[embedded]"]
     assert not (copy.path / DEV).exists()
     assert copy.installed(UP, OTHER_PYTHON="1") == [".[embedded]"]
+    assert copy.installed(UP, OTHER_PYTHON="1", OTHER_EXECUTABLE="/pythons/3.99.1/bin/python3") == [".[embedded]"]
     assert clone.installed(UP, DEV) == []
 
 
@@ -134,6 +147,12 @@ def test_packages_of_another_branch_are_replaced_when_it_is_left(clone: Clone) -
     clone.append("constraints.txt", "")
     clone.write("constraints.txt", before)
     assert clone.installed(DEV) == [".[embedded,dev]"]
+
+
+def test_one_pip_runs_at_a_time(clone: Clone) -> None:
+    clone.write("modules/pip.py", EXCLUSIVE_PIP)
+    code, output = clone.make("--jobs=2", DEV, DOCS)
+    assert code == 0, output
 
 
 def test_a_failed_installation_is_shown_and_repeated(clone: Clone) -> None:
