@@ -13,6 +13,12 @@ def share() -> None:
     _begun = mmap.mmap(-1, 1)
 
 
+def forget() -> None:
+    """Let this process take new tasks, without a worker."""
+    global _begun
+    _begun = None
+
+
 def begin() -> None:
     if _begun is not None:
         _begun[0] = 1

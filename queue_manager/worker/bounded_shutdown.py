@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from threading import Timer
 from typing import Any
 
 from celery import bootsteps, signals
+from celery.apps.worker import Worker
 from celery.worker import state
 
 from queue_manager.core import shutdown
@@ -36,6 +38,8 @@ class BoundedShutdown(bootsteps.StartStopStep):
         shutdown.share()
         self._can_stop_tasks = worker.pool.uses_semaphore
         signals.worker_shutting_down.connect(self._on_signal)
+        if not isinstance(worker, Worker):  # embedded in a program, such as a test, which continues after it
+            worker.blueprint.on_stopped = partial(self._end, worker)
 
     def close(self, worker: Any) -> None:
         """Begin, also after `celery control shutdown`, SIGHUP or an error, for which Celery sends no signal."""
@@ -51,6 +55,13 @@ class BoundedShutdown(bootsteps.StartStopStep):
             self._limit = Timer(seconds, _requeue_tasks, [seconds])
             self._limit.daemon = True
             self._limit.start()
+
+    def _end(self, worker: Any) -> None:
+        """Forget the shutdown: all steps have stopped, so that the pool has ended."""
+        worker.on_stopped()
+        shutdown.forget()
+        if self._limit is not None:
+            self._limit.cancel()
 
 
 def _requeue_tasks(seconds: float) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 import redis
+from celery.apps.worker import Worker
 from celery.concurrency.base import BasePool
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.thread import TaskPool as ThreadPool
@@ -22,9 +25,28 @@ from queue_manager.core import shutdown
 from queue_manager.worker.bounded_shutdown import BoundedShutdown
 from tasks import app
 from tests.e2e.celery_processes import CeleryProcess, worker
+from tests.e2e.commands import environment
 from tests.eventually import eventually
 from tests.real_servers import Servers
 
+EMBEDDED = """
+import sys
+from threading import Timer, enumerate
+from celery.contrib.testing.worker import start_worker
+from celery.worker import state
+from queue_manager.core import shutdown
+from tasks import app
+
+pool, how = sys.argv[1:]
+with start_worker(app, pool=pool, perform_ping_check=False, shutdown_timeout=60) as worker:
+    if how == "warm":
+        state.should_stop = 0
+        worker.blueprint.shutdown_complete.wait()
+for timer in enumerate():
+    if isinstance(timer, Timer):
+        timer.join()
+print("begun" if shutdown.has_begun() else "not begun")
+"""
 QUEUE, TASK = "batches", "tests.tasks.batch_app.touch"
 ROOT = Path(__file__).parents[2]
 
@@ -122,6 +144,14 @@ def test_remote_shutdown_is_bounded(start: Callable[..., CeleryProcess], client:
     assert (client.llen(QUEUE), client.hlen(keys.UNACKED)) == (1, 0)
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize(("pool", "how"), [("solo", "cold"), ("prefork", "warm"), ("threads", "warm")])
+def test_a_program_that_embeds_a_worker_continues_after_it(clean: Servers, pool: str, how: str) -> None:
+    command = [sys.executable, "-c", EMBEDDED, pool, how]
+    done = subprocess.run(command, env=environment(QM_SHUTDOWN_SECONDS="30"), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "not begun\n"), done.stderr
+
+
 @pytest.fixture
 def new_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shutdown that has not begun, of which no other test hears."""
@@ -168,7 +198,8 @@ def test_a_cold_stop_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def prepared(pool: type[BasePool]) -> tuple[BoundedShutdown, Any]:
     """Return the step of a worker that has such a pool, before it starts."""
-    worker = SimpleNamespace(pool=SimpleNamespace(uses_semaphore=pool.uses_semaphore))
+    worker = Worker.__new__(Worker)
+    worker.pool = SimpleNamespace(uses_semaphore=pool.uses_semaphore)
     step = BoundedShutdown(worker)
     step.create(worker)
     return step, worker
