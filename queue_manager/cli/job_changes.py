@@ -172,7 +172,7 @@ def clear(
     with report_errors():
         wanted = _states(states)
         body = validated(JobsToDelete, {"states": states, "name": name})
-        count = job_queues.jobs.count_up_to(sys.maxsize, wanted, name)
+        count = job_queues.jobs.count_clearable(wanted, name)
         of = name or ALL_NAMES
         confirm("delete", count, "job", f" of {of} in the state {' or '.join(states)}", yes=yes, typed=of)
         answer = clear_jobs(body, current_actor(), is_over=lambda: False)

@@ -10,7 +10,6 @@ from itertools import takewhile
 from typing import Any, Literal
 
 from models import job_pages
-from models.archive import MAX_ARCHIVED
 from models.database import Document, server_now
 from models.document_id import id_text
 from models.job import JobState
@@ -211,7 +210,7 @@ def clear_jobs(body: JobsToDelete, actor: Actor, *, is_over: Callable[[], bool])
     with recorded(actor, "clear", system=system.name, filter=selected) as action:
         action.count = 0
         with mongodb():
-            expected = jobs.count_up_to(MAX_ARCHIVED + 1, body.states, body.name)
+            expected = jobs.count_clearable(body.states, body.name)
         batches = jobs.clear_in_batches(body.states, body.name, keep=action.job_keeper(expected=expected))
         while (deleted := _next(batches)) is not None:
             action.count = count = count + deleted
