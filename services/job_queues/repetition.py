@@ -59,6 +59,12 @@ def next_due(repetition: Document, after: datetime) -> datetime:
     return due
 
 
+def due_after_success(repetition: Document, after: datetime) -> datetime:
+    """Return the first due time after a time. It is not before `since`, even if an operator ran the job earlier."""
+    due, since = next_due(repetition, after), repetition.get("since")
+    return max(due, since) if isinstance(since, datetime) else due
+
+
 def _next_of_cron(line: str, after: datetime) -> datetime:
     due: datetime = croniter(line, after).get_next(datetime)
     return due
@@ -85,7 +91,7 @@ def store_declared(declared: Mapping[str, Document], now: datetime) -> None:
     for name, repetition in declared.items():
         if (known := stored.get(name)) is None:
             _store(name, repetition, now)
-        elif {**repetition, "since": known["since"]} != known:
+        elif known["since"] > now or {**repetition, "since": known["since"]} != known:
             _change(name, known, repetition, now)
 
 
@@ -112,7 +118,7 @@ def _store(name: str, repetition: Document, now: datetime) -> None:
 
 def _change(name: str, known: Document, repetition: Document, now: datetime) -> None:
     due = next_due({**repetition, "since": known["since"]}, now)
-    # The first due time of a cron expression may be far off; that of its replacement is earlier.
+    # The first due time of a cron expression may be far off; that of its replacement is earlier. Release 0.2.0 kept it.
     changed = {**repetition, "since": min(known["since"], due)}
-    if declared_job.change(name, known, changed, due=due, now=now):
+    if changed != known and declared_job.change(name, known, changed, due=due, now=now):
         log.info("The repetition of a declared job was changed", name=name)

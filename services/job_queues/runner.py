@@ -33,7 +33,7 @@ from queue_manager.telemetry import error_reports, latency
 from services.job_queues.dispatch import JOBS_INITIATOR, RENEWALS_PER_LEASE
 from services.job_queues.job_run import JOB_RETRY_POLICY, JobRun, as_text
 from services.job_queues.registry import Registry, UnknownJob
-from services.job_queues.repetition import next_due
+from services.job_queues.repetition import due_after_success
 
 MIN_JOBS_PER_READ, JOBS_PER_READ = 32, 128  # while each job is started alone; while batches are
 BATCH_TIME = 0.1  # seconds in which the jobs of a batch are started; their outcomes are written afterwards
@@ -317,9 +317,7 @@ class Runner:
             now = self.clock()
         except Error:
             now = estimated_now()
-        following = next_due(repetition, max(now, started["waiting"]))  # an estimate may be earlier than the start
-        first: datetime = repetition["since"]  # later, if an operator made it due before
-        return max(following, first)
+        return due_after_success(repetition, max(now, started["waiting"]))  # an estimate may be earlier than the start
 
     def _count_durations(self, due: datetime, took_ms: int) -> None:
         due_ms, ended_ms = unix_ms(due), unix_ms(estimated_now())

@@ -124,6 +124,23 @@ def test_repetition_that_is_changed_before_its_first_due_time_does_not_wait_for_
         newer.hand.now = stored()["due"]
 
 
+@pytest.mark.parametrize("state", ["pending", "executing"])
+def test_repetition_that_release_0_2_changed_does_not_wait_for_the_first_due_time(clean: Servers, state: str) -> None:
+    lab = declaring(every=hours(1))
+    lab.serve(epoch=1)
+    lab.hand.now += hours(1)
+    kept = {"$set": {"repetition.since": T0 + timedelta(days=30)}}
+    if state == "pending":
+        job.jobs().update_one({"_id": ID}, kept)
+    else:
+        lab.works["sweep"] = lambda **_: job.jobs().update_one({"_id": ID}, kept)
+    for expected in range(2, 5):
+        lab.serve(epoch=1)
+        lab.dispatch(epoch=1)
+        assert (len(lab.ran), stored()["due"]) == (expected, T0 + expected * hours(1))
+        lab.hand.now += hours(1)
+
+
 def test_repetition_of_an_executing_job_is_changed_after_its_run(lab: Lab) -> None:
     newer = declaring(every=hours(1))
 

@@ -145,9 +145,24 @@ def test_first_due_time_can_be_given(lab: Lab) -> None:
 
 def test_run_before_the_first_due_time_does_not_begin_the_repetition(lab: Lab) -> None:
     id = lab.run("mail", every=hours(1), at=T0 + hours(5))
-    lab.jobs.retry(id)
+    for expected in range(1, 3):
+        lab.jobs.retry(id)
+        lab.serve(epoch=1)
+        assert (len(lab.ran), only(lab)["due"]) == (expected, T0 + hours(5))
+        lab.hand.now += minutes(1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"$unset": {"repetition.since": ""}}, *({"$set": {"repetition.since": since}} for since in (None, "soon", [T0]))],
+    ids=["none", "null", "text", "list"],
+)
+def test_cron_job_succeeds_without_a_first_due_time(lab: Lab, change: dict[str, Any]) -> None:
+    id = lab.run("mail", cron="0 3 * * *")
+    job.jobs().update_one({}, change)
+    lab.hand.now = only(lab)["due"]
     lab.serve(epoch=1)
-    assert (len(lab.ran), only(lab)["due"]) == (1, T0 + hours(5))
+    assert (lab.state(id), only(lab)["due"] - lab.clock()) == ("pending", hours(24))
 
 
 @pytest.mark.parametrize(("after", "due"), [(-1, 0), (0, 60), (59, 60), (60, 120), (-60, 0), (-61, -60)])
