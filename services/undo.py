@@ -55,7 +55,7 @@ class Undone:
 
 
 def undo(entry: AuditEntry, action: AuditedAction, *, now: datetime) -> Undone:
-    """Restore what an action deleted; stop after `UNDO_BUDGET`. It can then be repeated for another `UNDO_TIME`.
+    """Restore what an action deleted; stop after `UNDO_BUDGET`. What is left can be restored for another `UNDO_TIME`.
 
     `action` is the undo, in which is counted what has been restored.
 
@@ -67,10 +67,10 @@ def undo(entry: AuditEntry, action: AuditedAction, *, now: datetime) -> Undone:
         raise CannotUndo(f"The time to undo it ({UNDO_TIME.total_seconds() / 60:.0f} minutes) has passed")
     ends_at = time.monotonic() + UNDO_BUDGET.total_seconds()
     counts, action.count = Counter[str](), 0
+    if archive.prolong(ObjectId(entry.id)):  # before anything that may interrupt the undo
+        audit.prolong_undo(entry.id, UNDO_TIME)
     for some in archive.slices(ObjectId(entry.id)):
         if time.monotonic() > ends_at:
-            archive.prolong(ObjectId(entry.id))
-            audit.prolong_undo(entry.id, UNDO_TIME)
             return _undone(counts, is_complete=False)
         restored, blocked = _RESTORE[some.kind](some.records)
         archive.add(ObjectId(entry.id), some.kind, blocked)

@@ -6,6 +6,7 @@ import getpass
 import json
 import socket
 import subprocess
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +69,29 @@ def of_action(action: str) -> list[AuditEntry]:
 
 def test_an_undo_that_ran_out_of_time_can_be_continued(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = cleared_jobs(1)
-    soon = server_now() + seconds(30)
-    for name, field in (("qm_audit", "undo_until"), (ARCHIVE_COLLECTION, "expires_at")):
-        collection(name).update_many({}, {"$set": {field: soon}})
+    soon = ending_soon()
     with monkeypatch.context() as patched:
         patched.setattr(undo_module, "UNDO_BUDGET", seconds(-1))
         stopped = invoke("audit", "undo", entry.id)
     assert (stopped.returncode, stopped.stdout) == (1, "0 restored; more remain, repeat to continue\n")
     assert [one.detail for one in of_action("undo")] == [f"of {entry.id}; {INCOMPLETE_DETAIL}"]
+    assert_prolonged(soon)
+    assert done("audit", "undo", entry.id) == "1 restored\n"
+
+
+def ending_soon() -> datetime:
+    """Let the time to undo deletions end soon; return when."""
+    soon = server_now() + seconds(30)
+    for name, field in (("qm_audit", "undo_until"), (ARCHIVE_COLLECTION, "expires_at")):
+        collection(name).update_many({}, {"$set": {field: soon}})
+    return soon
+
+
+def assert_prolonged(soon: datetime) -> None:
     later = of_action("clear")[0].undo_until
     assert later is not None
     assert later > soon + minutes(5)
     assert [one["expires_at"] > later for one in collection(ARCHIVE_COLLECTION).find()] == [True]
-    assert done("audit", "undo", entry.id) == "1 restored\n"
 
 
 def test_an_undo_of_a_job_that_another_blocks_exits_with_1(clean: Servers) -> None:
@@ -95,11 +106,15 @@ def test_an_undo_of_a_job_that_another_blocks_exits_with_1(clean: Servers) -> No
 def test_ctrl_c_reports_how_many_an_undo_has_restored(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "MAX_ARCHIVE_BYTES", 1)  # one job in each slice
     entry = cleared_jobs(2)
-    interrupt_second_call(monkeypatch, archive, "delete")
-    stopped = invoke("audit", "undo", entry.id)
+    soon = ending_soon()
+    with monkeypatch.context() as patched:
+        interrupt_second_call(patched, archive, "delete")
+        stopped = invoke("audit", "undo", entry.id)
     assert stopped.returncode == 130
     assert stopped.stderr == "queue-manager: interrupted; 1 changed before; the outcome is unknown\n"
     assert [(one.outcome, one.count) for one in of_action("undo")] == [("unknown", 1)]
+    assert_prolonged(soon)
+    assert done("audit", "undo", entry.id) == "0 restored; 1 existed already\n"
 
 
 def test_dead_letters_of_the_broker_are_restored(clean: Servers) -> None:
