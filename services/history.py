@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import product
+from functools import partial
 from typing import Literal
 
 import redis
@@ -83,25 +83,27 @@ def copy(systems: Iterable[System], *, now: datetime) -> None:
     if leader := leadership(client):
         text = f"{leader.host}:{leader.pid} leads, epoch {leader.epoch}"
         mark.add(ChartMark(kind="leader", at=leader.since, text=text))
-    history.store(_counted(client, known))
+    last = _last_minute(client)
+    # The clocks of the servers may differ.
+    copied = history.newest(_moment(last - MINUTES_KEPT), until=_moment(last + 10))
+    history.store(_counted(client, known, since=copied, last=last))
 
 
-def _counted(client: redis.Redis, systems: Iterable[System]) -> list[Bucket]:
-    """Return what was counted since it was copied last, in buckets of ten minutes."""
+def _counted(
+    client: redis.Redis, systems: Iterable[System], *, since: Mapping[str, datetime], last: int
+) -> list[Bucket]:
+    """Return what was counted of each system since a time, or in 24 hours, in buckets of ten minutes."""
     sources = {system.name: source for system in systems if (source := system.source()) is not None}
-    last = int(client.time()[0]) // 60
-    stored = history.newest(
-        _moment(last - MINUTES_KEPT), until=_moment(last + 10)
-    )  # the clocks of the servers may differ
-    copied = {name: _minute(at) for name, at in stored.items()}
-    first = min((copied.get(name, last - MINUTES_KEPT) for name in sources), default=last)
-    found = counters.from_each_server(
-        client, sources, lambda server, some: counters.by_minute(server, some, first=first, last=last)
-    )
+    begins = {name: _minute(at) for name, at in since.items()}
+    firsts = {name: begins.get(name, last - MINUTES_KEPT) for name in sources}
+    found: dict[str, dict[int, Totals]] = {}
+    for first in {*firsts.values()}:  # one, and another if some systems are off
+        some = {name: source for name, source in sources.items() if firsts[name] == first}
+        found |= counters.from_each_server(client, some, partial(counters.by_minute, first=first, last=last))
     return [
         Bucket(system=name, at=_moment(ten * 10), length=TEN_MINUTES, counts=counts)
         for name, by_minute in found.items()
-        for ten, counts in _tens(by_minute, first=copied.get(name), last=last)
+        for ten, counts in _tens(by_minute, first=begins.get(name), last=last)
     ]
 
 
@@ -147,42 +149,46 @@ def beginning(chosen: Range, now: datetime) -> datetime:
 def _stored(
     systems: Sequence[System], begins_at: datetime, step: timedelta, *, now: datetime
 ) -> dict[str, dict[datetime, Totals]]:
-    names = [system.name for system in systems]
-    found: dict[str, dict[datetime, list[Mapping[str, int]]]] = {name: {} for name in names}
-    for bucket in [*history.read(min(step, HOUR), since=begins_at, systems=names), *_not_copied(systems, now)]:
+    read = partial(history.read, systems=[system.name for system in systems])
+    stored = [*read(min(step, HOUR), since=begins_at)]
+    tens = stored if step == TEN_MINUTES else [*read(TEN_MINUTES, since=beginning("24h", now))]
+    found: dict[str, dict[datetime, list[Mapping[str, int]]]] = {system.name: {} for system in systems}
+    for bucket in [*stored, *_not_copied(systems, tens, now)]:
         at = begins_at + (bucket.at - begins_at) // step * step
         found[bucket.system].setdefault(at, []).append(bucket.counts)
     return {name: {at: counters.added(counts) for at, counts in by_time.items()} for name, by_time in found.items()}
 
 
-def _not_copied(systems: Sequence[System], now: datetime) -> Iterator[Bucket]:
-    """Yield what was counted in this and the last ten minutes, and is not in MongoDB yet."""
-    since = EPOCH + (now - EPOCH) // TEN_MINUTES * TEN_MINUTES - TEN_MINUTES
-    stored = history.read(TEN_MINUTES, since=since, systems=[system.name for system in systems])
+def _not_copied(systems: Sequence[System], stored: Sequence[Bucket], now: datetime) -> Iterator[Bucket]:
+    """Yield what was counted in 24 hours and is not in `stored`, the ten minutes of that time, oldest first."""
     copied = {(bucket.system, bucket.at): bucket.counts for bucket in stored}
+    since = dict.fromkeys((system.name for system in systems), beginning("24h", now))
+    since |= {bucket.system: bucket.at for bucket in stored if bucket.at <= now}  # the newest of each
+    client = _redis()
     try:
-        last_minutes = _last_minutes(systems, since)
+        counted = _counted(client, systems, since=since, last=_last_minute(client))
     except redis.RedisError:  # the history outlives Redis
         return
-    for system, ten in product(last_minutes, (since, since + TEN_MINUTES)):
-        by_minute, known = last_minutes[system], copied.get((system, ten), {})
-        counted = counters.added(counts for minute, counts in by_minute.items() if ten <= minute < ten + TEN_MINUTES)
-        new = {name: more for name, count in counted.items() if (more := count - known.get(name, 0)) > 0}
+    for bucket in counted:
+        known = copied.get((bucket.system, bucket.at), {})
+        new = {name: more for name, count in bucket.counts.items() if (more := count - known.get(name, 0)) > 0}
         if new:
-            yield Bucket(system=system, at=ten, length=TEN_MINUTES, counts=new)
+            yield replace(bucket, counts=new)
 
 
 def _last_minutes(systems: Iterable[System], begins_at: datetime) -> dict[str, dict[datetime, Totals]]:
     sources = {system.name: source for system in systems if (source := system.source()) is not None}
     client, first = _redis(), _minute(begins_at)
-    last = int(client.time()[0]) // 60
-    found = counters.from_each_server(
-        client, sources, lambda server, some: counters.by_minute(server, some, first=first, last=last)
-    )
+    last = _last_minute(client)
+    found = counters.from_each_server(client, sources, partial(counters.by_minute, first=first, last=last))
     return {
         name: {_moment(minute): by_minute.get(minute, {}) for minute in range(first, last + 1)}
         for name, by_minute in found.items()
     }
+
+
+def _last_minute(client: redis.Redis) -> int:
+    return int(client.time()[0]) // 60
 
 
 def _gap(systems: Iterable[System]) -> timedelta:

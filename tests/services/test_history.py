@@ -160,17 +160,52 @@ def test_the_day_of_all_systems_is_the_history_of_each(clean: Servers, minute: i
     assert (day.begins_at, of_rooms["done"]) == (found.begins_at, [one or 0 for one in found.numbers("done")])
 
 
+@pytest.mark.parametrize("copied", [0, 20, 50])
+def test_counters_that_no_scan_copies_for_hours_are_shown_once(clean: Servers, minute: int, copied: int) -> None:
+    def shown() -> list[int]:
+        day = last_day(SYSTEMS).systems[NAME]
+        assert day is not None
+        found = history.read(system, "7d", systems=SYSTEMS, now=server_now())
+        return [sum(day["done"]), sum(one or 0 for one in found.numbers("done"))]
+
+    for ago in (5, 60, 300):
+        count(clean, minute - ago, done=50)
+    if copied:  # of the first ones, by the last scan before the outage
+        at = datetime.fromtimestamp((minute - 300) // 10 * 600, UTC)
+        stored.store([Bucket(system=NAME, at=at, length=TEN_MINUTES, counts={"done": copied})])
+    assert shown() == [150, 150]
+    copy(clean)
+    assert shown() == [150, 150]
+
+
+def test_only_what_is_not_copied_yet_is_read_from_redis(
+    clean: Servers, minute: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_minute, spans = counters.by_minute, list[int]()
+
+    def read(*where: Any, first: int, last: int) -> list[dict[int, counters.Totals]]:
+        spans.append(last - first)
+        return by_minute(*where, first=first, last=last)
+
+    count(clean, minute - 90, done=1)
+    copy(clean)
+    monkeypatch.setattr(counters, "by_minute", read)
+    assert sum((last_day([system]).systems[NAME] or {})["done"]) == 1
+    (span,) = spans
+    assert span < 20  # the ten minutes of the copy, and those that may have begun since
+
+
 def test_redis_is_read_after_mongodb(clean: Servers, minute: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """While Redis hangs, the time passes that a caller gives MongoDB."""
     count(clean, minute, done=3)
     copy(clean)
     with commands() as sent:
 
-        def hang(*_: Any) -> NoReturn:
+        def hang(*_: Any, **__: Any) -> NoReturn:
             sent.append("Redis")
             raise redis.TimeoutError("no reply")
 
-        monkeypatch.setattr(history, "_last_minutes", hang)
+        monkeypatch.setattr(history, "_counted", hang)
         found = history.read(system, "24h", systems=SYSTEMS, now=server_now())
     assert sum(one or 0 for one in found.numbers("done")) == 3
     assert (sent.count("Redis"), sent[-1]) == (1, "Redis")
