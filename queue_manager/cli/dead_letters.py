@@ -99,13 +99,15 @@ def replay(
         if all_letters:
             confirm("replay", dead_letters.count(client), "dead letter", yes=yes)
         with audited("replay", system=AUDITED_BROKER, is_in_redis=True, ids=[*missing]) as action:
+            action.count = 0
             for letter, refused in dead_letters.replay(client, None if all_letters else missing.copy()):
                 missing.pop(letter.id, None)
                 if refused:
                     failed.append(f"{letter.id}: {refused}")
                 else:
                     replayed.append(letter.id)
-                    action.succeeded(replayed)
+                    action.succeeded(replayed)  # before the next one, which may fail
+            action.succeeded(replayed)
     typer.echo(f"{len(replayed)} replayed")
     for line in (*failed, *(f"{id}: there is no such dead letter" for id in missing)):
         typer.echo(printable(line), err=True)

@@ -149,7 +149,7 @@ def reschedule(
         fail("give --at, --delay or --priority", code=2)
     due_at, wait = moment(at, "--at"), _delay(delay, "--delay")
     change = partial(job_queues.jobs.reschedule, at=due_at, delay=wait, priority=priority)
-    _each("reschedule", ids, change, lambda job: f"due {to_iso(job['due'])}, priority {job['priority']}")
+    _each("reschedule", ids, change, _rescheduled)
 
 
 def clear(
@@ -249,6 +249,12 @@ def _delay(amount: float | None, option: str, *, least: int = 0) -> timedelta | 
 
 
 # Actions
+
+
+def _rescheduled(job: Document) -> str:
+    """Return the outcome of a change; of a job that is not pending, only the priority has changed."""
+    state = f"due {to_iso(job['due'])}" if job["state"] == JobState.PENDING else job["state"]
+    return f"{state}, priority {job['priority']}"
 
 
 def _each(

@@ -172,6 +172,7 @@ def change_messages(
         changed += [id for id, outcome in outcomes.items() if outcome in SUCCESSES]
         action.succeeded(changed)  # before the caller prints them, which may fail
         yield outcomes
+    action.succeeded(changed)  # also if there is no batch
 
 
 def clear_messages(queue: MessageState | None, actor: Actor, *, is_over: Callable[[], bool]) -> Cleared:

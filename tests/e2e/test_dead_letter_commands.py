@@ -181,6 +181,15 @@ def test_replay_by_id_requeues_messages_and_names_refused_ones(clean: Servers) -
     assert (entry.ids, entry.count, entry.total) == (ids[:1], 1, 5)
 
 
+def test_a_replay_of_no_dead_letter_is_recorded_as_one_that_changed_nothing(clean: Servers) -> None:
+    bury(clean, "scans", HOSTILE)
+    (letter,) = json.loads(invoke("dead-letters", "--json").stdout)["dead_letters"]
+    result = invoke("dead-letters", "replay", letter["id"], "000000000000")
+    assert (result.returncode, result.stdout) == (1, "0 replayed\n")
+    ((entry,), _) = audit.page(audit.AuditQuery(action="replay"), after=None, limit=2)
+    assert (entry.ids, entry.count, entry.total) == ([], 0, 2)
+
+
 def test_the_documented_commands_work(clean: Servers) -> None:
     good, other = sent(clean, "good"), sent(clean, "other")
     for message in (good, other):

@@ -49,8 +49,15 @@ class TestReschedule:
 
     def test_priority_alone_keeps_the_time(self, clean: Servers) -> None:
         job = made(INVOICE, 1, delay=hours(1))
-        assert run("reschedule", str(job["_id"]), "--priority", "-3").returncode == 0
+        result = run("reschedule", str(job["_id"]), "--priority", "-3")
+        assert (result.returncode, result.stdout) == (0, f"{job['_id']}  due {to_iso(job['due'])}, priority -3\n")
         assert jobs.get(str(job["_id"]))["due"] == job["due"]
+
+    def test_priority_alone_keeps_the_state(self, clean: Servers) -> None:
+        id = str(made(INVOICE, 1)["_id"])
+        jobs.cancel(id)
+        assert run("reschedule", id, "--priority", "5").stdout == f"{id}  canceled, priority 5\n"
+        assert run("reschedule", id, "--delay", "60").stdout.startswith(f"{id}  due ")
 
     @pytest.mark.parametrize(
         ("arguments", "error"),

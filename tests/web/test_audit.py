@@ -117,6 +117,21 @@ def test_each_action_on_messages_is_recorded_once(queue: Queue) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("replay", {"messageIds": []}),
+        ("messages/delete", {"messageIds": []}),
+        ("move", {"messages": [], "fromQueue": "main", "toQueue": "dead"}),
+    ],
+)
+def test_an_action_on_an_empty_list_of_messages_is_recorded_with_its_count(
+    queue: Queue, path: str, body: dict[str, Any]
+) -> None:
+    assert queue.post(f"/queue/{path}", body).status == 200
+    assert (only(queue)["outcome"], only(queue)["count"]) == ("done", 0)
+
+
 def test_deleted_messages_are_found_in_the_audit_log_by_id(queue: Queue) -> None:
     id = queue.add()
     assert queue.delete(f"/queue/message/{id}").status == 200

@@ -273,7 +273,7 @@ const sent = ({ at: when, delay_seconds: delay, priority }) => ({ at: when ? `${
 /** @param {string} id @param {string} name @param {number | ""} priority */
 function reschedule(id, name, priority) {
   askFor({
-    title: `Reschedule ${name}`, verb: "Reschedule", text: "Without a time, the due time is kept.", fields: [...WHEN, { ...PRIORITY, value: priority }],
+    title: `Reschedule ${name}`, verb: "Reschedule", text: "Without a time, the state and the due time are kept.", fields: [...WHEN, { ...PRIORITY, value: priority }],
     async act(given) {
       const isChanged = given.priority !== String(priority); // otherwise others may have changed it meanwhile
       await post(`/jobs/${encodeURIComponent(id)}/reschedule`, sent(isChanged ? given : { ...given, priority: "" }));
