@@ -140,6 +140,11 @@ def finish_and_start(
     return stored, _started(batch, token, now) if batch else []
 
 
+def may_share_batch(job: Document) -> bool:
+    """Return True if a job may share a batch: it does not repeat, and no worker was lost with it."""
+    return not ("repetition" in job or job.get("losses") or job.get("alone"))
+
+
 def hand_over(
     ended: Sequence[EndedAttempt],
     job: Document,

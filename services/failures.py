@@ -19,7 +19,7 @@ import redis
 from models import job_pages
 from models.database import Error, describe, within
 from queue_manager.broker import dead_letters
-from queue_manager.core.clock import EPOCH, hours, seconds, truncate
+from queue_manager.core.clock import from_unix_seconds, hours, seconds, truncate
 from queue_manager.core.errors import AppError, Unavailable
 from queue_manager.core.failure_reason import longest_literal, normalize
 from queue_manager.core.redis_client import PerProcess, describe_outage, make_client
@@ -188,7 +188,7 @@ def _add(one: _Found, kind: FailureKind, system: str, groups: dict[tuple[str, st
 
 def _messages() -> Iterator[_Found]:
     for one in queue_admin().failures():
-        yield _Found(name=one.type, id=one.id, at=_moment(one.failed_at), reason=one.error or NO_REASON)
+        yield _Found(name=one.type, id=one.id, at=from_unix_seconds(one.failed_at), reason=one.error or NO_REASON)
 
 
 def _items(system: System) -> Iterator[_Found]:
@@ -211,7 +211,7 @@ def _jobs() -> Iterator[_Found]:
 
 def _letters() -> Iterator[_Found]:
     for one in dead_letters.latest(_broker(), limit=MAX_FAILURES + 1):
-        yield _Found(name=one.queue, id=one.id, at=_moment(one.at), reason=one.reason)
+        yield _Found(name=one.queue, id=one.id, at=from_unix_seconds(one.at), reason=one.reason)
 
 
 def replay_letters(ids: Sequence[str]) -> list[str]:
@@ -224,7 +224,3 @@ def replay_letters(ids: Sequence[str]) -> list[str]:
 
 def _away(error: redis.RedisError) -> str:
     return describe_outage(settings().broker, error)
-
-
-def _moment(timestamp: float) -> datetime:
-    return truncate(EPOCH + seconds(timestamp))

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Annotated
 
 import redis
@@ -21,7 +20,7 @@ from queue_manager.broker.dead_letters import DeadLetter
 from queue_manager.cli.changes import YesOption, audited, confirm, echo_undo
 from queue_manager.cli.errors import fail, report_errors, with_outcome
 from queue_manager.cli.terminal import MAX_PAYLOAD_LENGTH, console, print_json, print_rows, printable
-from queue_manager.core.clock import to_iso
+from queue_manager.core.clock import from_unix_seconds, to_iso
 from queue_manager.core.redis_client import connect, describe_outage
 from queue_manager.core.settings import redact_url, settings
 
@@ -121,7 +120,7 @@ def _row(letter: DeadLetter) -> dict[str, str]:
 
 
 def _at(letter: DeadLetter) -> str:
-    return to_iso(datetime.fromtimestamp(letter.at, UTC))
+    return to_iso(from_unix_seconds(letter.at))
 
 
 @contextmanager

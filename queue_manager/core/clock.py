@@ -54,6 +54,11 @@ def from_unix_ms(amount: float) -> datetime:
     return EPOCH + amount * MILLISECOND
 
 
+def from_unix_seconds(amount: float) -> datetime:
+    """Return the time of a number of seconds since 1970. Raises OverflowError or ValueError if there is none."""
+    return truncate(EPOCH + seconds(amount))
+
+
 def truncate(moment: datetime) -> datetime:
     """Truncate a time to whole milliseconds, as MongoDB stores it."""
     rest = moment.microsecond % 1000

@@ -21,7 +21,7 @@ from billiard.common import terminate_handler_fired
 from models import job, job_attempt, job_queue
 from models.database import Document, Error, estimated_now
 from models.job import JobState, NameBusy
-from models.job_attempt import EndedAttempt, JobOutcome, TimeLimit
+from models.job_attempt import EndedAttempt, JobOutcome, TimeLimit, may_share_batch
 from queue_manager.core import shutdown
 from queue_manager.core.background import in_thread
 from queue_manager.core.clock import minutes, unix_ms
@@ -153,7 +153,7 @@ class Runner:
         batch = [first]
         # Jobs with a time limit are started one by one, so that the one that executes is known to other processes.
         size = self._batch_size() if self._ended and self._limit is None else 1
-        while len(batch) < size and self._next_jobs and _may_share(first) and _may_share(self._next_jobs[0]):
+        while len(batch) < size and self._next_jobs and may_share_batch(first) and may_share_batch(self._next_jobs[0]):
             batch.append(self._next_jobs.popleft())
         return batch
 
@@ -396,8 +396,3 @@ class Runner:
             log.warning("A lease could not be renewed", job=id, error=reason(error))
             return False
         return True
-
-
-def _may_share(job: Document) -> bool:
-    """Return True if a job may share a batch: it does not repeat, and no worker was lost with it."""
-    return not ("repetition" in job or job.get("losses") or job.get("alone"))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from urllib.parse import quote
 
-from queue_manager.core.clock import from_unix_ms, milliseconds, seconds
+from queue_manager.core.clock import from_unix_seconds, milliseconds, seconds
 from queue_manager.core.wording import distance, error_summary, many, ordinal, sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
 from queue_manager.system import System
@@ -67,7 +66,7 @@ class _MessageExplanation:
     ) -> None:
         self._system, self._admin, self._options, self._dispatch = system, admin, options, dispatch
         self._state, self._message = state, message
-        self._now = _moment(admin.counts().now)
+        self._now = from_unix_seconds(admin.counts().now)
         self._events = list(message.events())
 
     def explanation(self) -> Explanation:
@@ -127,10 +126,10 @@ class _MessageExplanation:
         deadline = self._message.deadline_at
         if deadline is None:
             yield f"being processed{by}"
-        elif _moment(deadline) > self._now:
+        elif from_unix_seconds(deadline) > self._now:
             yield f"being processed{by} until {self._when(deadline)}"
         else:
-            yield f"being processed{by}; its deadline passed {distance(_moment(deadline), self._now)}"
+            yield f"being processed{by}; its deadline passed {distance(from_unix_seconds(deadline), self._now)}"
             yield self._dispatch.scan()
         yield attempt
 
@@ -152,7 +151,9 @@ class _MessageExplanation:
         return float(self._message.fields["created_at"])
 
     def _created(self) -> Iterator[TimelineEvent]:
-        yield TimelineEvent(at=_moment(self._created_at), event="Added", detail=f"priority {self._message.priority}")
+        yield TimelineEvent(
+            at=from_unix_seconds(self._created_at), event="Added", detail=f"priority {self._message.priority}"
+        )
 
     def _last_at(self, *kinds: str) -> float | None:
         return next((one.at for one in reversed(self._events) if one.event in kinds), None)
@@ -162,7 +163,7 @@ class _MessageExplanation:
         return "an unknown time" if at is None else self._when(at)
 
     def _when(self, at: float) -> str:
-        return when(_moment(at), self._now)
+        return when(from_unix_seconds(at), self._now)
 
 
 def _entries(events: Sequence[HistoryEvent], last_error: str) -> Iterator[TimelineEvent]:
@@ -181,14 +182,10 @@ def _entries(events: Sequence[HistoryEvent], last_error: str) -> Iterator[Timeli
             "" if event.event in FAILURES or event.reason == DEFAULT_MOVE_REASON else event.reason,
         )
         yield TimelineEvent(
-            at=_moment(event.at),
+            at=from_unix_seconds(event.at),
             event=EVENT_LABELS[event.event],
             detail=", ".join(filter(None, details)),
             duration_ms=took,
             error=reason_text(reason) if reason and event.event in FAILURES else None,
         )
         delivered_at = event.at if event.event == "delivered" else None if ends_delivery else delivered_at
-
-
-def _moment(at: float) -> datetime:
-    return from_unix_ms(round(at * 1000))

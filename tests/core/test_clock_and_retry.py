@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from queue_manager.core import clock as clock_module
-from queue_manager.core.clock import ServerClock, minutes, parse_utc, seconds, to_iso, truncate
+from queue_manager.core.clock import ServerClock, from_unix_seconds, minutes, parse_utc, seconds, to_iso, truncate
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.retry import ONCE, RetryPolicy, doubling
 
@@ -108,6 +108,17 @@ def test_datetime_is_truncated_like_text_and_also_needs_a_time_zone() -> None:
     assert parse_utc(SERVER_TIME, field="at") == truncate(SERVER_TIME)
     with pytest.raises(PermanentError, match=r"at: datetime.datetime\(.*\) must be an ISO 8601 time with a time zone"):
         parse_utc(SERVER_TIME.replace(tzinfo=None), field="at")
+
+
+def test_each_millisecond_in_unix_seconds_is_the_same_datetime() -> None:
+    for ms in range(1000):
+        assert from_unix_seconds(float(f"1769851800.{ms:03}")) == SERVER_TIME.replace(microsecond=ms * 1000)
+
+
+@pytest.mark.parametrize("amount", [1e12, float("inf"), float("nan")])
+def test_unix_seconds_without_a_datetime_are_refused(amount: float) -> None:
+    with pytest.raises((OverflowError, ValueError)):
+        from_unix_seconds(amount)
 
 
 def test_none_is_parsed_as_none() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from queue_manager.core.clock import to_iso
+from queue_manager.core.clock import from_unix_seconds, to_iso
 from queue_manager.core.errors import InvalidField
 from queue_manager.core.log import get_logger
 from queue_manager.core.wording import many
@@ -233,8 +232,8 @@ def clear_one(queue: NamedQueue, request: Request, actor: CurrentActor) -> Clear
 
 def _shown(timestamp: float) -> str:
     try:
-        return to_iso(datetime.fromtimestamp(timestamp, UTC))
-    except (OverflowError, ValueError, OSError):  # years that Python does not know
+        return to_iso(from_unix_seconds(timestamp))
+    except (OverflowError, ValueError):  # years that Python does not know
         return str(timestamp)
 
 
