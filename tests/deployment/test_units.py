@@ -29,7 +29,8 @@ from tests.rooms import make_room
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 
 UNITS = ROOT / "deploy" / "systemd"
-BIN = "/opt/queue-manager/bin/"
+BIN = "/opt/queue-manager-current/bin/"
+ENVIRONMENT_OF_0_2 = Path("/opt/queue-manager")
 SERVICES = sorted(UNITS.glob("*.service"))
 PAGE = DOCS / "how-to" / "deploy.md"
 MIGRATION = "migrate"
@@ -133,7 +134,7 @@ def test_each_release_is_installed_next_to_the_one_that_the_units_run() -> None:
     (installed,) = re.findall(r"-m venv (\S+)", block(0, page=PAGE))
     target, link = Path(installed), Path(BIN).parent
     assert target.parent == link.parent
-    assert target != link
+    assert len({target, link, ENVIRONMENT_OF_0_2}) == 3
     assert block(0, heading="systemd", page=PAGE).startswith(f"# ln -sfn {target.name} {link}\n")
 
 
@@ -169,7 +170,7 @@ def test_documented_upgrade_migrates_first_and_restarts_what_sends_ticks_last(
     _, migrate, link, copy, reload, *restarts = called(function + upgrade)
     release = Path(migrate[-2]).parents[1]
     assert [Path(migrate[-2]).name, migrate[-1]] == ["queue-manager", "migrate"]
-    assert link == ["ln", "-sfn", release.name, "/opt/queue-manager"]
+    assert link == ["ln", "-sfn", release.name, "/opt/queue-manager-current"]
     assert (copy[0], reload) == ("cp", ["systemctl", "daemon-reload"])
     restarted = [[re.sub("^queue-manager-|@.*", "", unit) for unit in units] for _, _, *units in restarts]
     assert restarted == [["worker", "jobs"], ["scans"], ["beat"], ["web"]]
