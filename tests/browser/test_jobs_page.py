@@ -14,7 +14,7 @@ from models.database import server_now
 from models.job import JobState
 from queue_manager.telemetry import counters, latency
 from services.job_queues import JOBS_INITIATOR, adopt, jobs
-from tests.any_jobs import INVOICE, REPORT
+from tests.any_jobs import INVOICE, REPORT, made
 from tests.browser import sample_data
 from tests.browser.visit import NARROW, Visit
 from tests.eventually import eventually
@@ -405,6 +405,25 @@ def test_jobs_of_a_name_and_state_are_cleared_after_a_count(visit: Visit, queue:
     visit.wait_for(left[::-1])
     expect(visit.page.locator("#where")).to_have_text("2 of 2")
     assert ids(queue) == left[::-1]
+
+
+def test_declared_jobs_are_not_counted_before_a_deletion(visit: Visit, queue: Queue) -> None:
+    one = made(INVOICE, 1)
+    stored.jobs().insert_many([{**one, "_id": f"{stored.DECLARED_PREFIX}{number}"} for number in range(12)])
+    visit.open("/jobs")
+    visit.wait_for(ids(queue))
+
+    def choose() -> None:
+        visit.press("Delete jobs …")
+        visit.dialog.get_by_label("pending").check()
+        visit.press("Continue …", visit.dialog)
+
+    choose()
+    expect(visit.dialog.get_by_role("heading")).to_have_text("Delete 1 job of all names?")
+    visit.press("Delete", visit.dialog)
+    expect(visit.page.locator("#toasts p")).to_have_text("1 job deleted. Undo")
+    choose()
+    expect(visit.dialog).to_contain_text("No job is in any of these states, except declared ones")
 
 
 def test_without_jobs_deletion_is_not_offered(visit: Visit, queue: Queue) -> None:

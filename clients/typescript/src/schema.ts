@@ -10476,6 +10476,12 @@ export interface operations {
                      * @default null
                      */
                     name?: string | null;
+                    /**
+                     * Preview
+                     * @description Count them, up to 100,000, and delete nothing. `is_complete` is false if there are more.
+                     * @default false
+                     */
+                    preview?: boolean;
                 };
             };
         };
