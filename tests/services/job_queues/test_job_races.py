@@ -18,6 +18,8 @@ from models.job_attempt import JobOutcome
 from queue_manager.core.clock import seconds
 from tests.job_lab import LEASE, Lab, lost_lease, successes
 
+pytestmark = pytest.mark.usefixtures("persistent")
+
 ROUNDS = 150
 DONE = JobOutcome(state=JobState.SUCCESS)
 FAILED = JobOutcome(state=JobState.FAILURE, backoff=seconds(0), error="lost")

@@ -114,10 +114,7 @@ def test_deadline_of_a_message_taken_by_a_service_whose_clock_is_ahead_counts_fr
 
 
 @pytest.mark.parametrize("others", [0, 250])
-def test_message_of_another_producer_is_found_by_its_type(
-    lab: Lab, others: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.message_queue.operations.SEARCH_BUDGET", 30.0)
+def test_message_of_another_producer_is_found_by_its_type(lab: Lab, others: int) -> None:
     with lab.client.pipeline() as pipe:
         for number in range(others):
             pipe.xadd("q_p1", {"data": data(id=f"other-{number}", type="other")})
