@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -60,6 +61,7 @@ DONE_FOR = seconds(5)
 MAX_SCAN_LOCK = seconds(30)
 MIN_COOL_DOWN, MAX_COOL_DOWN = minutes(1), hours(1)
 MAX_LOSSES = 2  # in a row, after which an item cools down before it starts again
+SAMPLED_PARTS = 10
 OFTEN_LOST = 3  # losses in a row after which health names the item
 START_TIMEOUT = 0.5  # seconds that a start waits for a Redis that hangs
 LEASE_RETRY_DELAY = 5.0  # seconds in which starts are not recorded after Redis failed
@@ -294,11 +296,10 @@ class Leases:
         return LeaseCounts(in_progress=waiting + running, cooling=cooling, ended=ended)
 
     def ended(self, *, before: timedelta, limit: int) -> list[str]:
-        """Return names whose lease ended without a result longer than `before` ago, oldest first."""
+        """Return names whose lease ended without a result longer than `before` ago, oldest first, like `_some`."""
         with lease_server() as client:
             until = unix_ms(time_of(client.time())) - milliseconds(before)
-            found: Any = client.zrange(self.keys.running, "-inf", until, byscore=True, num=limit, offset=0)
-        return [one.decode() for one in found]
+            return self._some(client, self.keys.running, ("-inf", until), limit)
 
     def candidates(self, state: Literal["in-progress", "stuck"], *, limit: int) -> set[str] | None:
         """Return all names in a state, and possibly others, which `statuses` tells apart; `None` if over `limit`.
@@ -319,11 +320,19 @@ class Leases:
         return names
 
     def cooling(self, *, limit: int) -> list[str]:
-        """Return names that cool down, those that end soonest first."""
+        """Return names that cool down, those that end soonest first, like `_some`."""
         with lease_server() as client:
-            now = unix_ms(time_of(client.time()))
-            found: Any = client.zrange(self.keys.cooling, f"({now}", "+inf", byscore=True, num=limit, offset=0)
-        return [one.decode() for one in found]
+            return self._some(client, self.keys.cooling, (f"({unix_ms(time_of(client.time()))}", "+inf"), limit)
+
+    @staticmethod
+    def _some(client: redis.Redis, key: str, scores: tuple[Any, Any], limit: int) -> list[str]:
+        """Return all names in a range; above `limit` as many from each part of it, so that they represent all."""
+        total: Any = client.zcount(key, *scores)
+        parts = min(SAMPLED_PARTS, limit) if total > limit else 1
+        with client.pipeline(transaction=False) as pipe:
+            for part in range(parts):
+                pipe.zrange(key, *scores, byscore=True, offset=part * total // parts, num=limit // parts)
+            return [one.decode() for one in chain(*pipe.execute())]
 
     def often_lost(self) -> Mapping[str, int]:
         """Return, by id, the losses in a row of items whose process was often lost in the last day."""

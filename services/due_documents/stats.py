@@ -19,7 +19,7 @@ from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
 from services.due_documents.work import DocumentWork
 
-MAX_COMPARED = 1_000  # leases of one state that are compared with their documents
+MAX_COMPARED = 1_000  # leases of one state that are compared with their documents; they represent the others
 MAX_READ = 5_000  # due documents that are read to find the oldest that are not cooling
 READ_SIZE = 100  # of these, at a time
 
@@ -31,8 +31,7 @@ def stats(work: DocumentWork) -> SystemStats:
     in_redis = work.leases.stats(late=late)
     lost = _still_due(work, work.leases.ended(before=late, limit=MAX_COMPARED), now)
     failed = _still_due(work, work.leases.cooling(limit=MAX_COMPARED), now)
-    stuck = len(lost) if in_redis.ended <= MAX_COMPARED else in_redis.ended
-    cooling = len(failed) if in_redis.cooling <= MAX_COMPARED else in_redis.cooling
+    stuck, cooling = _of_all(lost, in_redis.ended), _of_all(failed, in_redis.cooling)
     overdue, lag = _oldest(work, now, read=READ_SIZE if in_redis.cooling else MAX_IDS)
     held = in_redis.in_progress + cooling + stuck
     result = SystemStats(
@@ -77,6 +76,11 @@ def _still_due(work: DocumentWork, names: Sequence[str], now: datetime) -> list[
         for one in work.documents.due_with_ids(list(by_id), now)
         if work.due_of(one).lease in by_id[id_key(one["_id"])]
     ]
+
+
+def _of_all(still_due: Sequence[str], leases: int) -> int:
+    """Return how many documents of so many leases are still due, if those of up to `MAX_COMPARED` are."""
+    return len(still_due) if leases <= MAX_COMPARED else leases * len(still_due) // MAX_COMPARED
 
 
 def _oldest(work: DocumentWork, now: datetime, *, read: int) -> tuple[list[str], float]:

@@ -1250,6 +1250,26 @@ def test_a_backlog_beyond_the_limit_of_counting_stays_at_the_limit_while_items_a
     assert (numbers["pending"], numbers["in_progress"]) == (5, 3)
 
 
+def test_leases_of_documents_that_are_not_due_any_more_do_not_count_beyond_the_limit_of_comparing(
+    clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[stats.__module__], "MAX_COMPARED", 20)
+    ours = work_on(declare(), clock)
+    for number in range(80):
+        make_account(_id=number)
+    items = scan(ours)
+    ours.renew(items[:40])
+    ours.leases.release([item.lease for item in items[40:]], cool_down=hours(24))
+    clock.advance(ours.leases.lease + ours.system.late_after(settings()) + seconds(1))
+    collection("accounts").update_many({"_id": {"$lt": 30}}, {"$set": {"status": "expired"}})
+    collection("accounts").update_many({"_id": {"$gte": 40, "$lt": 60}}, {"$set": {"status": "expired"}})
+    numbers = stats(ours).numbers
+    assert 5 < numbers["stuck"] < 15  # 10 of 40
+    assert 15 < numbers["cooling_off"] < 25  # 20 of 40
+    collection("accounts").update_many({}, {"$set": {"status": "expired"}})
+    assert (stats(ours).numbers["stuck"], stats(ours).problems) == (0, {})
+
+
 def test_stuck_items_beyond_the_limit_of_comparing_are_counted_by_their_leases(
     clock: AgingClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
