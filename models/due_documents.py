@@ -16,10 +16,10 @@ from typing import Any
 
 import bson
 from bson import MinKey
-from pymongo import ASCENDING, IndexModel, UpdateMany
+from pymongo import ASCENDING, IndexModel, UpdateMany, UpdateOne
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import DocumentTooLarge, OperationFailure
+from pymongo.errors import DocumentTooLarge, OperationFailure, WriteError
 
 from models import listing, outbox
 from models.database import Document, client, collection, first_reply, projection, value_at
@@ -291,9 +291,16 @@ class DueCollection:
         self.collection().update_one({"_id": id, self.due: {"$eq": due_at}}, update, hint="_id_")
 
     def update_range(self, ids: Sequence[Any], first: datetime, last: datetime, update: Update) -> None:
-        """Update those of `ids` that are still due between two dates, both included."""
+        """Update those of `ids` that are still due between two dates, both included.
+
+        Raises BulkWriteError if MongoDB refuses the update of some documents; the others are updated.
+        """
         where = {"_id": {"$in": list(ids)}, self.due: {**A_DATE, "$gte": first, "$lte": last}}
-        self.collection().update_many(where, update, hint="_id_")
+        try:
+            self.collection().update_many(where, update, hint="_id_")
+        except WriteError:  # it ends at the first document that cannot be updated
+            each = [UpdateOne({**where, "_id": id}, update, hint="_id_") for id in ids]
+            self.collection().bulk_write(each, ordered=False)
 
 
 def ids_of(documents: Sequence[Document]) -> list[Any]:

@@ -79,9 +79,10 @@ class DocumentWork(DueWork):
                 with database.within(FLAG_TIMEOUT):
                     self.documents.update_range(ids, min(dates), max(dates), {"$set": {flag: True}})
             except database.Error as error:
-                if not error.timeout:
+                is_refused = isinstance(error, BulkWriteError) and not database.is_outage(error)
+                if not (error.timeout or is_refused):
                     raise
-                # The write waits for the transaction of another program that has locked one of the documents.
+                # Another program has locked a document in a transaction, or MongoDB refuses to change one.
                 self._log.warning("Documents are dispatched without their flag", error=reason(error))
 
     def release(self, items: Sequence[DueItem]) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import bson
 import pytest
 from bson import Binary, Code, Decimal128, MaxKey, MinKey, ObjectId, Regex, Timestamp
-from pymongo.errors import AutoReconnect, WriteError
+from pymongo.common import MAX_BSON_SIZE
+from pymongo.errors import AutoReconnect, OperationFailure
 
 from models import database, due_documents, failed_item, support_room
 from models.database import collection
@@ -140,17 +142,36 @@ class TestScan:
         assert set(scanned_ids(snooze)) == {room, other}
         assert "snooze_queue_in_progress" not in get_room(room)
 
-    def test_rooms_whose_flag_cannot_be_set_are_due_for_the_next_scan(self, snooze: DocumentWork) -> None:
+    def test_rooms_whose_flag_cannot_be_set_are_due_for_the_next_scan(
+        self, snooze: DocumentWork, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for _ in range(3):
             make_room()
-        refuse_flag = {support_room.FLAG: {"$ne": True}}
-        database.database().command("collMod", support_room.rooms().name, validator=refuse_flag)
-        try:
-            with pytest.raises(WriteError):
+
+        def refuse(*_: Any) -> None:
+            raise OperationFailure("not authorized", 13)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(due_documents.DueCollection, "update_range", refuse)
+            with pytest.raises(OperationFailure):
                 scan(snooze)
+        assert len(scan(snooze)) == 3
+
+    @pytest.mark.parametrize("why", ["invalid", "large"])
+    def test_a_room_that_mongodb_refuses_to_change_does_not_stop_the_others(
+        self, snooze: DocumentWork, why: str
+    ) -> None:
+        rooms = [make_room(OVER + seconds(number)) for number in range(4)]
+        if why == "large":
+            free = MAX_BSON_SIZE - len(bson.encode({**get_room(rooms[1]), "large": ""}))
+            support_room.rooms().update_one({"_id": rooms[1]}, {"$set": {"large": "x" * free}})
+        validator = {"_id": {"$ne": rooms[1]}} if why == "invalid" else {}
+        database.database().command("collMod", support_room.rooms().name, validator=validator)
+        try:
+            assert scanned_ids(snooze) == rooms
         finally:
             database.database().command("collMod", support_room.rooms().name, validator={})
-        assert len(scan(snooze)) == 3
+        assert [support_room.FLAG in get_room(room) for room in rooms] == [True, False, True, True]
 
     def test_scan_does_not_wait_for_a_locked_room_to_set_its_flag(
         self, snooze: DocumentWork, monkeypatch: pytest.MonkeyPatch
