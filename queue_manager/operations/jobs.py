@@ -207,8 +207,7 @@ def clear_jobs(body: JobsToDelete, actor: Actor, *, is_over: Callable[[], bool])
     """Delete in transactions until `is_over`; the rest is left for the next call. A preview is not recorded."""
     if body.preview:
         with mongodb():
-            found = jobs.count_up_to(MAX_ARCHIVED + 1, body.states, body.name)
-        return DeletedJobs(deleted=min(found, MAX_ARCHIVED), is_complete=found <= MAX_ARCHIVED, undo=None)
+            return DeletedJobs(deleted=jobs.count_clearable(body.states, body.name), is_complete=True, undo=None)
     count, is_complete = 0, True
     selected = {"name": body.name or "all", "states": ", ".join(body.states)}
     with recorded(actor, "clear", system=system.name, filter=selected) as action:
