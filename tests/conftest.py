@@ -153,13 +153,14 @@ def clean(servers: Servers) -> Servers:
 
 
 def _close_breakers() -> None:
-    """Have this process use Redis and MongoDB again for what it leaves out for seconds after a slow call."""
+    """Have this process use Redis and MongoDB again for what it leaves out for seconds, such as after a slow call."""
     for counting in counters._counters._made:
         counting._try_again_at = 0.0
     for recorder in leases._recorder._made:
         recorder._retry_at = 0.0
     for inserter in item_events._inserter._made:
         inserter._retry_at = 0.0
+    readings._complete_until.clear()
 
 
 def _read_clock() -> None:

@@ -16,6 +16,7 @@ from threading import Lock, Semaphore
 from typing import Any, Generic, TypeVar
 
 import redis
+from pymongo import IndexModel
 
 from beat_schedule import systems
 from models import scan_run, schema
@@ -49,8 +50,13 @@ MAX_CALLS = 8  # of one function at a time, because a call that hangs keeps its 
 LEADER, WORKERS = "leader", "workers"
 """Names in `InRedis.unread`."""
 CACHE_FACTOR = 20  # a slow answer is kept for this many times as long as it took
+INDEX_CHECK_INTERVAL = 5.0  # seconds until indexes that existed are looked for again
+SHARED = ""  # in `_complete_until`: the collections of all systems together
 
 log = get_logger("QM/health")
+
+_complete_until: dict[str, float] = {}
+"""By system, or `SHARED`: when indexes that existed are looked for again, by this machine's monotonic clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +92,7 @@ class InRedis:
 
 @dataclass(frozen=True, kw_only=True)
 class InMongoDB:
-    """The scans, and the indexes that are missing, by system."""
+    """The scans, and the missing indexes by system. A dropped one is found within `INDEX_CHECK_INTERVAL`."""
 
     now: datetime
     clock_ahead: timedelta
@@ -189,6 +195,8 @@ async def read(limit: float = READ_TIMEOUT) -> Readings:
         read_stats(limit),
         _each({one.name: bounded(_slow_numbers(one), one.name, "MongoDB") for one in slow_ones}),
     )
+    if any(isinstance(one, Problem) for one in (*stats.values(), *slow.values())):
+        _complete_until.clear()  # perhaps an index was dropped, which the next reading finds
     return Readings(redis=redis, mongodb=mongo, broker=broker, stats=stats, slow_numbers=slow)
 
 
@@ -317,16 +325,27 @@ def _broker() -> Problem | None:
 def _mongodb() -> InMongoDB:
     require_replica_set()
     now, ahead = _timed(server_now)
-    missing_shared = schema.missing(schema.shared_collections())
+    # Those that counting errors needs are looked for each time.
+    missing_shared = _missing(SHARED, schema.shared_collections()) or schema.missing(scan_run.collections())
     return InMongoDB(
         now=now,
         clock_ahead=ahead,
         missing_shared_indexes=missing_shared,
-        missing_indexes={one.name: schema.missing(one.collections()) for one in systems() if one.is_on(settings())},
+        missing_indexes={one.name: _missing(one.name, one.collections()) for one in systems() if one.is_on(settings())},
         last_runs={system.name: scan_run.last(system.scan_task) for system in systems()},
         errors=None if missing_shared else scan_run.count_errors(now - hours(24)),
         running=scan_run.running(now=now),
     )
+
+
+def _missing(of: str, wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
+    """Return the missing indexes of a system or of `SHARED`; that none is missing is cached."""
+    now = time.monotonic()
+    if now < _complete_until.get(of, 0.0):
+        return []
+    if not (missing := schema.missing(wanted)):
+        _complete_until[of] = now + INDEX_CHECK_INTERVAL
+    return missing
 
 
 def _timed(read: Callable[[], datetime]) -> tuple[datetime, timedelta]:
