@@ -18,7 +18,7 @@ from typing import Any, cast
 import bson
 from bson import DatetimeConversion
 from bson.codec_options import CodecOptions
-from pymongo import AsyncMongoClient, MongoClient, timeout
+from pymongo import AsyncMongoClient, MongoClient, UpdateOne, timeout
 from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import (
@@ -27,14 +27,19 @@ from pymongo.errors import (
     OperationFailure,
     PyMongoError,
     WriteConcernError,
+    WriteError,
 )
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from pymongo.monitoring import CommandListener
 
 from queue_manager.core.clock import ServerClock, seconds
 from queue_manager.core.errors import ConfigurationError, reason, unavailable_server
+from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import PerProcess
 from queue_manager.core.settings import redact_url, settings
+from queue_manager.core.wording import first_ids
+
+log = get_logger("QM/database")
 
 Document = dict[str, Any]
 Error = PyMongoError
@@ -212,6 +217,34 @@ def first_reply(
     with closing(of.find_raw_batches(where, limit=limit, batch_size=limit + 1, **options)) as replies:
         first = cast(bytes, next(replies, b""))
         return bson.decode_all(first, of.codec_options), not replies.alive
+
+
+def update_all(of: Collection[Document], where: Document, update: Document, *, hint: str) -> int:
+    """Update all documents that match; return their number. Those that MongoDB refuses to change are logged.
+
+    It refuses those that would have more than 16 MB, or violate a validator. `update_many` ends at the first.
+    """
+    try:
+        return of.update_many(where, update, hint=hint).modified_count
+    except WriteError as error:
+        if is_outage(error):
+            raise
+    ids = [one["_id"] for one in of.find(where, {"_id": 1}, hint=hint)]
+    each = [UpdateOne({**where, "_id": id}, update, hint="_id_") for id in ids]
+    try:
+        return of.bulk_write(each, ordered=False).modified_count if each else 0
+    except BulkWriteError as error:
+        if is_outage(error):
+            raise
+        refused = [str(ids[one["index"]]) for one in error.details["writeErrors"]]
+        log.warning(
+            "MongoDB refuses to change documents",
+            collection=of.name,
+            documents=len(refused),
+            ids=first_ids(refused, len(refused)),
+            error=reason(error),
+        )
+        return int(error.details["nModified"])
 
 
 def copy_of(value: Any) -> Any:

@@ -16,13 +16,13 @@ from typing import Any
 
 import bson
 from bson import MinKey
-from pymongo import ASCENDING, IndexModel, UpdateMany, UpdateOne
+from pymongo import ASCENDING, IndexModel, UpdateMany
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import DocumentTooLarge, OperationFailure, WriteError
+from pymongo.errors import DocumentTooLarge, OperationFailure
 
 from models import listing, outbox
-from models.database import Document, client, collection, first_reply, projection, value_at
+from models.database import Document, client, collection, first_reply, projection, update_all, value_at
 from models.document_id import id_key
 from models.listing import Order, Position
 from models.transaction import commands, transact
@@ -290,17 +290,10 @@ class DueCollection:
         """Update one document if its date still has this value, which is `None` if it is missing."""
         self.collection().update_one({"_id": id, self.due: {"$eq": due_at}}, update, hint="_id_")
 
-    def update_range(self, ids: Sequence[Any], first: datetime, last: datetime, update: Update) -> None:
-        """Update those of `ids` that are still due between two dates, both included.
-
-        Raises BulkWriteError if MongoDB refuses the update of some documents; the others are updated.
-        """
+    def update_range(self, ids: Sequence[Any], first: datetime, last: datetime, update: Document) -> None:
+        """Update those of `ids` that are still due between two dates, both included, like `update_all`."""
         where = {"_id": {"$in": list(ids)}, self.due: {**A_DATE, "$gte": first, "$lte": last}}
-        try:
-            self.collection().update_many(where, update, hint="_id_")
-        except WriteError:  # it ends at the first document that cannot be updated
-            each = [UpdateOne({**where, "_id": id}, update, hint="_id_") for id in ids]
-            self.collection().bulk_write(each, ordered=False)
+        update_all(self.collection(), where, update, hint="_id_")
 
 
 def ids_of(documents: Sequence[Document]) -> list[Any]:

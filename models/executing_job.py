@@ -7,7 +7,7 @@ from datetime import datetime
 
 from pymongo import ASCENDING
 
-from models.database import Document
+from models.database import Document, update_all
 from models.job import COUNTED_ATTEMPTS, IS_JOB, JobId, JobState, as_count, attempt_of, jobs
 from queue_manager.core.clock import EPOCH
 
@@ -74,4 +74,4 @@ def fail_unclaimed(now: datetime) -> int:
     unclaimed: Document = {"state": JobState.EXECUTING, **IS_JOB, "$nor": [_IS_CLAIMED]}
     failed = {"state": JobState.FAILURE, "last_error": MALFORMED_CLAIM_ERROR, "updated": now}
     change = {"$set": failed, "$unset": {"claim": "", "page": ""}}
-    return jobs().update_many(unclaimed, change, hint="executing_by_lease").modified_count
+    return update_all(jobs(), unclaimed, change, hint="executing_by_lease")

@@ -33,7 +33,7 @@ from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, OperationFailure
 
-from models.database import Document, collection, duplicates, first_reply
+from models.database import Document, collection, duplicates, first_reply, update_all
 from models.document_id import id_candidates
 from queue_manager.core.clock import EPOCH
 from queue_manager.core.errors import AppError
@@ -279,7 +279,7 @@ def make_failed_due(now: datetime) -> int:
     """Make every failed job due now, ahead of the other jobs of its name; return their number."""
     failed = {"state": JobState.FAILURE, **IS_JOB}
     due_now = {"$set": {"waiting": now, "due": now, "first": 1}}
-    return jobs().update_many(failed, due_now, hint="failed_jobs").modified_count
+    return update_all(jobs(), failed, due_now, hint="failed_jobs")
 
 
 def _until(now: datetime) -> Document:

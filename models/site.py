@@ -21,7 +21,7 @@ from pymongo import ASCENDING, DESCENDING, IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
 from models import listing
-from models.database import Document, collection, value_at
+from models.database import Document, collection, update_all, value_at
 from models.due_documents import A_DATE
 from models.listing import Position
 from queue_manager.core.clock import hours
@@ -116,10 +116,8 @@ class Sites:
         Invalid: no date, one before 1970, or one after `latest`, which the clock of no builder explains.
         """
         valid = {STARTED: {**A_DATE, "$lte": latest, **NO_LIST}}
-        result = self.collection().update_many(
-            {**IN_PROGRESS, **self.only, "$nor": [valid]}, {"$set": {STARTED: now}}, hint="builds_in_progress"
-        )
-        return result.modified_count
+        unstamped = {**IN_PROGRESS, **self.only, "$nor": [valid]}
+        return update_all(self.collection(), unstamped, {"$set": {STARTED: now}}, hint="builds_in_progress")
 
     def reset(self, site_id: Any, started_at: datetime) -> int | None:
         """Reset the build that began at `started_at`, in one atomic write, so that the builder starts again.
@@ -143,11 +141,8 @@ class Sites:
 
     def forget_resets(self) -> None:
         """Clear the reset count of every site that has a thumbnail."""
-        self.collection().update_many(
-            {RESET_COUNT: {"$gt": 0}, DESKTOP: {"$ne": None}},
-            {"$unset": {RESET_COUNT: ""}},
-            hint="reset_in_a_row",
-        )
+        finished = {RESET_COUNT: {"$gt": 0}, DESKTOP: {"$ne": None}}
+        update_all(self.collection(), finished, {"$unset": {RESET_COUNT: ""}}, hint="reset_in_a_row")
 
     def get(self, site_id: Any) -> Document | None:
         return self.collection().find_one({"_id": site_id})

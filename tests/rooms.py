@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bson import ObjectId
 
-from models import support_room
+from models import database, support_room
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import milliseconds, minutes, seconds
 from queue_manager.core.redis_client import connect
@@ -34,6 +35,16 @@ def make_room(snoozed_until: Any = T0 - minutes(5), **fields: Any) -> ObjectId:
         **fields,
     }
     return support_room.rooms().insert_one(room).inserted_id
+
+
+@contextmanager
+def unchangeable(collection: str, id: Any) -> Iterator[None]:
+    """Have MongoDB refuse to change one document."""
+    database.database().command("collMod", collection, validator={"_id": {"$ne": id}})
+    try:
+        yield
+    finally:
+        database.database().command("collMod", collection, validator={})
 
 
 def get_room(room_id: ObjectId) -> dict[str, Any]:

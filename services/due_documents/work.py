@@ -79,10 +79,9 @@ class DocumentWork(DueWork):
                 with database.within(FLAG_TIMEOUT):
                     self.documents.update_range(ids, min(dates), max(dates), {"$set": {flag: True}})
             except database.Error as error:
-                is_refused = isinstance(error, BulkWriteError) and not database.is_outage(error)
-                if not (error.timeout or is_refused):
+                if not error.timeout:
                     raise
-                # Another program has locked a document in a transaction, or MongoDB refuses to change one.
+                # The write waits for the transaction of another program that has locked one of the documents.
                 self._log.warning("Documents are dispatched without their flag", error=reason(error))
 
     def release(self, items: Sequence[DueItem]) -> None:

@@ -20,7 +20,7 @@ from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.items import DueItem
 from services.due_work import Limits
 from services.stale_thumbnails import StaleSites, StaleThumbnails, stale_sites, stale_thumbnails, threshold
-from tests.rooms import T0, AgingClock
+from tests.rooms import T0, AgingClock, unchangeable
 from tests.rooms import scan as scan_work
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -170,6 +170,16 @@ def test_build_without_a_usable_start_is_stamped_and_reset_one_threshold_later(
     clock.advance(seconds(1))
     (item,) = scan(AGENCY_WEBSITES, clock)
     assert reset(service, item)["reset"] is True
+
+
+def test_a_site_that_mongodb_refuses_to_change_does_not_stop_the_others(clock: AgingClock) -> None:
+    hung = make_site()
+    unstamped = [make_site(started_at=None) for _ in range(3)]
+    with_thumbnail = make_site(thumbnail_reset_count=3, details={"thumbnails": {"desktop": "d.png"}})
+    with unchangeable(AGENCY_WEBSITES.name, unstamped[0]):
+        assert str(hung) in [item.args[1] for item in scan(AGENCY_WEBSITES, clock)]
+    assert [get_site(one)["thumbnail_process_started_at"] for one in unstamped] == [None, T0, T0]
+    assert "thumbnail_reset_count" not in get_site(with_thumbnail)
 
 
 @pytest.mark.parametrize("held_back", ["paused", "dry run"])

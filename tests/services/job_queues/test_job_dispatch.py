@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from bson import ObjectId
 from pymongo.errors import AutoReconnect
 
 from models import executing_job, job, job_attempt, job_queue
@@ -17,7 +18,7 @@ from queue_manager.leases import lease_server
 from services.job_queues.runner import READ_TTL
 from tests.eventually import eventually
 from tests.job_lab import LEASE, PERIOD, Lab, lost_lease
-from tests.rooms import T0
+from tests.rooms import T0, unchangeable
 
 A_MOMENT = seconds(0.001)
 
@@ -333,6 +334,19 @@ def test_take_over_releases_queues_dispatched_by_the_older_leader(lab: Lab) -> N
     lab.end_run(sent)
     assert lab.dispatch(epoch=2)[0] == []  # what the newer leader dispatched is untouched
     assert lab.run_through(token=again.task_id, epoch=2).succeeded == 1
+
+
+def test_a_job_that_mongodb_refuses_to_change_does_not_stop_the_others(lab: Lab) -> None:
+    lab.dispatch(epoch=1)
+    ids = [failing(lab) for _ in range(3)]
+    with unchangeable(job.JOBS_COLLECTION, ObjectId(ids[0])):
+        lab.dispatch(epoch=2)
+    assert [lab.jobs.get(id).get("first") for id in ids] == [None, 1, 1]
+    malformed = {"state": "executing", "claim": {"claimed_until": "soon"}}
+    job.jobs().update_one({"_id": ObjectId(ids[0])}, {"$set": malformed, "$unset": {"waiting": ""}})
+    lab.run("report")
+    with unchangeable(job.JOBS_COLLECTION, ObjectId(ids[0])):
+        assert lab.names_dispatched(epoch=2) == ["report"]
 
 
 @pytest.mark.parametrize("broken", ["job.make_failed_due", "executing_job.find", "job.due_names"])
