@@ -25,6 +25,8 @@ ENV = {
     "QM_LEASE_SECONDS": str(LEASE),
     "JOBS_TIMER_MS": str(round(PERIOD * 1000)),
 }
+LONG_LEASE = 8.0  # seconds, so that a stall of a busy machine does not end it
+LONG = {"JOBS_LEASE_SECONDS": str(LONG_LEASE), "QM_LEASE_SECONDS": str(LONG_LEASE)}
 
 
 def job_lab() -> Lab:

@@ -15,7 +15,18 @@ from models import job, job_counts, job_queue
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from tests.e2e.job_names import CONSECUTIVE
-from tests.e2e.job_processes import LEASE, PERIOD, count, job_beat, job_lab, job_worker, notes, overlaps, success_counts
+from tests.e2e.job_processes import (
+    LONG,
+    LONG_LEASE,
+    PERIOD,
+    count,
+    job_beat,
+    job_lab,
+    job_worker,
+    notes,
+    overlaps,
+    success_counts,
+)
 from tests.eventually import eventually
 from tests.job_lab import count_jobs
 from tests.pace import paced, promptly
@@ -24,6 +35,7 @@ from tests.real_servers import Servers
 pytestmark = pytest.mark.crash
 
 TAKEOVER, LOOP = 6.0, 1.0  # seconds: the lock of the beat that leads, and a loop of the one that stands by
+FOUND_DEAD = 2.0  # seconds after which a worker has released the claim of a child of its own that died
 SLOW = 5.0  # seconds for everything else on an idle machine, starting a worker included
 
 
@@ -32,7 +44,7 @@ SLOW = 5.0  # seconds for everything else on an idle machine, starting a worker 
 @pytest.mark.parametrize("victim", ["worker", "child"])
 def test_job_is_retried_when_its_worker_is_killed(victim: str, tmp_path: Path, figure: Callable[[str], None]) -> None:
     lab, mark = job_lab(), tmp_path / "may-end"
-    with job_worker(tmp_path) as process, job_beat(tmp_path):
+    with job_worker(tmp_path, env=LONG) as process, job_beat(tmp_path, env=LONG):
         id = lab.run("fragile", str(mark))
         behind = lab.run("fragile", str(mark))
         [first] = eventually(lambda: notes("fragile"))
@@ -55,7 +67,8 @@ def test_job_is_retried_when_its_worker_is_killed(victim: str, tmp_path: Path, f
     assert found["attempts"] == again["attempt"] == 2
     assert [entry["state"] for entry in found["history"]] == ["pending", "failure", "success"]
     assert "lost" in found["last_error"]
-    assert again["began"] <= killed_at + seconds(LEASE + PERIOD + pace.allowed(SLOW))
+    held_for = LONG_LEASE if victim == "worker" else FOUND_DEAD
+    assert again["began"] <= killed_at + seconds(held_for + PERIOD + pace.allowed(SLOW))
 
 
 @pytest.mark.usefixtures("clean")

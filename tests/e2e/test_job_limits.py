@@ -13,14 +13,12 @@ from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
 from services.job_queues.dispatch import LOST_ERROR
-from tests.e2e.job_processes import LEASE, job_beat, job_lab, job_worker, notes
+from tests.e2e.job_processes import LONG, LONG_LEASE, job_beat, job_lab, job_worker, notes
 from tests.eventually import eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("clean")]
 
-GRACE = {"JOBS_GRACE_SECONDS": "1"}
-LONG_LEASE = 8  # seconds, so that a stall of this machine does not end it
-LONG = {"JOBS_LEASE_SECONDS": str(LONG_LEASE), "QM_LEASE_SECONDS": str(LONG_LEASE)}
+ENV = {"JOBS_GRACE_SECONDS": "1", **LONG}
 
 
 @pytest.mark.smoke
@@ -28,7 +26,7 @@ LONG = {"JOBS_LEASE_SECONDS": str(LONG_LEASE), "QM_LEASE_SECONDS": str(LONG_LEAS
 def test_job_that_holds_the_gil_for_longer_than_its_lease_runs_once(short_jobs_before: int, tmp_path: Path) -> None:
     lab = job_lab()
     ids = [lab.run("holds_gil", 0) for _ in range(short_jobs_before)]
-    ids += [lab.run("holds_gil", LONG_LEASE + 4), lab.run("holds_gil", 0)]
+    ids += [lab.run("holds_gil", int(LONG_LEASE) + 4), lab.run("holds_gil", 0)]
     with job_worker(tmp_path, env=LONG) as process, job_beat(tmp_path, env=LONG):
         eventually(lambda: {lab.state(id) for id in ids} == {"success"})
         assert "claim of an executing job was lost" not in process.log
@@ -39,7 +37,7 @@ def test_job_that_holds_the_gil_for_longer_than_its_lease_runs_once(short_jobs_b
 @pytest.mark.parametrize("how", [pytest.param("sleeping", marks=pytest.mark.smoke), "gil"])
 def test_hanging_job_is_killed_after_its_time_limit_and_others_continue(how: str, tmp_path: Path) -> None:
     lab, mark, others_mark = job_lab(), tmp_path / "may-end", tmp_path / "others-may-end"
-    with job_worker(tmp_path, env=GRACE) as process, job_beat(tmp_path, env=GRACE):
+    with job_worker(tmp_path, env=ENV) as process, job_beat(tmp_path, env=ENV):
         other = lab.run("n0", 0, str(others_mark))
         eventually(lambda: lab.state(other) == "executing")
         id = lab.run("hangs", how, str(mark))
@@ -56,16 +54,16 @@ def test_hanging_job_is_killed_after_its_time_limit_and_others_continue(how: str
 
 
 def test_suspended_process_keeps_its_lease_until_the_time_limit(tmp_path: Path) -> None:
-    lab, mark, env = job_lab(), tmp_path / "may-end", {**GRACE, "JOBS_TIMEOUT_SECONDS": str(4 * LEASE)}
+    lab, mark, env = job_lab(), tmp_path / "may-end", {**ENV, "JOBS_TIMEOUT_SECONDS": str(4 * LONG_LEASE)}
     with job_worker(tmp_path, env=env), job_beat(tmp_path, env=env):
         id = lab.run("fragile", str(mark))
         [first] = eventually(lambda: notes("fragile"))
         os.kill(first["pid"], signal.SIGSTOP)
         stopped_at = server_now()
-        renewed = stopped_at + seconds(2.5 * LEASE)
+        renewed = stopped_at + seconds(2.5 * LONG_LEASE)
         eventually(lambda: lab.jobs.get(id)["claim"]["claimed_until"] > renewed)
         eventually(lambda: lab.state(id) == "failure")
-        assert lab.jobs.get(id)["last_error"] == f"The job exceeded its time limit of {4 * LEASE:g} s"
+        assert lab.jobs.get(id)["last_error"] == f"The job exceeded its time limit of {4 * LONG_LEASE:g} s"
         mark.touch()
         eventually(lambda: lab.state(id) == "success")
     assert [entry.get("error") for entry in lab.jobs.get(id)["history"]].count(LOST_ERROR) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job_processes import count, job_beat, job_lab, job_worker, notes
+from tests.e2e.job_processes import LONG, count, job_beat, job_lab, job_worker, notes
 from tests.eventually import eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("clean")]
@@ -20,8 +20,8 @@ ENDS_WITHIN = 30.0  # seconds, on a busy machine; a job that nobody interrupts t
 @pytest.mark.smoke
 def test_a_job_that_outlasts_the_shutdown_is_requeued_and_no_other_is_started(tmp_path: Path) -> None:
     lab, mark = job_lab(), tmp_path / "may-end"
-    with job_beat(tmp_path):
-        with job_worker(tmp_path, concurrency=1, env={"QM_SHUTDOWN_SECONDS": str(LIMIT)}) as worker:
+    with job_beat(tmp_path, env=LONG):
+        with job_worker(tmp_path, concurrency=1, env={**LONG, "QM_SHUTDOWN_SECONDS": str(LIMIT)}) as worker:
             ids = [lab.run("fragile", str(mark)) for _ in range(2)]
             eventually(lambda: notes("fragile"))
 
@@ -32,14 +32,14 @@ def test_a_job_that_outlasts_the_shutdown_is_requeued_and_no_other_is_started(tm
         interrupted = lab.jobs.get(ids[0])
         assert (interrupted["state"], interrupted.get("last_error")) == ("pending", None)
         mark.touch()
-        with job_worker(tmp_path, 1):
+        with job_worker(tmp_path, 1, env=LONG):
             eventually(lambda: count("success", "fragile") == 2)
     assert [(note["job"], note["attempt"]) for note in notes("fragile")] == [(ids[0], 1), (ids[0], 1), (ids[1], 1)]
 
 
 def test_a_run_ends_with_the_job_it_executes_when_the_worker_shuts_down(tmp_path: Path) -> None:
     lab = job_lab()
-    with job_worker(tmp_path, concurrency=1) as worker, job_beat(tmp_path):
+    with job_worker(tmp_path, concurrency=1, env=LONG) as worker, job_beat(tmp_path, env=LONG):
         lab.jobs.run_many("n0", [[0.3] for _ in range(60)])
         eventually(lambda: notes("n0"))
 
@@ -53,7 +53,7 @@ def test_a_run_ends_with_the_job_it_executes_when_the_worker_shuts_down(tmp_path
 
 def test_a_terminated_process_requeues_its_job(tmp_path: Path) -> None:
     lab, mark = job_lab(), tmp_path / "may-end"
-    with job_worker(tmp_path, concurrency=1), job_beat(tmp_path):
+    with job_worker(tmp_path, concurrency=1, env=LONG), job_beat(tmp_path, env=LONG):
         id = lab.run("fragile", str(mark))
         [first] = eventually(lambda: notes("fragile"))
 
