@@ -2,7 +2,8 @@
 
 CRASH_AT  the step: taken, published, written (and `after` not called yet), attempt
 CRASH_DO  what happens there, in order, separated by commas: resnooze (an agent snoozes the room again for
-          RESNOOZE_SECONDS), kill (SIGKILL to the worker and all its children), fail (an error), slow (0.4 s), hold
+          RESNOOZE_SECONDS), kill (SIGKILL to the worker and all its children), fail (an error), slow (for
+          SLOW_SECONDS, 0.4 by default), hold
           (until CRASH_MARK exists)
 CRASH_MARK  a file made when it has happened: it happens once; slow and fail happen every time while it is missing
 RESUBSCRIBE_SECONDS  how long events are emitted again after Redis has started
@@ -53,7 +54,7 @@ def goes_wrong(room_id: Any) -> None:
             MARK.touch()
             os.killpg(os.getpgrp(), signal.SIGKILL)
         elif action == "slow":
-            time.sleep(0.4)
+            time.sleep(float(os.environ.get("SLOW_SECONDS", "0.4")))
         elif action == "hold":
             while not MARK.exists():
                 time.sleep(0.05)

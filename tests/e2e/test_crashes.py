@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,10 +166,16 @@ def test_room_wakes_although_its_worker_is_killed_during_the_backoff(tmp_path: P
 @pytest.mark.smoke
 @pytest.mark.usefixtures("ticking", "heard")
 def test_worker_slower_than_the_lease_wakes_each_room_once(tmp_path: Path) -> None:
-    rooms = [make_room(server_now() - seconds(1)) for _ in range(30)]
-    process = crashing(tmp_path, "attempt", "slow")
-    with process:
-        eventually(lambda: all(is_open(room) for room in rooms))
+    lease = 8.0  # seconds, so that a stall of a busy machine does not end it
+    env = {"QM_LEASE_SECONDS": str(lease)}
+    rooms = [make_room(server_now() - seconds(1)) for _ in range(12)]
+    process = crashing(tmp_path, "attempt", "slow", SLOW_SECONDS=str(lease + 2), **env)
+    # Another worker scans while all processes of the slow one are busy.
+    scanner = worker(tmp_path / "scans.log", "--queues", "scans", "--hostname", "scans@%h", env={**ENV, **env})
+    with process, scanner:
+        eventually(lambda: all(is_open(room) for room in rooms), within=120)
+        eventually(lambda: "A batch of tasks ended" in process.log)
+        assert min(map(float, re.findall(r"A batch of tasks ended .* seconds=(\S+)", process.log))) > lease
     runs = scan_run.latest("tasks.support_snooze.scan_expired_snoozes", limit=1000)
     assert sum(run["enqueued"] for run in runs) == len(rooms)
     assert [len(moments) for moments in woken(rooms)] == [1] * len(rooms)
