@@ -212,16 +212,20 @@ def test_a_write_that_is_not_confirmed_in_time_is_found(well: Servers, tmp_path:
 
 def test_confirmed_writes_that_are_not_in_the_journal_are_found(well: Servers, tmp_path: Path) -> None:
     with MongoClient[dict[str, Any]](well.mongo.url) as client:
-        config = client.admin.command("replSetGetConfig")["config"]
-        for journals in (False, True):
+
+        def wait_for_the_journal(is_default: bool) -> None:
+            config = client.admin.command("replSetGetConfig")["config"]
             config["version"] += 1
-            config["writeConcernMajorityJournalDefault"] = journals
+            config["writeConcernMajorityJournalDefault"] = is_default
             client.admin.command("replSetReconfig", config)
+
+        wait_for_the_journal(False)
+        try:
             answer = doctor(tmp_path)
-            if journals:
-                assert answer.checks["write-concern"]["status"] == "ok"
-            else:
-                assert answer.only_problem("write-concern").startswith("writeConcernMajorityJournalDefault is false")
+        finally:
+            wait_for_the_journal(True)
+        assert answer.only_problem("write-concern").startswith("writeConcernMajorityJournalDefault is false")
+    assert doctor(tmp_path).checks["write-concern"]["status"] == "ok"
 
 
 def test_documents_that_prevent_an_index_are_named_with_it(well: Servers, tmp_path: Path) -> None:

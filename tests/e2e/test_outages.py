@@ -117,7 +117,7 @@ def test_worker_survives_full_memory_of_redis(valkey: Valkey, mongo: Mongo, tmp_
 def test_result_pending_since_an_outage_is_read_before_its_process_is_killed(
     valkey: Valkey, mongo: Mongo, tmp_path: Path
 ) -> None:
-    timeout, may_end = 5.0, tmp_path / "may end"
+    timeout, may_end = 15.0, tmp_path / "may end"
     crash = {"CRASH_AT": "attempt", "CRASH_DO": "hold", "CRASH_MARK": str(may_end)}
     env = {**ENV, **crash, "QM_ITEM_TIMEOUT_SECONDS": str(timeout), "REDIS_URL": valkey.url, "MONGO_DB_URL": mongo.url}
     room = make_room(server_now() - seconds(1))
