@@ -8,7 +8,7 @@ from tests.real_servers import Servers
 from tests.web.credentials import KEYS, OPERATOR, log_in, own_page
 from tests.web.listener import Listener
 from tests.web.queue_client import Queue, empty_queue
-from tests.web.web_process import Web
+from tests.web.web_process import Web, answered
 
 PREFIX = "/queue-manager"
 HTML = {"Accept": "text/html"}
@@ -29,8 +29,8 @@ def process(queue: Queue) -> Web:
     "path", ["/healthz", "/readyz", "/metrics", "/", "/docs", "/static/style.css", "/api/overview"]
 )
 def test_every_path_is_served_with_and_without_the_prefix(process: Web, path: str) -> None:
-    assert process.get(PREFIX + path, **KEY).status == 200
-    assert process.get(path, **KEY).status == 200
+    assert answered(lambda: process.get(PREFIX + path, **KEY)).status == 200
+    assert answered(lambda: process.get(path, **KEY)).status == 200
 
 
 def test_the_prefix_itself_is_the_overview(process: Web) -> None:

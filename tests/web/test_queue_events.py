@@ -19,7 +19,7 @@ from queue_manager.web.routes.messages.events import STREAM_READ_TIMEOUT
 from tests.eventually import eventually
 from tests.pace import paced, promptly
 from tests.real_servers import Servers
-from tests.web.queue_client import Queue, Stream, empty_queue, size_of_response
+from tests.web.queue_client import DATABASE, Queue, Stream, empty_queue, size_of_response
 
 
 @pytest.fixture
@@ -46,9 +46,9 @@ def first_id(queue: Queue) -> str:
 
 
 def waiting_readers(client: redis.Redis) -> list[str]:
-    """Return the ids of the connections that read streams, if all of them wait for entries."""
+    """Return the ids of the connections that read streams of this database, if all of them wait for entries."""
     clients: Any = client.client_list()
-    readers = [one for one in clients if one["cmd"] == "xread"]
+    readers = [one for one in clients if one["cmd"] == "xread" and one["db"] == str(DATABASE)]
     return [one["id"] for one in readers] if all("b" in one["flags"] for one in readers) else []
 
 
