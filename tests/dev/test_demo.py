@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,7 +14,6 @@ from pymongo.collection import Collection
 from pymongo.database import Database
 
 from dev import demo, demo_agencies, demo_rooms, demo_sites, environment, summary
-from dev.children import spawn
 from models import database, pulse, site, subscription, support_room
 from models.database import collection, server_now
 from models.site import AGENCY_WEBSITES, INSTASITES, STARTED
@@ -24,6 +22,7 @@ from queue_manager.core.settings import Settings
 from services.stale_thumbnails import threshold
 from tasks.review_requests import scan_eligible_agencies
 from tasks.stale_thumbnails import scan_stale_thumbnails
+from tests.dev.demo_process import running
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.tasks.hand_worker import waiting_messages
@@ -171,11 +170,10 @@ class TestSites:
 
 class TestProcess:
     def test_demo_runs_by_itself_and_stops_on_a_signal(self, rooms: Collection[Document], clean: Servers) -> None:
-        child = spawn([sys.executable, "-m", "dev.demo"], env={**os.environ, **DOCUMENTS_ON})
-        eventually(lambda: rooms.count_documents({"demo": True}) >= 2 * demo_rooms.OVERDUE_AT_START)
-        eventually(lambda: collection("instasites").count_documents({"demo": True}) == demo_sites.SITES)
-        eventually(lambda: [message.task for message in waiting_messages(clean.valkey.url, "scans")] == SCANS)
-        child.end(grace=30)
+        with running([sys.executable, "-m", "dev.demo"], DOCUMENTS_ON) as child:
+            eventually(lambda: rooms.count_documents({"demo": True}) >= 2 * demo_rooms.OVERDUE_AT_START)
+            eventually(lambda: collection("instasites").count_documents({"demo": True}) == demo_sites.SITES)
+            eventually(lambda: [message.task for message in waiting_messages(clean.valkey.url, "scans")] == SCANS)
         assert child.wait() == 0
 
     def test_demo_sends_scans_that_expire_and_logs_them(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import suppress
 from datetime import datetime
@@ -13,7 +12,6 @@ import pytest
 from bson import ObjectId
 
 from dev import demo_jobs, demo_rooms, environment, summary
-from dev.children import spawn
 from dev.demo_jobs import IMPORT, INVOICE, NAMES, PARCEL, REPORT
 from models import job as model
 from models import job_attempt, job_counts
@@ -24,6 +22,7 @@ from queue_manager.core.errors import ContinueLater, NotYetDue
 from queue_manager.core.settings import Settings
 from services.job_queues import Jobs, run_queue
 from services.job_queues import jobs as service
+from tests.dev.demo_process import running
 from tests.eventually import eventually
 from tests.real_servers import Servers
 
@@ -126,17 +125,15 @@ class TestBounds:
 class TestProcess:
     def test_demo_stores_jobs_by_itself(self, clean: Servers) -> None:
         imports = json.dumps([demo_jobs.MODULE])
-        child = spawn(DEMO, env={**os.environ, "QM_CONVERSATIONS": "false", "QM_JOBS": "true", "JOBS_IMPORTS": imports})
-        eventually(lambda: {job["name"] for job in service.list()} == set(NAMES))
-        child.end(grace=30)
+        with running(DEMO, {"QM_CONVERSATIONS": "false", "QM_JOBS": "true", "JOBS_IMPORTS": imports}) as child:
+            eventually(lambda: {job["name"] for job in service.list()} == set(NAMES))
         assert child.wait() == 0
 
     def test_demo_stores_no_jobs_if_they_are_not_imported(self, clean: Servers) -> None:
-        env = {"QM_JOBS": "true", "JOBS_IMPORTS": '["json"]'}
-        child = spawn(DEMO, env={**os.environ, **env})
         rooms = model.jobs().database["support_rooms"]
-        eventually(lambda: rooms.count_documents({}) > 2 * demo_rooms.OVERDUE_AT_START)  # each part has had its turn
-        child.end(grace=30)
+        with running(DEMO, {"QM_JOBS": "true", "JOBS_IMPORTS": '["json"]'}):
+            # Each part has had its turn.
+            eventually(lambda: rooms.count_documents({}) > 2 * demo_rooms.OVERDUE_AT_START)
         assert model.jobs().count_documents({}) == 0
 
 
@@ -155,7 +152,7 @@ class TestSummary:
         stored(PARCEL, JobState.SUCCESS, 1)
         stored(IMPORT, JobState.FAILURE, 2)
         now = server_now()
-        assert summary.describe_jobs(now - seconds(5), now) == "4 jobs done, 2 jobs failed"
+        assert summary.describe_jobs(now - minutes(5), now) == "4 jobs done, 2 jobs failed"
         assert summary.describe_jobs(now + seconds(5), now) == ""
 
     def test_summary_counts_jobs_only_if_they_run(self) -> None:

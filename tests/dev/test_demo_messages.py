@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from models.support_room import ROOMS_COLLECTION
 from queue_manager.core.settings import settings
 from services import message_queue as service
 from services.message_queue import MessageQueue, NewMessage, QueueAdmin, message_queue, queue_admin, scripts, sweeper
+from tests.dev.demo_process import running
 from tests.eventually import eventually
 from tests.real_servers import Servers
 
@@ -141,16 +141,15 @@ class TestProcess:
 
     @pytest.mark.slow
     def test_messages_are_produced_and_handled(self, people: QueueAdmin) -> None:
-        child = spawn(DEMO, env={**os.environ, **ON})
-        eventually(lambda: people.counts().total_acknowledged)
-        child.end(grace=30)
+        with running(DEMO, ON) as child:
+            eventually(lambda: people.counts().total_acknowledged)
         assert child.wait() == 0
 
     def test_demo_does_not_use_the_queue_if_configured(self, people: QueueAdmin) -> None:
-        child = spawn([*DEMO, "--no-messages"], env={**os.environ, **ON, "QM_CONVERSATIONS": "true"})
         rooms = collection(ROOMS_COLLECTION)
-        eventually(lambda: rooms.count_documents({}) > 2 * demo_rooms.OVERDUE_AT_START)  # each part has had its turn
-        child.end(grace=30)
+        with running([*DEMO, "--no-messages"], {**ON, "QM_CONVERSATIONS": "true"}):
+            # Each part has had its turn.
+            eventually(lambda: rooms.count_documents({}) > 2 * demo_rooms.OVERDUE_AT_START)
         counts = people.counts()
         assert (counts.main, counts.processing, counts.total_acknowledged) == (0, 0, 0)
 
