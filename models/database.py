@@ -219,7 +219,7 @@ def first_reply(
         return bson.decode_all(first, of.codec_options), not replies.alive
 
 
-def update_all(of: Collection[Document], where: Document, update: Document, *, hint: str) -> int:
+def update_all(of: Collection[Document], where: Document, update: Document | list[Document], *, hint: str) -> int:
     """Update all documents that match; return their number. Those that MongoDB refuses to change are logged.
 
     It refuses those that would have more than 16 MB, or violate a validator. `update_many` ends at the first.

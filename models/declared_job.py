@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from models.database import Document
+from models.database import Document, update_all
 from models.job import COUNTED_ATTEMPTS, DECLARED_PREFIX, JobState, jobs
 
 IS_DECLARED: Document = {"$regex": f"^{DECLARED_PREFIX}"}
@@ -40,7 +40,7 @@ def count(states: Sequence[JobState], name: str | None) -> int:
 def change(name: str, known: Document, repetition: Document, *, due: datetime, now: datetime) -> bool:
     """Replace a known repetition, and the due time of a pending job that is not due yet.
 
-    Returns False if it is executing or was changed. A repeating job is never reserved.
+    Returns False if it is executing or was changed, or MongoDB refuses the change. A repeating job is never reserved.
     """
     is_unchanged = {
         "_id": declared_id(name),
@@ -54,4 +54,4 @@ def change(name: str, known: Document, repetition: Document, *, due: datetime, n
         "waiting": {"$cond": [is_coming, due, {"$ifNull": ["$waiting", "$$REMOVE"]}]},
         "updated": now,
     }
-    return jobs().update_one(is_unchanged, [{"$set": changed}], hint="_id_").modified_count == 1
+    return update_all(jobs(), is_unchanged, [{"$set": changed}], hint="_id_") == 1

@@ -15,7 +15,7 @@ from services.job_queues.registry import Registry
 from services.job_queues.repetition import declared_details, store_declared
 from tests.job_lab import Lab
 from tests.real_servers import Servers
-from tests.rooms import T0
+from tests.rooms import T0, unchangeable
 
 ID = "declared:sweep"
 
@@ -139,6 +139,13 @@ def test_repetition_that_release_0_2_changed_does_not_wait_for_the_first_due_tim
         lab.dispatch(epoch=1)
         assert (len(lab.ran), stored()["due"]) == (expected, T0 + expected * hours(1))
         lab.hand.now += hours(1)
+
+
+def test_a_declared_job_that_mongodb_refuses_to_change_does_not_stop_others(lab: Lab) -> None:
+    lab.dispatch(epoch=1)
+    lab.run("mail")
+    with unchangeable(job.JOBS_COLLECTION, ID):
+        assert "mail" in declaring(every=hours(1)).names_dispatched(epoch=1)
 
 
 def test_repetition_of_an_executing_job_is_changed_after_its_run(lab: Lab) -> None:
