@@ -67,10 +67,10 @@ def _insert(action: ObjectId, kind: Kind, records: list[bytes], session: ClientS
     return id
 
 
-def prolong(action: ObjectId) -> bool:
-    """Keep the remaining records of an action as long as new ones; return False if there are none."""
-    prolonged = collection(ARCHIVE_COLLECTION).update_many({"action": action}, [{"$set": _EXPIRES}])
-    return prolonged.matched_count > 0
+def prolong(action: ObjectId) -> None:
+    """Keep the remaining records of an action as long as new ones, if they would expire within `UNDO_TIME`."""
+    is_late = {"$expr": {"$lt": ["$expires_at", {"$add": ["$$NOW", milliseconds(UNDO_TIME)]}]}}
+    collection(ARCHIVE_COLLECTION).update_many({"action": action, **is_late}, [{"$set": _EXPIRES}])
 
 
 def slices(action: ObjectId) -> Iterator[Slice]:

@@ -133,7 +133,7 @@ def finish(id: ObjectId, fields: Document, *, undo_within: timedelta | None = No
 
 
 def prolong_undo(id: str, undo_within: timedelta) -> None:
-    """Let an undo be repeated for this time from now on."""
+    """Extend the deadline of an undo to this time from now."""
     until = {"$add": ["$$NOW", milliseconds(undo_within)]}
     _audit().update_one({"_id": ObjectId(id)}, [{"$set": {"undo_until": until}}])
 

@@ -220,13 +220,14 @@ def first_reply(
 
 
 def update_all(of: Collection[Document], where: Document, update: Document | list[Document], *, hint: str) -> int:
-    """Update all documents that match; return their number. Those that MongoDB refuses to change are logged.
+    """Update all documents that match, and return their number.
 
-    It refuses those that would have more than 16 MB, or violate a validator. `update_many` ends at the first.
+    MongoDB refuses to update documents that would exceed 16 MB or violate a validator. They are logged, and the others
+    are updated; the number is then of those that followed the first refusal.
     """
     try:
         return of.update_many(where, update, hint=hint).modified_count
-    except WriteError as error:
+    except WriteError as error:  # at the first refusal; the server does not return what it had updated
         if is_outage(error):
             raise
     ids = [one["_id"] for one in of.find(where, {"_id": 1}, hint=hint)]
@@ -234,11 +235,12 @@ def update_all(of: Collection[Document], where: Document, update: Document | lis
     try:
         return of.bulk_write(each, ordered=False).modified_count if each else 0
     except BulkWriteError as error:
-        if is_outage(error):
+        errors = error.details["writeErrors"]
+        if error.details["writeConcernErrors"] or any(is_outage(OperationFailure("", one["code"])) for one in errors):
             raise
-        refused = [str(ids[one["index"]]) for one in error.details["writeErrors"]]
+        refused = [str(ids[one["index"]]) for one in errors]
         log.warning(
-            "MongoDB refuses to change documents",
+            "MongoDB refused to update some documents",
             collection=of.name,
             documents=len(refused),
             ids=first_ids(refused, len(refused)),

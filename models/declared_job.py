@@ -5,14 +5,10 @@ Guarantee: the id makes it unique, however many processes store it at once. An e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 
 from models.database import Document, update_all
 from models.job import COUNTED_ATTEMPTS, DECLARED_PREFIX, JobState, jobs
-
-IS_DECLARED: Document = {"$regex": f"^{DECLARED_PREFIX}"}
-"""Condition of the ids of declared jobs."""
 
 
 def declared_id(name: str) -> str:
@@ -21,20 +17,13 @@ def declared_id(name: str) -> str:
 
 def stored() -> dict[str, Document]:
     """Return the repetitions of declared jobs in any state, by name, without malformed ones."""
-    readable = {"_id": IS_DECLARED, "repetition.since": {"$type": "date"}, **COUNTED_ATTEMPTS}
-    found = jobs().find(readable, {"repetition": 1}, hint="_id_")
+    ids = {"$gte": DECLARED_PREFIX, "$lt": f"{DECLARED_PREFIX}\uffff"}
+    found = jobs().find({"_id": ids, "repetition.since": {"$type": "date"}, **COUNTED_ATTEMPTS}, {"repetition": 1})
     return {
         one["_id"].removeprefix(DECLARED_PREFIX): one["repetition"]
         for one in found
         if isinstance(one["repetition"], dict) and isinstance(one["repetition"]["since"], datetime)
     }
-
-
-def count(states: Sequence[JobState], name: str | None) -> int:
-    """Return the number of declared jobs in `states`, of one name or of all names."""
-    of_name = {"$gt": ""} if name is None else name
-    wanted = {"_id": IS_DECLARED, "state": {"$in": [*states]}, "name": of_name, **COUNTED_ATTEMPTS}
-    return jobs().count_documents(wanted, hint="_id_")
 
 
 def change(name: str, known: Document, repetition: Document, *, due: datetime, now: datetime) -> bool:

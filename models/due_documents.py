@@ -291,7 +291,7 @@ class DueCollection:
         self.collection().update_one({"_id": id, self.due: {"$eq": due_at}}, update, hint="_id_")
 
     def update_range(self, ids: Sequence[Any], first: datetime, last: datetime, update: Document) -> None:
-        """Update those of `ids` that are still due between two dates, both included, like `update_all`."""
+        """Update those of `ids` that are still due between two dates (inclusive), as `update_all` does."""
         where = {"_id": {"$in": list(ids)}, self.due: {**A_DATE, "$gte": first, "$lte": last}}
         update_all(self.collection(), where, update, hint="_id_")
 

@@ -19,9 +19,9 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from models import job_counts
 from models.database import Document, duplicates
-from models.declared_job import IS_DECLARED
 from models.job import (
     COUNTED_ATTEMPTS,
+    DECLARED_PREFIX,
     FINISHED_STATES,
     INACTIVE_STATES,
     IS_JOB,
@@ -43,7 +43,7 @@ CHANGEABLE_FIELDS = ("state", "due", "priority")
 KeepJobs = Callable[[Sequence[Document], ClientSession], object]
 """Stores jobs in the transaction that deletes them."""
 # The next dispatch would store a declared job again, and run it: it is deleted only by its id.
-_IS_UNDECLARED: Document = {"$not": IS_DECLARED}
+_IS_UNDECLARED: Document = {"$not": {"$regex": f"^{DECLARED_PREFIX}"}}
 
 
 def cancel(found: Document, *, now: datetime) -> Document | None:
@@ -146,9 +146,19 @@ def clear(
     Declared jobs are kept. It deletes fewer if they are large. Returns their number, and True if there may be more.
     Raises `Contended`.
     """
-    wanted: Document = {"state": {"$in": [*states]}, **({} if name is None else {"name": name})}
     undeclared = {**IS_JOB, "_id": {**IS_JOB["_id"], **_IS_UNDECLARED}}
-    return _delete_batch({**not_reserved(now), **wanted, **undeclared}, limit=limit, keep=keep)
+    return _delete_batch({**not_reserved(now), **_of(states, name), **undeclared}, limit=limit, keep=keep)
+
+
+def count_up_to(limit: int, states: Sequence[JobState], name: str | None) -> int:
+    """Return the number of jobs that `clear` would delete, up to `limit`, which bounds the cost."""
+    index = "jobs_in_a_state_by_attempts" if name is None else "jobs_of_a_name_by_attempts"
+    wanted = {**_of(states, name), **COUNTED_ATTEMPTS, "_id": _IS_UNDECLARED}
+    return jobs().count_documents(wanted, limit=limit, hint=index)
+
+
+def _of(states: Sequence[JobState], name: str | None) -> Document:
+    return {"state": {"$in": [*states]}, **({} if name is None else {"name": name})}
 
 
 def restore(gone: Sequence[Document]) -> tuple[int, list[Document]]:

@@ -160,7 +160,7 @@ def _stored(
 
 
 def _not_copied(systems: Sequence[System], stored: Sequence[Bucket], now: datetime) -> Iterator[Bucket]:
-    """Yield what was counted in 24 hours and is not in `stored`, the ten minutes of that time, oldest first."""
+    """Yield the counts of 24 hours that are not in `stored`, the ten minutes stored of that time, oldest first."""
     copied = {(bucket.system, bucket.at): bucket.counts for bucket in stored}
     since = dict.fromkeys((system.name for system in systems), beginning("24h", now))
     since |= {bucket.system: bucket.at for bucket in stored if bucket.at <= now}  # the newest of each

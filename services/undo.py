@@ -67,9 +67,10 @@ def undo(entry: AuditEntry, action: AuditedAction, *, now: datetime) -> Undone:
         raise CannotUndo(f"The time to undo it ({UNDO_TIME.total_seconds() / 60:.0f} minutes) has passed")
     ends_at = time.monotonic() + UNDO_BUDGET.total_seconds()
     counts, action.count = Counter[str](), 0
-    if archive.prolong(ObjectId(entry.id)):  # before anything that may interrupt the undo
-        audit.prolong_undo(entry.id, UNDO_TIME)
     for some in archive.slices(ObjectId(entry.id)):
+        if not counts:  # before the first slice, which an error may interrupt
+            archive.prolong(ObjectId(entry.id))
+            audit.prolong_undo(entry.id, UNDO_TIME)
         if time.monotonic() > ends_at:
             return _undone(counts, is_complete=False)
         restored, blocked = _RESTORE[some.kind](some.records)

@@ -38,6 +38,7 @@ def confirm(
     yes: bool,
     typed: str | None = None,
     max_changed: int | None = None,
+    counted_to: int | None = None,
 ) -> None:
     """Ask for confirmation unless it was given, exit code 1 without it; end with 0 if there is nothing to change.
 
@@ -45,12 +46,16 @@ def confirm(
         of: what follows the noun, such as ` in main`.
         typed: what must be typed to delete more than 1,000.
         max_changed: how many of them the command changes, at most.
+        counted_to: the limit of counting; a higher count means more than that.
     """
     if not count:
         typer.echo(printable(f"no {noun}s{of} to {action}"))
         raise typer.Exit
     part = f"{max_changed:,} of " if max_changed is not None and count > max_changed else ""
-    question = printable(f"{action.capitalize()} {part}{many(count, noun)}{of}?")
+    number = many(count, noun)
+    if counted_to is not None and count > counted_to:
+        number = f"more than {many(counted_to, noun)}"
+    question = printable(f"{action.capitalize()} {part}{number}{of}?")
     if yes:
         return
     if typed is None or count <= TYPED_FROM:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from models.archive import MAX_ARCHIVED
 from models.database import Document
 from models.job import JobState
 from models.job import names as stored_names
@@ -172,9 +173,10 @@ def clear(
     with report_errors():
         wanted = _states(states)
         body = validated(JobsToDelete, {"states": states, "name": name})
-        count = job_queues.jobs.count_clearable(wanted, name)
+        count = job_queues.jobs.count_up_to(MAX_ARCHIVED + 1, wanted, name)
         of = name or ALL_NAMES
-        confirm("delete", count, "job", f" of {of} in the state {' or '.join(states)}", yes=yes, typed=of)
+        which = f" of {of} in the state {' or '.join(states)}"
+        confirm("delete", count, "job", which, yes=yes, typed=of, counted_to=MAX_ARCHIVED)
         answer = clear_jobs(body, current_actor(), is_over=lambda: False)
     typer.echo(f"{answer.deleted} deleted")
     echo_undo(answer.undo)

@@ -72,10 +72,9 @@ def require_server(url: str) -> None:
         )
     if info.get("cluster_enabled") and not url.startswith(f"{CLUSTER_SCHEME}:"):
         raise ConfigurationError(
-            f"Redis at {redact_url(url)} is a node of a Redis Cluster, on which neither a broker nor leases can run: "
-            "REDIS_URL and BROKER_URL must name a Redis or Valkey without cluster mode. For the message queue, "
+            f"Redis at {redact_url(url)} is a node of a Redis Cluster, on which only the message queue can run: "
             "QM_QUEUE_REDIS_URL must be a URL such as cluster://host:6379/0, and QUEUE_NAME a name in braces, such as "
-            "{queue}"
+            "{queue}. REDIS_URL and BROKER_URL must name a Redis or Valkey without cluster mode"
         )
 
 

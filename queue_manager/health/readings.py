@@ -339,7 +339,7 @@ def _mongodb() -> InMongoDB:
 
 
 def _missing(of: str, wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
-    """Return the missing indexes of a system or of `SHARED`; that none is missing is cached."""
+    """Return the missing indexes of a system or of `SHARED`; that there are none is cached."""
     now = time.monotonic()
     if now < _complete_until.get(of, 0.0):
         return []

@@ -296,10 +296,13 @@ class Leases:
         return LeaseCounts(in_progress=waiting + running, cooling=cooling, ended=ended)
 
     def ended(self, *, before: timedelta, limit: int) -> list[str]:
-        """Return names whose lease ended without a result longer than `before` ago, oldest first, like `_some`."""
+        """Return names whose lease ended without a result longer than `before` ago, oldest first.
+
+        Above `limit`, an even sample of them.
+        """
         with lease_server() as client:
             until = unix_ms(time_of(client.time())) - milliseconds(before)
-            return self._some(client, self.keys.running, ("-inf", until), limit)
+            return self._some(client, self.keys.running, "-inf", until, limit)
 
     def candidates(self, state: Literal["in-progress", "stuck"], *, limit: int) -> set[str] | None:
         """Return all names in a state, and possibly others, which `statuses` tells apart; `None` if over `limit`.
@@ -320,18 +323,22 @@ class Leases:
         return names
 
     def cooling(self, *, limit: int) -> list[str]:
-        """Return names that cool down, those that end soonest first, like `_some`."""
+        """Return names that cool down, those that end soonest first; above `limit`, an even sample of them."""
         with lease_server() as client:
-            return self._some(client, self.keys.cooling, (f"({unix_ms(time_of(client.time()))}", "+inf"), limit)
+            return self._some(client, self.keys.cooling, f"({unix_ms(time_of(client.time()))}", "+inf", limit)
 
     @staticmethod
-    def _some(client: redis.Redis, key: str, scores: tuple[Any, Any], limit: int) -> list[str]:
-        """Return all names in a range; above `limit` as many from each part of it, so that they represent all."""
-        total: Any = client.zcount(key, *scores)
-        parts = min(SAMPLED_PARTS, limit) if total > limit else 1
+    def _some(client: redis.Redis, key: str, low: str, high: Any, limit: int) -> list[str]:
+        """Return all names with scores from the lowest or to the highest, or equally many from each part of them."""
+        total: Any = client.zcount(key, low, high)
+        first: Any = 0 if low == "-inf" else client.zcard(key) - total
+        parts = min(SAMPLED_PARTS, limit)
         with client.pipeline(transaction=False) as pipe:
-            for part in range(parts):
-                pipe.zrange(key, *scores, byscore=True, offset=part * total // parts, num=limit // parts)
+            if total <= limit:
+                pipe.zrange(key, low, high, byscore=True, offset=0, num=limit)
+            else:  # by rank: Redis would read all names before an offset
+                for begin in (first + part * total // parts for part in range(parts)):
+                    pipe.zrange(key, begin, begin + limit // parts - 1)
             return [one.decode() for one in chain(*pipe.execute())]
 
     def often_lost(self) -> Mapping[str, int]:

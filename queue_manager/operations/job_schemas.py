@@ -112,7 +112,10 @@ class JobsToDelete(Members):
         min_length=1, max_length=MAX_NAMES
     )
     name: JobName | None = Field(default=None, description="Only jobs of this name; all without it.")
-    preview: bool = Field(default=False, description="Count them and delete nothing.")
+    preview: bool = Field(
+        default=False,
+        description="Count them, up to 100,000, and delete nothing. `is_complete` is false if there are more.",
+    )
 
 
 class JobIds(Members):

@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import Any, Literal
 
 from models import job_pages
+from models.archive import MAX_ARCHIVED
 from models.database import Document, server_now
 from models.document_id import id_text
 from models.job import JobState
@@ -207,13 +208,14 @@ def clear_jobs(body: JobsToDelete, actor: Actor, *, is_over: Callable[[], bool])
     """Delete in transactions until `is_over`; the rest is left for the next call. A preview is not recorded."""
     if body.preview:
         with mongodb():
-            return DeletedJobs(deleted=jobs.count_clearable(body.states, body.name), is_complete=True, undo=None)
+            found = jobs.count_up_to(MAX_ARCHIVED + 1, body.states, body.name)
+        return DeletedJobs(deleted=min(found, MAX_ARCHIVED), is_complete=found <= MAX_ARCHIVED, undo=None)
     count, is_complete = 0, True
     selected = {"name": body.name or "all", "states": ", ".join(body.states)}
     with recorded(actor, "clear", system=system.name, filter=selected) as action:
         action.count = 0
         with mongodb():
-            expected = jobs.count_clearable(body.states, body.name)
+            expected = jobs.count_up_to(MAX_ARCHIVED + 1, body.states, body.name)
         batches = jobs.clear_in_batches(body.states, body.name, keep=action.job_keeper(expected=expected))
         while (deleted := _next(batches)) is not None:
             action.count = count = count + deleted

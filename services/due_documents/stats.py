@@ -79,7 +79,7 @@ def _still_due(work: DocumentWork, names: Sequence[str], now: datetime) -> list[
 
 
 def _of_all(still_due: Sequence[str], leases: int) -> int:
-    """Return how many documents of so many leases are still due, if those of up to `MAX_COMPARED` are."""
+    """Estimate for how many leases the document is still due, from a sample of up to `MAX_COMPARED`."""
     return len(still_due) if leases <= MAX_COMPARED else leases * len(still_due) // MAX_COMPARED
 
 

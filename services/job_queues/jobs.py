@@ -10,7 +10,7 @@ from typing import Any
 
 from bson import ObjectId
 
-from models import declared_job, executing_job, foreign_job, job, job_counts, job_operations, job_pages, job_queue
+from models import executing_job, foreign_job, job, job_counts, job_operations, job_pages, job_queue
 from models.database import Document, server_now
 from models.executing_job import ExecutingJob
 from models.job import INACTIVE_STATES, RESCHEDULABLE_STATES, WAITING_STATES, JobState
@@ -236,7 +236,10 @@ class Jobs:
 
     def count(self, *, name: str | None = None, state: str | None = None) -> int:
         """Return the number of jobs of a name or of all, in a state or in any. Raises `InvalidJob`."""
-        return _count(JobState if state is None else [checked_state(state)], name)
+        wanted = [*JobState] if state is None else [checked_state(state)]
+        counts = job_counts.by_name()
+        of_names = counts.values() if name is None else [counts.get(name, {})]
+        return sum(states.get(one, 0) for states in of_names for one in wanted)
 
     def clear(self, states: Iterable[str], name: str | None = None) -> int:
         """Delete the jobs in these states, of one name or of all names, except declared ones; return their number.
@@ -268,10 +271,9 @@ class Jobs:
             size = min(2 * size, DELETION_BATCH_SIZE)
             yield deleted
 
-    def count_clearable(self, states: Iterable[str], name: str | None = None) -> int:
-        """Return how many jobs `clear` would delete, without reading each. Raises like `clear`."""
-        wanted, of = {*_deletable(states)}, None if name is None else checked_name(name)
-        return max(_count(wanted, of) - declared_job.count([*wanted], of), 0)
+    def count_up_to(self, limit: int, states: Iterable[str], name: str | None = None) -> int:
+        """Return how many jobs `clear` would delete, at most `limit`, which bounds the cost. Raises like `clear`."""
+        return job_operations.count_up_to(limit, _deletable(states), None if name is None else checked_name(name))
 
     def pause(self, names: Sequence[str], *, reason: str | None = None, by: str | None = None) -> None:
         """Pause queues in all processes: no job of these names is started; one that is executing finishes.
@@ -366,12 +368,6 @@ class Jobs:
         if not job.is_job(found):
             raise WrongState(f"The document {id} was stored by another program and is not a job")
         return found
-
-
-def _count(states: Iterable[JobState], name: str | None) -> int:
-    counts = job_counts.by_name()
-    of_names = counts.values() if name is None else [counts.get(name, {})]
-    return sum(numbers.get(state, 0) for numbers in of_names for state in states)
 
 
 def _deletable(states: Iterable[str]) -> list[JobState]:

@@ -118,7 +118,8 @@ def _store(name: str, repetition: Document, now: datetime) -> None:
 
 def _change(name: str, known: Document, repetition: Document, now: datetime) -> None:
     due = next_due({**repetition, "since": known["since"]}, now)
-    # The first due time of a cron expression may be far off; that of its replacement is earlier. Release 0.2.0 kept it.
+    # The first due time of a cron expression may be far off; that of its replacement is earlier. Release 0.2.0
+    # left the later `since` in place.
     changed = {**repetition, "since": min(known["since"], due)}
     if changed != known and declared_job.change(name, known, changed, due=due, now=now):
         log.info("The repetition of a declared job was changed", name=name)

@@ -15,16 +15,22 @@ from tests.broker.taking import connected
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+def server_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
     with Valkey(tmp_path_factory.mktemp("redis")) as running:
         yield running
 
 
 @pytest.fixture
-def client(server: Valkey) -> Iterator[Redis]:
-    with Redis.from_url(server.url) as client:
+def server(server_of_module: Valkey) -> Valkey:
+    with Redis.from_url(server_of_module.url) as client:
         client.config_set("maxmemory", 0)
         client.flushall()
+    return server_of_module
+
+
+@pytest.fixture
+def client(server: Valkey) -> Iterator[Redis]:
+    with Redis.from_url(server.url) as client:
         yield client
 
 

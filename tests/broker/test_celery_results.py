@@ -23,16 +23,18 @@ TIMEOUT = 30  # seconds
 
 
 @pytest.fixture(scope="module")
-def app(server: Valkey) -> Iterator[Celery]:
-    with results_app(server.url) as app:
+def app(server_of_module: Valkey) -> Iterator[Celery]:
+    with results_app(server_of_module.url) as app:
         yield app
 
 
 @pytest.fixture(scope="module")
-def worker(server: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CeleryProcess]:
+def worker(server_of_module: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CeleryProcess]:
     log = tmp_path_factory.mktemp("worker") / "one.log"
     options = ("--queues=q,other", "--hostname=one@test", "--concurrency=2", "--loglevel=info")
-    with CeleryProcess("worker", *options, log=log, broker_url=server.url, app="tests.broker.results_app") as worker:
+    with CeleryProcess(
+        "worker", *options, log=log, broker_url=server_of_module.url, app="tests.broker.results_app"
+    ) as worker:
         yield worker.says(" ready.")
 
 

@@ -33,7 +33,6 @@ LOCK_KEY = "redbeat::lock"
 @pytest.fixture
 def client(server: Valkey) -> Iterator[Redis]:
     with Redis.from_url(server.url, decode_responses=True) as client:
-        client.flushall()
         yield client
 
 

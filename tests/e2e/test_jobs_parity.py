@@ -8,13 +8,14 @@ import subprocess
 from datetime import datetime
 
 import pytest
+import typer
 
 from models import audit
 from models import job as model
 from models.audit import AuditQuery
 from models.database import server_now
 from models.job import JobState
-from queue_manager.cli.changes import TYPED_FROM
+from queue_manager.cli.changes import TYPED_FROM, confirm
 from queue_manager.cli.completion import complete_job_name, complete_job_state
 from queue_manager.core.clock import hours, to_iso
 from queue_manager.operations.job_schemas import job_as_json
@@ -102,6 +103,15 @@ class TestClear:
         assert "of all names in the state pending? Type all names to confirm" in refused.stdout
         assert run("clear", "pending", "--name", INVOICE, answer=f"{INVOICE}\n").returncode == 0
         assert model.jobs().count_documents({}) == 0
+
+    @pytest.mark.parametrize(("count", "number"), [(2, "2 jobs"), (3, "more than 2 jobs")])
+    def test_question_about_more_than_can_be_restored(
+        self, monkeypatch: pytest.MonkeyPatch, count: int, number: str
+    ) -> None:
+        asked: list[str] = []
+        monkeypatch.setattr(typer, "confirm", lambda question, abort: asked.append(question))
+        confirm("delete", count, "job", " of all names", yes=False, counted_to=2)
+        assert asked == [f"Delete {number} of all names?"]
 
     def test_executing_jobs_are_never_deleted(self, clean: Servers) -> None:
         result = run("clear", "success", "--name", INVOICE)

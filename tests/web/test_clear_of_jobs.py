@@ -64,11 +64,15 @@ def audited() -> AuditEntry:
     return entry
 
 
-def test_a_preview_counts_the_jobs_and_deletes_nothing(clean: Servers) -> None:
+@pytest.mark.parametrize(("most", "counted"), [(3, (3, True)), (2, (2, False))])
+def test_a_preview_counts_the_jobs_and_deletes_nothing(
+    clean: Servers, monkeypatch: pytest.MonkeyPatch, most: int, counted: tuple[int, bool]
+) -> None:
+    monkeypatch.setattr(operations, "MAX_ARCHIVED", most)
     jobs.run_many(INVOICE, [[number] for number in range(3)])
     body = PENDING.model_copy(update={"preview": True})
     answer = operations.clear_jobs(body, ADA, is_over=lambda: False)
-    assert (answer.deleted, answer.is_complete, answer.undo, jobs.count()) == (3, True, None, 3)
+    assert ((answer.deleted, answer.is_complete), answer.undo, jobs.count()) == (counted, None, 3)
     assert audit_page(AuditQuery(), after=None, limit=10)[0] == []
 
 

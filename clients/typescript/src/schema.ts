@@ -10478,7 +10478,7 @@ export interface operations {
                     name?: string | null;
                     /**
                      * Preview
-                     * @description Count them and delete nothing.
+                     * @description Count them, up to 100,000, and delete nothing. `is_complete` is false if there are more.
                      * @default false
                      */
                     preview?: boolean;

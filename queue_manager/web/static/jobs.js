@@ -342,18 +342,18 @@ function clear() {
     async act({ name: of, ...checked }) {
       const states = /** @type {JobState[]} */ (Object.keys(checked));
       if (!states.length) throw new Problem(422, { message: "Choose at least one state" });
-      const { deleted: found } = await post("/jobs/clear", { states, name: of || null, preview: true });
+      const { deleted: found, is_complete: isAll } = await post("/jobs/clear", { states, name: of || null, preview: true });
       if (!found) throw new Problem(422, { message: "No job is in any of these states, except declared ones" });
-      setTimeout(confirm, 0, states, of, found);
+      setTimeout(confirm, 0, states, of, found, isAll);
     },
   });
 }
 
-/** @param {JobState[]} states @param {string} name @param {number} found */
-function confirm(states, name, found) {
+/** @param {JobState[]} states @param {string} name @param {number} found @param {boolean} isAll */
+function confirm(states, name, found, isAll) {
   askFor({
-    title: `Delete ${many(found, "job")} of ${name || ALL_NAMES}?`, verb: "Delete", kind: "danger",
-    text: `Deletes all jobs in the state ${states.join(" or ")}, including those that enter it meanwhile, except declared ones. ${found > 1e5 ? "More than 100,000 cannot be restored." : UNDO}`,
+    title: `Delete ${isAll ? many(found, "job") : `${number(found)}+ jobs`} of ${name || ALL_NAMES}?`, verb: "Delete", kind: "danger",
+    text: `Deletes all jobs in the state ${states.join(" or ")}, including those that enter it meanwhile, except declared ones. ${isAll ? UNDO : "More than 100,000 cannot be restored."}`,
     typed: found > TYPED_FROM && { name: name || ALL_NAMES },
     async act() {
       const { deleted, is_complete: isAll, undo } = await post("/jobs/clear", { states, name: name || null });

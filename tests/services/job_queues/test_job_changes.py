@@ -319,14 +319,15 @@ def test_clear_ends_although_other_jobs_keep_entering_the_state(lab: Lab, monkey
     assert lab.jobs.clear(["pending"]) == 1
 
 
-def test_jobs_to_clear_are_counted(lab: Lab) -> None:
+def test_jobs_to_clear_are_counted_up_to_a_limit(lab: Lab) -> None:
     for name in ("mail", "mail", "report"):
         lab.run(name)
     lab.jobs.cancel(lab.run("mail"))
-    assert lab.jobs.count_clearable(["pending", "cancelled", "canceled"]) == 4
-    assert lab.jobs.count_clearable(["pending"], "mail") == 2
+    assert lab.jobs.count_up_to(9, ["pending", "cancelled"]) == 4
+    assert lab.jobs.count_up_to(9, ["pending"], "mail") == 2
+    assert lab.jobs.count_up_to(2, ["pending"]) == 2
     with pytest.raises(InvalidJob, match="executing"):
-        lab.jobs.count_clearable(["executing"])
+        lab.jobs.count_up_to(9, ["executing"])
 
 
 # Pause

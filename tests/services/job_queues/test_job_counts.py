@@ -24,7 +24,6 @@ from queue_manager.core.errors import Contended
 from services.job_queues import UnknownJob, WrongState
 from tests.foreign_jobs import add_foreign_jobs
 from tests.job_lab import Lab, count_jobs
-from tests.models.test_due_at_scale import profile
 from tests.rooms import T0
 
 THREADS, OPERATIONS = 6, 120
@@ -90,15 +89,6 @@ def test_changes_of_other_programs_are_recounted_within_an_hour(kept: Lab) -> No
     kept.hand.now += hours(1)
     kept.dispatch(epoch=1)
     assert job_counts.by_name() == count_jobs() == {"mail": {"success": 4}}
-
-
-def test_finished_jobs_are_not_read_to_count_those_that_can_be_cleared(kept: Lab) -> None:
-    kept.jobs.run_many("mail", [[number] for number in range(300)])
-    kept.run_through()
-    kept.dispatch(epoch=1)
-    with profile(job.JOBS_COLLECTION) as found:
-        assert kept.jobs.count_clearable(["success", "canceled"]) == 300
-    assert sum(one["keysExamined"] for one in found) < 30
 
 
 def test_recount_forgets_names_without_jobs(kept: Lab) -> None:
