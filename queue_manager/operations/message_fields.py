@@ -17,20 +17,24 @@ from services.message_queue.fields import MAX_NAME_BYTES, checked_text
 MAX_FILTER_BYTES = 1_024
 MAX_WHOLE = 10**9  # a page number, a priority, a number of attempts
 MAX_TIMESTAMP = 1e15
+MIN_SECONDS = 1e8  # of a text other than 0; a smaller one is a date, such as 20260131, or a mistake, such as 2026
 
 
 def parse_time(value: Any, field: str) -> float | None:
     """Return a time in seconds: ISO 8601, in UTC without a zone, or seconds or milliseconds since 1970.
+
+    A text of 8 digits is a date of ISO 8601. Other texts of small numbers are refused, but not the numbers themselves.
 
     Raises: InvalidMessage.
     """
     if value is None or value == "":
         return None
     number = _number(value)
-    if number is None and isinstance(value, str):
+    if isinstance(value, str) and (number is None or 0 < abs(number) < MIN_SECONDS):
         number = _iso_timestamp(value)
     if number is None or not abs(number) <= MAX_TIMESTAMP:
-        raise InvalidMessage(field, "ISO 8601, or seconds or milliseconds since 1970")
+        since_1970 = f"seconds (0, or at least {MIN_SECONDS:,.0f}) or milliseconds since 1970"
+        raise InvalidMessage(field, f"ISO 8601, such as 2026-01-31T09:30Z, or {since_1970}")
     return number / 1000 if abs(number) >= MIN_MILLISECONDS else number
 
 

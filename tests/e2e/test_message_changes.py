@@ -211,6 +211,17 @@ class TestMoveAndDelete:
         assert run("count", "--until", "2026-01-31T00:00Z").stdout == "0\n"
         assert run("count", "--until", "soon").stderr.startswith("queue-manager: --until: must be ISO 8601")
 
+    def test_dates_without_separators_and_years_are_not_numbers_of_seconds(self, queue: MessageQueue) -> None:
+        (id,) = add(queue, 1)
+        every = ("delete", "--all", "--state", "main", "--yes")
+        for wrong in ("2026", "202601", "-20260131", "99999999"):
+            refused = run(*every, f"--since={wrong}")
+            assert refused.returncode == 2
+            assert refused.stderr.startswith("queue-manager: --since: must be ISO 8601, such as 2026-01-31T09:30Z, or")
+        for filters in (("--since", "20991231"), ("--until", "20200131")):
+            assert run(*every, *filters).stdout == "no messages to delete\n"
+        assert id in run("list", "main", "--since", "20200131", "--until", "20991231").stdout
+
     @pytest.mark.parametrize(
         ("arguments", "error"),
         [

@@ -114,6 +114,7 @@ def test_dates_are_iso_or_seconds_or_milliseconds(queue: Queue) -> None:
         lambda at: at.isoformat(),
         lambda at: at.isoformat().replace("+00:00", "Z"),
         lambda at: at.replace(tzinfo=None).isoformat(),
+        lambda at: f"{at + (at - now) * 2_880:%Y%m%d}",  # two days before and after
         lambda at: str(at.timestamp()),
         lambda at: str(int(at.timestamp() * 1000)),
     ):
@@ -225,6 +226,8 @@ def test_a_bad_count_is_refused_with_the_field(queue: Queue) -> None:
         ("search=%00", "search"),
         (f"search={'s' * 1_025}", "search"),
         ("startDate=tomorrow", "startDate"),
+        ("startDate=2026", "startDate"),
+        ("endDate=99999999", "endDate"),
         ("startDate=1e400", "startDate"),
         ("endDate=nan", "endDate"),
         ("endDate=-1e16", "endDate"),

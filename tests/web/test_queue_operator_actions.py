@@ -206,7 +206,9 @@ def test_messages_matching_a_filter_are_replayed(queue: Queue) -> None:
     answer = queue.post("/queue/replay", {"filter": body})
     assert answer.body["results"] == [{"id": mail, "result": "MOVED"}]
     assert queue.sizes() == (1, 0, 1, 0, 0)
-    assert queue.post("/queue/replay", {"filter": {}}).body["moved"] == 1
+    for number in (0, 2026, 1_767_225_600):
+        assert queue.post("/queue/replay", {"filter": {"endDate": number}}).body["moved"] == 0
+    assert queue.post("/queue/replay", {"filter": {"startDate": 2026}}).body["moved"] == 1
 
 
 def test_all_matching_messages_are_replayed_and_only_few_results_are_listed(queue: Queue) -> None:
@@ -237,6 +239,7 @@ def test_all_matching_messages_are_replayed_and_only_few_results_are_listed(queu
         ({"filter": {"type": 5}}, "filter.type"),
         ({"filter": {"search": "\ud800"}}, "filter.search"),
         ({"filter": {"startDate": "soon"}}, "filter.startDate"),
+        ({"filter": {"startDate": "2026"}}, "filter.startDate"),
         ({"filter": {"endDate": True}}, "filter.endDate"),
         ({"nonsense": 1}, "nonsense"),
     ],
