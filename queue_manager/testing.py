@@ -4,14 +4,14 @@
         outcome = run_system(trials, {"status": "trial", "trial_ends_at": YESTERDAY})
         assert outcome.document["status"] == "expired"
 
-Documents are kept in a database of the test on the server of `MONGO_DB_URL`, `test_<name>_<process id>`, which is
+Documents are kept in a database of the test on the server of `MONGO_DB_URL`, `test_<name>_<random digits>`, which is
 dropped afterwards. Redis is not used. pytest loads this module by its entry point in every project where Queue Manager
 is installed, so it imports the rest when the fixture is used.
 """
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -63,8 +63,9 @@ def run_system(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunSystem]:
     from models import database, schema
     from queue_manager import DueDocuments
 
+    # Not the process id: it is 1 in each container, and a killed process leaves its database behind.
     ours = database.client().get_database(
-        f"test_{database.database().name}_{os.getpid()}", codec_options=database.database().codec_options
+        f"test_{database.database().name}_{secrets.token_hex(4)}", codec_options=database.database().codec_options
     )
     monkeypatch.setattr(database, "database", lambda: ours)
 

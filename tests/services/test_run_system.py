@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import timedelta
 from typing import Any
@@ -130,6 +131,19 @@ def test_run_system_uses_a_temporary_database_and_drops_it(servers: Servers, pyt
     )
     pytester.runpytest_subprocess("-p", "queue_manager.testing", "-p", "no:randomly").assert_outcomes(passed=1)
     assert database.client().list_database_names() == before
+
+
+def test_documents_of_a_killed_process_with_the_same_id_are_not_found(
+    servers: Servers, request: pytest.FixtureRequest
+) -> None:
+    left = database.client()[f"test_{database.database().name}_{os.getpid()}"]
+    left["accounts"].insert_one({"_id": "left", "ends_at": T0})
+    try:
+        run_system: RunSystem = request.getfixturevalue("run_system")
+        outcome = run_system(declare(lambda _: {"$unset": {"ends_at": ""}}), {"_id": "new", "ends_at": T0}, now=T0)
+        assert outcome.documents == [{"_id": "new"}]
+    finally:
+        database.client().drop_database(left.name)
 
 
 def test_loading_the_pytest_plugin_imports_no_other_module_of_ours(pytester: pytest.Pytester) -> None:
