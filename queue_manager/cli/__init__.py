@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from io import TextIOWrapper
+from pathlib import Path
 
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.imports import require_own_packages
@@ -39,6 +40,6 @@ def _repair_streams() -> None:
     """Replace streams that were closed, such as by `<&-`, and escape what the encoding of a terminal does not have."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - open until the process ends
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -282,6 +282,7 @@ def test_ctrl_c_at_the_start_prints_nothing(
         ("jobs list >&-", 0, ""),
         ("jobs clear success <&-", 1, "Aborted!"),
         ("jobs list", 0, "\\xe9"),
+        ("queue import - <&-", 0, "0 imported, 0 already present"),
     ],
 )
 def test_closed_streams_and_narrow_encodings_cause_no_errors(
