@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -11,8 +10,6 @@ from pathlib import Path
 
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.imports import require_own_packages
-
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main() -> None:
@@ -29,11 +26,9 @@ def main() -> None:
     except KeyboardInterrupt:  # while the modules are imported; afterwards the command itself ends with the same code
         sys.exit(128 + signal.SIGINT)
     except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left at its end
-        print(f"queue-manager: cannot write: {error.strerror}", file=sys.stderr)
-        sys.exit(1)
+        from queue_manager.cli.errors import fail_to_write
+
+        fail_to_write(error)
 
 
 def _repair_streams() -> None:

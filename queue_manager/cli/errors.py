@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -25,13 +27,16 @@ OPTIONS = {
     "sortBy": "--sort",
 }
 """By the names in the HTTP API, of all that are options in every command that has them."""
+UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The errors of an output that was closed or whose disk is full."""
 
 
 @contextmanager
 def report_errors() -> Iterator[None]:
     """Report errors in one line; exit code 2 for invalid arguments, 1 for other errors.
 
-    Ctrl-C while something is changed is reported, too, with what was changed before; exit code 130.
+    If Ctrl-C, a closed output or a full disk ends a change, what was changed before is reported, too; exit code 130 for
+    Ctrl-C.
     """
     try:
         yield
@@ -51,6 +56,10 @@ def report_errors() -> Iterator[None]:
         if not hasattr(error, "__notes__"):
             raise
         fail(with_outcome("interrupted", error), code=128 + signal.SIGINT)
+    except OSError as error:
+        if not hasattr(error, "__notes__"):
+            raise
+        fail_to_write(error)
 
 
 def _with_option(text: str) -> str:
@@ -70,6 +79,14 @@ def moment(text: str | None, option: str) -> datetime | None:
 def with_outcome(text: str, error: BaseException) -> str:
     """Return the text of an error, with what is known of the outcome of the command: see `services.audit.recorded`."""
     return "; ".join([text, *getattr(error, "__notes__", ())])
+
+
+def fail_to_write(error: OSError) -> NoReturn:
+    """End the command because its output was closed or its disk is full. Raises another error again."""
+    if error.errno not in UNWRITTEN:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left at its end
+    fail(with_outcome(f"cannot write: {error.strerror}", error), code=1)
 
 
 def fail(message: str, *, code: int) -> NoReturn:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,14 +147,27 @@ class TestMoveAndDelete:
         assert invoke("audit", "undo", undo).returncode == 0
         assert [state_of(id) for id in mails] == ["main", "main"]
 
-    def test_audit_log_has_deletions_made_before_the_output_was_closed(self, queue: MessageQueue) -> None:
+    @pytest.mark.parametrize("problem", ["Broken pipe", "No space left on device"])
+    def test_closed_output_or_full_disk_midway_reports_what_was_deleted_and_how_to_undo_it(
+        self, queue: MessageQueue, problem: str
+    ) -> None:
         ids = add(queue, BULK_BATCH_SIZE + 1)
-        output, closed = os.pipe()
-        os.close(output)  # as by `| head -1`
+        if problem == "Broken pipe":
+            output, stdout = os.pipe()
+            os.close(output)  # as by `| head -1`
+        elif sys.platform == "darwin":
+            pytest.skip("macOS has no /dev/full")
+        else:
+            stdout = os.open("/dev/full", os.O_WRONLY)
         command = [*COMMAND, "queue", "delete", *ids, "--yes"]
-        assert subprocess.run(command, env=environment(), stdout=closed).returncode == 1
-        os.close(closed)
+        deleted = subprocess.run(command, env=environment(), stdout=stdout, stderr=subprocess.PIPE, text=True)
+        os.close(stdout)
         entry = last_audited()
+        assert (deleted.returncode, deleted.stderr) == (
+            1,
+            f"queue-manager: cannot write: {problem}; {BULK_BATCH_SIZE} changed before; "
+            f"to undo it within 10 minutes: queue-manager audit undo {entry.id}\n",
+        )
         assert (entry.count, entry.total) == (BULK_BATCH_SIZE, BULK_BATCH_SIZE + 1)
         assert queue_admin().counts().main == 1
 
