@@ -9,8 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import shlex
+import shutil
 import sys
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ from queue_manager.pauses import PauseState
 
 MAX_ERROR_LENGTH = 60  # characters of an error in a table
 MAX_PAYLOAD_LENGTH = 200  # characters of a payload in a table
-DEFAULT_WIDTH = 160  # columns if there is no terminal
+DEFAULT_WIDTH = 160  # columns if there is no terminal, or one of unknown width
 MIN_TEXT_WIDTH = 24  # columns of a text that is wrapped; an id, so that it can be copied
 MAX_VALUE_WIDTH = 40  # columns of a value that is not wrapped
 COLUMN_GAP = 2
@@ -51,10 +51,9 @@ def printable(text: str) -> str:
 def console() -> Console:
     """Return a console without markup, which leaves the wrapping of texts to the terminal.
 
-    Colours only on a terminal, and a fixed width if there is none.
+    Colours only on a terminal. The width is COLUMNS, if that is above 0, or that of the terminal, or a fixed one.
     """
-    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
-    width = None if has_width else DEFAULT_WIDTH
+    width = shutil.get_terminal_size((DEFAULT_WIDTH, 0)).columns
     return Console(width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
 

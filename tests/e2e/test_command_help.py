@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from queue_manager.cli.commands import cli
-from tests.e2e.commands import invoke
+from tests.e2e.commands import invoke, queue_manager
 from tests.real_servers import Servers
 
 GROUPS = [name for name, one in typer.main.get_group(cli).commands.items() if hasattr(one, "commands")]
@@ -38,6 +38,12 @@ def test_a_table_names_the_columns_that_do_not_fit(clean: Servers) -> None:
     shown = invoke("systems", "list", columns=40).stdout
     assert "support-snooze    on     10 s" in shown
     assert "not shown, because the terminal is too narrow: queue, page" in shown
+
+
+def test_a_width_that_is_not_above_0_is_ignored(clean: Servers) -> None:
+    unset = queue_manager("systems", "list", COLUMNS="").stdout
+    assert "support-snooze" in unset
+    assert {queue_manager("systems", "list", COLUMNS=wrong).stdout for wrong in ("0", "-1", "wide")} == {unset}
 
 
 @pytest.mark.parametrize(
