@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import httpx2
 
+from queue_manager.client.exchanges import HttpClient
 from queue_manager.client.jobs import AsyncJobClient, JobClient
 from queue_manager.client.messages import AsyncMessageClient, MessageClient
 from queue_manager.client.systems import AsyncSystemClient, SystemClient
 
 MAX_IDLE_CONNECTIONS = 20
 
+_options_of: WeakKeyDictionary[HttpClient, dict[str, Any]] = WeakKeyDictionary()
+
 
 class Client:
-    """A client of the HTTP API. Thread-safe; close it, or use it in a `with` block.
+    """A client of the HTTP API. Safe in threads and forked processes; close it, or use it in a `with` block.
 
     Args:
         base_url: the address of `queue-manager web`, with the path prefix of a proxy, if there is one.
@@ -40,7 +45,9 @@ class Client:
         retry_for: float = 30.0,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        self.http = httpx2.Client(**_options(base_url, api_key, timeout, ssl_context))
+        options = _options(base_url, api_key, timeout, ssl_context)
+        self.http = httpx2.Client(**options)
+        _options_of[self.http] = options
         self.messages = MessageClient(self.http, retry_for)
         self.jobs = JobClient(self.http, retry_for)
         self.systems = SystemClient(self.http, retry_for)
@@ -68,7 +75,9 @@ class AsyncClient:
         retry_for: float = 30.0,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        self.http = httpx2.AsyncClient(**_options(base_url, api_key, timeout, ssl_context))
+        options = _options(base_url, api_key, timeout, ssl_context)
+        self.http = httpx2.AsyncClient(**options)
+        _options_of[self.http] = options
         self.messages = AsyncMessageClient(self.http, retry_for)
         self.jobs = AsyncJobClient(self.http, retry_for)
         self.systems = AsyncSystemClient(self.http, retry_for)
@@ -92,7 +101,18 @@ def _options(base_url: str, api_key: str | None, timeout: float, ssl_context: ss
     if api_key is not None and not (api_key.isprintable() and api_key == api_key.strip()):
         raise ValueError("api_key: must be printable, without spaces or a line break at its ends")
     headers = {"user-agent": "queue-manager-client"} | ({} if api_key is None else {"x-api-key": api_key.encode()})
-    verify = True if ssl_context is None else ssl_context
+    verify = httpx2.create_ssl_context() if ssl_context is None else ssl_context
     # No limit of connections: each long poll and stream of events has one, and heartbeats must not wait for theirs.
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=MAX_IDLE_CONNECTIONS)
     return {"base_url": base_url, "headers": headers, "timeout": timeout, "verify": verify, "limits": limits}
+
+
+def _replace_connections() -> None:
+    """Give all clients of a forked child connections of its own. Those of the parent are not closed: it uses them."""
+    for http, options in list(_options_of.items()):
+        fresh: Any = type(http)(**options)
+        http._transport, http._mounts = fresh._transport, fresh._mounts
+
+
+if hasattr(os, "register_at_fork"):  # Windows does not have it
+    os.register_at_fork(after_in_child=_replace_connections)

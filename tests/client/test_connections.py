@@ -1,9 +1,11 @@
-"""How the clients handle errors: repeat safe requests, name the cause of other errors, resume event streams."""
+"""How the clients handle errors and forks: repeat safe requests, name the cause of others, resume event streams."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -282,3 +284,48 @@ def test_events_end_with_a_permanent_error(kind: str, queue: Queue) -> None:
 def ids_of(event: ServerEvent) -> Any:
     assert (event.name, event.data["type"]) == ("queue-update", "enqueue")
     return event.data["payload"]["ids"]
+
+
+# Forks
+
+FORK = """
+import asyncio, os, sys
+from queue_manager.client import AsyncClient, Client
+
+kind, url = sys.argv[1:]
+client = Client(url) if kind == "sync" else AsyncClient(url)
+in_parent = in_child = lambda result: result
+if kind == "async":
+    in_parent, in_child = asyncio.Runner().run, asyncio.run
+print(in_parent(client.messages.get("1")).payload, flush=True)
+if os.fork() == 0:
+    print(in_child(client.messages.get("1")).payload, flush=True)
+    os._exit(0)
+os.wait()
+print(in_parent(client.messages.get("1")).payload)
+"""
+
+
+def test_a_forked_process_does_not_use_the_connections_of_its_parent(kind: str) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # keeps the connection open
+
+        def do_GET(self) -> None:
+            message = {"id": "1", "type": "mail", "payload": self.client_address[1], "priority": 0, "attempt_count": 1}
+            body = json.dumps({**message, "created_at": "2026-01-01T00:00:00Z"}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        command = [sys.executable, "-c", FORK, kind, url_of(server.server_port)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        server.shutdown()
+    assert (result.returncode, result.stderr) == (0, "")
+    before, in_child, after = result.stdout.split()
+    assert in_child not in (before, after)
