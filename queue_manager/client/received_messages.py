@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from datetime import datetime
+from http import HTTPStatus
 from threading import Event, Thread
 from typing import Any
 
@@ -25,6 +26,7 @@ from queue_manager.client.exchanges import (
 TOUCHES_PER_DEADLINE = 3  # so that one may fail
 HEARTBEAT_INTERVAL = 10.0  # seconds, for a message without a deadline
 INTERRUPTED_TIMEOUT = 2.0  # seconds to reject a message when its block is interrupted: the program must end
+LOST_STATUSES = {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}  # of a heartbeat; after other errors the lock may be held
 MAX_SENT_REASON_LENGTH = 4096  # characters of an error's text; the server keeps no more
 
 log = logging.getLogger("queue_manager.client")
@@ -151,7 +153,7 @@ class Received(Resource):
         try:
             yield from self._touch(self._ack_timeout, only_within=self._heartbeat_interval)
         except ClientError as error:
-            if not error.is_temporary:
+            if error.status in LOST_STATUSES:
                 if not self._is_settled:
                     log.warning("The lock of the message %s was lost: %s", self.id, error)
                 return None

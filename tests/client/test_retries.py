@@ -17,7 +17,7 @@ import pytest
 
 from queue_manager.client import ClientError, ReceivedMessage, StoredMessage
 from queue_manager.client.errors import FIRST_RETRY_DELAY, MAX_SERVER_DELAY, Retries
-from queue_manager.client.exchanges import EventPosition
+from queue_manager.client.exchanges import EventPosition, Exchange
 from queue_manager.client.jobs import JobClient
 from tests.client.clients import connected, url_of
 
@@ -163,7 +163,9 @@ def test_the_delay_that_an_event_sets_is_bounded(milliseconds: int, delay: float
 # Heartbeats
 
 
-def test_a_lost_heartbeat_leaves_time_for_another(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def beat(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Exchange[float | None]]:
+    """The heartbeat of a message with an ack timeout of 30 s."""
     monkeypatch.setattr("queue_manager.client.received_messages.time", clock)
     received_at = datetime(2026, 1, 1, tzinfo=UTC)
     fields = StoredMessage(
@@ -177,14 +179,41 @@ def test_a_lost_heartbeat_leaves_time_for_another(clock: HandClock, monkeypatch:
         deadline_at=received_at + timedelta(seconds=30),
     )
     with httpx2.Client(base_url="http://127.0.0.1", timeout=60) as http:
-        beat = ReceivedMessage(http, RETRY_FOR, fields, None)._beat()
-        touch = next(beat)
-        assert isinstance(touch, httpx2.Request)
-        assert touch.extensions["timeout"] == dict.fromkeys(("connect", "read", "write", "pool"), 10)
-        clock.now += 10
-        with pytest.raises(StopIteration) as end:
-            beat.send(httpx2.ReadTimeout("timed out", request=touch))
-        assert end.value.value == 0
+        yield ReceivedMessage(http, RETRY_FOR, fields, None)._beat()
+
+
+def test_a_lost_heartbeat_leaves_time_for_another(beat: Exchange[float | None], clock: HandClock) -> None:
+    touch = next(beat)
+    assert isinstance(touch, httpx2.Request)
+    assert touch.extensions["timeout"] == dict.fromkeys(("connect", "read", "write", "pool"), 10)
+    clock.now += 10
+    with pytest.raises(StopIteration) as end:
+        beat.send(httpx2.ReadTimeout("timed out", request=touch))
+    assert end.value.value == 0
+
+
+@pytest.mark.parametrize("status", [200, 401, 403, 429, 500, 503])
+def test_heartbeats_go_on_after_an_error_that_does_not_concern_the_lock(
+    status: int, beat: Exchange[float | None], clock: HandClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    next(beat)
+    clock.now += 3
+    with pytest.raises(StopIteration) as end:
+        beat.send(httpx2.Response(status, text="a page", request=httpx2.Request("PUT", "http://127.0.0.1")))
+    assert end.value.value == 7
+    [warning] = caplog.messages
+    assert warning.startswith(f"The message 1 could not be touched: {status} ")
+
+
+@pytest.mark.parametrize("status", [404, 409])
+def test_heartbeats_end_when_the_lock_is_lost(
+    status: int, beat: Exchange[float | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    next(beat)
+    with pytest.raises(StopIteration) as end:
+        beat.send(httpx2.Response(status, json={"error": "LOCK_LOST", "message": "requeued"}))
+    assert end.value.value is None
+    assert caplog.messages == [f"The lock of the message 1 was lost: {status} LOCK_LOST: requeued"]
 
 
 # Long polls
