@@ -96,6 +96,29 @@ def test_a_form_of_another_site_does_not_log_in(guarded: Web) -> None:
     assert log_in(guarded, VIEWER, Origin="https://evil.example").status == 403
 
 
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("qm", "http://qm", 303),
+        ("qm:80", "http://qm", 303),  # nginx with `proxy_set_header Host $host:$server_port`
+        ("qm:443", "https://qm", 303),
+        ("qm:5001", "http://qm:5001", 303),
+        ("[::1]:80", "http://[::1]", 303),
+        ("qm:443", "http://qm", 403),
+        ("qm:80", "https://qm", 403),
+        ("qm:5001", "http://qm", 403),
+        ("qm:80", "http://qm:5001", 403),
+        ("qm:80", "http://evil", 403),
+        ("qm:80", "null", 403),
+        (":80", "http://:80", 403),
+    ],
+)
+def test_a_browser_without_fetch_metadata_logs_in_from_the_same_host_and_port(
+    host: str, origin: str, status: int, guarded: Web
+) -> None:
+    assert log_in(guarded, VIEWER, Host=host, Origin=origin).status == status
+
+
 def test_logging_out_deletes_the_cookie(guarded: Web) -> None:
     answer = guarded.post("/logout", **own_page(guarded, VIEWER))
     assert (answer.status, answer.headers["location"]) == (303, "/login")

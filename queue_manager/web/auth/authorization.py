@@ -32,6 +32,7 @@ IN_PATH = "{name}"
 EACH = "*"
 """All systems of the key: the route answers for no other."""
 PUBLIC_MOUNTS = {"/static"}  # the login page needs it
+DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 REPETITION_PERIOD = 1.0  # seconds
 MAX_LOGGED_PATH = 1_024  # bytes
 
@@ -174,7 +175,9 @@ def _is_followed_link(headers: Headers) -> bool:
 
 def _has_own_origin(headers: Headers) -> bool:
     try:
-        return urlsplit(headers.get("origin", "")).netloc == headers["host"] != ""
+        origin = urlsplit(headers.get("origin", ""))
+        port = DEFAULT_PORTS.get(origin.scheme, "")  # browsers omit it, some proxies add it to `Host`
+        return origin.netloc.removesuffix(port) == headers["host"].removesuffix(port) != ""
     except (KeyError, ValueError):
         return False
 
