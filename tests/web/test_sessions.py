@@ -253,6 +253,38 @@ def test_a_made_up_session_is_refused(text: str, guarded: Web) -> None:
     assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
 
 
+OLD = "qm_session=a.b.c"  # by a process with another path prefix or other keys
+
+
+@pytest.mark.parametrize(("before", "after"), [((), (OLD,)), ((OLD,), ()), ((OLD,) * 3, (OLD,))])
+def test_a_session_is_valid_next_to_cookies_of_other_paths(
+    before: tuple[str, ...], after: tuple[str, ...], guarded: Web
+) -> None:
+    cookies = "; ".join([*before, cookie(guarded, VIEWER), *after])
+    assert guarded.get(STATUS, Cookie=cookies).status == 200
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_session_is_valid_next_to_one_that_was_logged_out(guarded: Web) -> None:
+    ended = own_page(guarded, VIEWER)
+    assert guarded.post("/logout", **ended).status == 303
+    session = cookie(guarded, VIEWER)
+    for cookies in (f"{session}; {ended['Cookie']}", f"{ended['Cookie']}; {session}"):
+        assert guarded.get(STATUS, Cookie=cookies).status == 200
+
+
+@pytest.mark.usefixtures("clean")
+def test_logging_out_ends_the_sessions_of_all_paths(guarded: Web) -> None:
+    sessions = [cookie(guarded, VIEWER), cookie(guarded, OPERATOR)]
+    assert guarded.post("/logout", Cookie="; ".join([*sessions, OLD]), Sec_Fetch_Site="same-origin").status == 303
+    for session in sessions:
+        assert guarded.get(STATUS, Cookie=session).status == 401
+
+
+def test_few_session_cookies_of_a_request_are_checked(guarded: Web) -> None:
+    assert guarded.get(STATUS, Cookie=f"{OLD}; " * 4 + cookie(guarded, VIEWER)).status == 401
+
+
 @pytest.mark.parametrize("others", ['a={"b": "c, d"}; ', "nonsense; ", '"; ', "a=\xe9; "])
 def test_cookies_of_other_programs_on_this_host_are_ignored(others: str, guarded: Web) -> None:
     session = cookie(guarded, VIEWER)

@@ -44,6 +44,7 @@ API_KEY_HEADER = "x-api-key"
 LOGIN_HINT = "Send a key as X-API-KEY or as Authorization: Bearer, or log in at /login"
 SESSION_COOKIE = "qm_session"
 SESSION_LIFETIME = hours(12)
+MAX_SESSION_COOKIES = 4  # of a request that are checked
 FILE_CHECK_INTERVAL = 1.0  # seconds
 ACCESS_CHECK_INTERVAL = 0.5  # seconds; with a second for a changed key file, a client is disconnected within 2 s
 _REQUIRED_CLAIMS = ["name", "role", "exp"]
@@ -183,11 +184,11 @@ class Authenticator:
             return LOOPBACK
         if (key := sent_key(connection.headers)) is not None:
             return await self.authenticate_key(key, connection)
-        cookie = _cookie(connection.headers)
-        principal = self._read_cookie(cookie)
-        if principal is None or await self._revocations.is_revoked(principal.session):
-            raise unauthorized("The session has ended: log in again at /login" if cookie else LOGIN_HINT)
-        return principal
+        cookies = _cookies(connection.headers)
+        for principal in filter(None, map(self._read_cookie, cookies)):
+            if not await self._revocations.is_revoked(principal.session):
+                return principal
+        raise unauthorized("The session has ended: log in again at /login" if cookies else LOGIN_HINT)
 
     async def authenticate_key(self, key: str, connection: HTTPConnection) -> Principal:
         """Return the holder of a key. Raises `ApiError`, with a delay if the client's address tries many keys."""
@@ -219,10 +220,10 @@ class Authenticator:
         return is_same and hmac.compare_digest(holder.key_digest, principal.key_digest)
 
     async def log_out(self, headers: Headers) -> None:
-        """Revoke the session of a request, in every process."""
-        principal = self._read_cookie(_cookie(headers))
-        if principal is not None and principal.expires_at is not None:
-            await self._revocations.revoke(principal.session, principal.expires_at.timestamp())
+        """Revoke each session of a request, in every process."""
+        for principal in filter(None, map(self._read_cookie, _cookies(headers))):
+            if principal.expires_at is not None:
+                await self._revocations.revoke(principal.session, principal.expires_at.timestamp())
 
     def _read_cookie(self, cookie: str) -> Principal | None:
         """Return the principal of a session cookie, `None` if the cookie is invalid or has expired."""
@@ -314,8 +315,10 @@ def _cookie_path() -> str:
     return settings().web_prefix or "/"
 
 
-def _cookie(headers: Headers) -> str:
-    return cookie_parser(headers.get("cookie", "")).get(SESSION_COOKIE, "")
+def _cookies(headers: Headers) -> list[str]:
+    """Return the session cookies. A browser sends one of each path that the page is below, the longest path first."""
+    parts = map(cookie_parser, headers.get("cookie", "").split(";"))
+    return [part[SESSION_COOKIE] for part in parts if part.get(SESSION_COOKIE)][:MAX_SESSION_COOKIES]
 
 
 def _session_secret(key_digest: bytes) -> bytes:
