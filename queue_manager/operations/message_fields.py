@@ -17,7 +17,8 @@ from services.message_queue.fields import MAX_NAME_BYTES, checked_text
 MAX_FILTER_BYTES = 1_024
 MAX_WHOLE = 10**9  # a page number, a priority, a number of attempts
 MAX_TIMESTAMP = 1e15
-MIN_SECONDS = 1e8  # of a text other than 0; a smaller one is a date, such as 20260131, or a mistake, such as 2026
+MIN_SECONDS = 1e8  # of a text; a smaller one is a date, such as 20260131, or a mistake, such as 2026
+FIRST_SECOND = 1  # clients of Relay send 0 or 1 for a time before all messages
 
 
 def parse_time(value: Any, field: str) -> float | None:
@@ -30,10 +31,10 @@ def parse_time(value: Any, field: str) -> float | None:
     if value is None or value == "":
         return None
     number = _number(value)
-    if isinstance(value, str) and (number is None or 0 < abs(number) < MIN_SECONDS):
+    if isinstance(value, str) and (number is None or FIRST_SECOND < abs(number) < MIN_SECONDS):
         number = _iso_timestamp(value)
     if number is None or not abs(number) <= MAX_TIMESTAMP:
-        since_1970 = f"seconds (0, or at least {MIN_SECONDS:,.0f}) or milliseconds since 1970"
+        since_1970 = f"seconds (0, 1 or at least {MIN_SECONDS:,.0f}) or milliseconds since 1970"
         raise InvalidMessage(field, f"ISO 8601, such as 2026-01-31T09:30Z, or {since_1970}")
     return number / 1000 if abs(number) >= MIN_MILLISECONDS else number
 

@@ -187,8 +187,8 @@ def test_only_messages_of_the_range_and_the_state_are_deleted(queue: Queue) -> N
     [
         ("", "startTimestamp"),
         ("startTimestamp=x&endTimestamp=1", "startTimestamp"),
-        ("startTimestamp=0", "endTimestamp"),
-        ("startTimestamp=&endTimestamp=0", "startTimestamp"),
+        ("startTimestamp=1", "endTimestamp"),
+        ("startTimestamp=&endTimestamp=1", "startTimestamp"),
         ("startTimestamp=2026&endTimestamp=20991231", "startTimestamp"),
         (f"{ALL_TIME}&queueType=processing", "queueType"),
     ],
