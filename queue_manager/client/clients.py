@@ -15,6 +15,10 @@ from queue_manager.client.messages import AsyncMessageClient, MessageClient
 from queue_manager.client.systems import AsyncSystemClient, SystemClient
 
 MAX_IDLE_CONNECTIONS = 20
+CHANGEABLE = (  # attributes of the underlying client that a program may set
+    *("auth", "base_url", "cookies", "event_hooks", "follow_redirects"),
+    *("headers", "max_redirects", "params", "timeout"),
+)
 
 _options_of: WeakKeyDictionary[HttpClient, dict[str, Any]] = WeakKeyDictionary()
 
@@ -110,8 +114,12 @@ def _options(base_url: str, api_key: str | None, timeout: float, ssl_context: ss
 def _replace_connections() -> None:
     """Give all clients of a forked child connections of its own. Those of the parent are not closed: it uses them."""
     for http, options in list(_options_of.items()):
-        fresh: Any = type(http)(**options)
-        http._transport, http._mounts = fresh._transport, fresh._mounts
+        if not http.is_closed:
+            chosen = {name: getattr(http, name) for name in CHANGEABLE}
+            kind: Any = type(http)
+            kind.__init__(http, **options)  # not another object: programs may hold this one
+            for name, value in chosen.items():
+                setattr(http, name, value)
 
 
 if hasattr(os, "register_at_fork"):  # Windows does not have it

@@ -297,6 +297,7 @@ client = Client(url) if kind == "sync" else AsyncClient(url)
 in_parent = in_child = lambda result: result
 if kind == "async":
     in_parent, in_child = asyncio.Runner().run, asyncio.run
+client.http.headers["x-program"] = "mine"
 print(in_parent(client.messages.get("1")).payload, flush=True)
 if os.fork() == 0:
     print(in_child(client.messages.get("1")).payload, flush=True)
@@ -311,8 +312,15 @@ def test_a_forked_process_does_not_use_the_connections_of_its_parent(kind: str) 
         protocol_version = "HTTP/1.1"  # keeps the connection open
 
         def do_GET(self) -> None:
-            message = {"id": "1", "type": "mail", "payload": self.client_address[1], "priority": 0, "attempt_count": 1}
-            body = json.dumps({**message, "created_at": "2026-01-01T00:00:00Z"}).encode()
+            message = {
+                "id": "1",
+                "type": "mail",
+                "payload": f"{self.headers['x-program']}:{self.client_address[1]}",
+                "priority": 0,
+                "created_at": "2026-01-01T00:00:00Z",
+                "attempt_count": 1,
+            }
+            body = json.dumps(message).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -328,4 +336,5 @@ def test_a_forked_process_does_not_use_the_connections_of_its_parent(kind: str) 
         server.shutdown()
     assert (result.returncode, result.stderr) == (0, "")
     before, in_child, after = result.stdout.split()
+    assert in_child.startswith("mine:")
     assert in_child not in (before, after)
