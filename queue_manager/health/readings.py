@@ -51,12 +51,12 @@ LEADER, WORKERS = "leader", "workers"
 """Names in `InRedis.unread`."""
 CACHE_FACTOR = 20  # a slow answer is kept for this many times as long as it took
 INDEX_CHECK_INTERVAL = 5.0  # seconds until indexes that existed are looked for again
-SHARED = ""  # in `_complete_until`: the collections of all systems together
+OF_ALL_SYSTEMS = ""  # in `_complete_until`: the collections that all share
 
 log = get_logger("QM/health")
 
 _complete_until: dict[str, float] = {}
-"""By system, or `SHARED`: when indexes that existed are looked for again, by this machine's monotonic clock."""
+"""By system, or `OF_ALL_SYSTEMS`: when indexes that existed are looked for again, by this machine's monotonic clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +326,7 @@ def _mongodb() -> InMongoDB:
     require_replica_set()
     now, ahead = _timed(server_now)
     # Those that counting errors needs are looked for each time.
-    missing_shared = _missing(SHARED, schema.shared_collections()) or schema.missing(scan_run.collections())
+    missing_shared = _missing(OF_ALL_SYSTEMS, schema.shared_collections()) or schema.missing(scan_run.collections())
     return InMongoDB(
         now=now,
         clock_ahead=ahead,
@@ -339,7 +339,7 @@ def _mongodb() -> InMongoDB:
 
 
 def _missing(of: str, wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
-    """Return the missing indexes of a system or of `SHARED`; that there are none is cached."""
+    """Return the missing indexes of a system or of `OF_ALL_SYSTEMS`; that there are none is cached."""
     now = time.monotonic()
     if now < _complete_until.get(of, 0.0):
         return []
