@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import chain
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -296,10 +295,7 @@ class Leases:
         return LeaseCounts(in_progress=waiting + running, cooling=cooling, ended=ended)
 
     def ended(self, *, before: timedelta, limit: int) -> list[str]:
-        """Return names whose lease ended without a result longer than `before` ago, oldest first.
-
-        Above `limit`, an even sample of them.
-        """
+        """Return names whose lease ended without a result over `before` ago, oldest first, or an even sample."""
         with lease_server() as client:
             until = unix_ms(time_of(client.time())) - milliseconds(before)
             return self._some(client, self.keys.running, "-inf", until, limit)
@@ -323,7 +319,7 @@ class Leases:
         return names
 
     def cooling(self, *, limit: int) -> list[str]:
-        """Return names that cool down, those that end soonest first; above `limit`, an even sample of them."""
+        """Return names that cool down, those that end soonest first, or an even sample."""
         with lease_server() as client:
             return self._some(client, self.keys.cooling, f"({unix_ms(time_of(client.time()))}", "+inf", limit)
 
@@ -332,14 +328,11 @@ class Leases:
         """Return all names with scores from the lowest or to the highest, or equally many from each part of them."""
         total: Any = client.zcount(key, low, high)
         first: Any = 0 if low == "-inf" else client.zcard(key) - total
-        parts = min(SAMPLED_PARTS, limit)
-        with client.pipeline(transaction=False) as pipe:
-            if total <= limit:
-                pipe.zrange(key, low, high, byscore=True, offset=0, num=limit)
-            else:  # by rank: Redis would read all names before an offset
-                for begin in (first + part * total // parts for part in range(parts)):
-                    pipe.zrange(key, begin, begin + limit // parts - 1)
-            return [one.decode() for one in chain(*pipe.execute())]
+        found: Any = client.zrange(key, low, high, byscore=True, offset=0, num=limit) if total <= limit else []
+        parts = min(SAMPLED_PARTS, limit) if total > limit else 0
+        for begin in (first + part * total // parts for part in range(parts)):  # ranks: an offset reads all before it
+            found += client.zrange(key, begin, begin + limit // parts - 1)
+        return [one.decode() for one in found]
 
     def often_lost(self) -> Mapping[str, int]:
         """Return, by id, the losses in a row of items whose process was often lost in the last day."""
