@@ -326,12 +326,13 @@ class Leases:
     @staticmethod
     def _some(client: redis.Redis, key: str, low: str, high: Any, limit: int) -> list[str]:
         """Return all names with scores from the lowest or to the highest, or equally many from each part of them."""
-        total: Any = client.zcount(key, low, high)
-        first: Any = 0 if low == "-inf" else client.zcard(key) - total
-        found: Any = client.zrange(key, low, high, byscore=True, offset=0, num=limit) if total <= limit else []
-        parts = min(SAMPLED_PARTS, limit) if total > limit else 0
-        for begin in (first + part * total // parts for part in range(parts)):  # ranks: an offset reads all before it
-            found += client.zrange(key, begin, begin + limit // parts - 1)
+        found: Any = client.zrange(key, low, high, byscore=True, offset=0, num=limit + 1)
+        if len(found) > limit:
+            total: Any = client.zcount(key, low, high)
+            first: Any = 0 if low == "-inf" else client.zcard(key) - total
+            parts, found = min(SAMPLED_PARTS, limit), []
+            for begin in (first + part * total // parts for part in range(parts)):  # ranks: an offset reads all before
+                found += client.zrange(key, begin, begin + limit // parts - 1)
         return [one.decode() for one in found]
 
     def often_lost(self) -> Mapping[str, int]:
