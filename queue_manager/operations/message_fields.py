@@ -19,19 +19,21 @@ MAX_WHOLE = 10**9  # a page number, a priority, a number of attempts
 MAX_TIMESTAMP = 1e15
 MIN_SECONDS = 1e8  # of a text; a smaller one is a date, such as 20260131, or a mistake, such as 2026
 FIRST_SECOND = 1  # clients of Relay send 0 or 1 for a time before all messages
+DATE_AND_TIME_DIGITS = {12, 14}  # 202601310930 without a T: as milliseconds, it would be in 1976
 
 
 def parse_time(value: Any, field: str) -> float | None:
     """Return a time in seconds: ISO 8601, in UTC without a zone, or seconds or milliseconds since 1970.
 
-    A text of 8 digits is a date of ISO 8601. Other texts of small numbers are refused, but not the numbers themselves.
+    A text of 8 digits is a date of ISO 8601. Other texts of small numbers, or of 12 or 14 digits, are refused, but not
+    the numbers themselves.
 
     Raises: InvalidMessage.
     """
     if value is None or value == "":
         return None
     number = _number(value)
-    if isinstance(value, str) and (number is None or FIRST_SECOND < abs(number) < MIN_SECONDS):
+    if isinstance(value, str) and (number is None or _looks_like_a_date(value, number)):
         number = _iso_timestamp(value)
     if number is None or not abs(number) <= MAX_TIMESTAMP:
         since_1970 = f"seconds (0, 1 or at least {MIN_SECONDS:,.0f}) or milliseconds since 1970"
@@ -47,6 +49,10 @@ def _number(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def _looks_like_a_date(text: str, number: float) -> bool:
+    return FIRST_SECOND < abs(number) < MIN_SECONDS or (text.isdecimal() and len(text) in DATE_AND_TIME_DIGITS)
 
 
 def _iso_timestamp(text: str) -> float | None:

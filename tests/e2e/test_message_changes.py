@@ -228,7 +228,7 @@ class TestMoveAndDelete:
     def test_dates_without_separators_and_years_are_not_numbers_of_seconds(self, queue: MessageQueue) -> None:
         (id,) = add(queue, 1)
         every = ("delete", "--all", "--state", "main", "--yes")
-        for wrong in ("7", "2026", "202601", "-20260131", "99999999"):
+        for wrong in ("7", "2026", "202601", "-20260131", "99999999", "202601310930", "20260131093015"):
             refused = run(*every, f"--since={wrong}")
             assert refused.returncode == 2
             assert refused.stderr.startswith("queue-manager: --since: must be ISO 8601, such as 2026-01-31T09:30Z, or")
