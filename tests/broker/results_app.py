@@ -29,7 +29,7 @@ def make_results_app(broker_url: str) -> Celery:
     )
     app.conf.update(json.loads(os.environ.get("GUARD_APP_SETTINGS", "{}")))
     function: Callable[..., object]
-    for function in (add, total, fail, hold, write, die):
+    for function in (add, total, fail, hold, wait_for, write, die):
         app.task(name=function.__name__)(function)
     for function in (try_again, reject_first, store_and_reject, replace_with, stamps):
         app.task(name=function.__name__, bind=True)(function)
@@ -78,6 +78,13 @@ def hold(seconds: float, diary: str) -> str:
     note(diary, "started")
     time.sleep(seconds)
     note(diary, "completed")
+    return "completed"
+
+
+def wait_for(mark: str) -> str:
+    """Run until this file exists."""
+    while not os.path.exists(mark):
+        time.sleep(0.01)
     return "completed"
 
 

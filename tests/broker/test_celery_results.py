@@ -191,11 +191,14 @@ def test_stamps_reach_the_task_and_its_callback(app: Celery) -> None:
 
 @pytest.mark.usefixtures("worker")
 def test_running_task_is_not_revoked_unless_it_is_terminated(app: Celery, tmp_path: Path) -> None:
-    goes_on, ends = (call(app, "hold", seconds, str(tmp_path / "diary")).apply_async() for seconds in (3, 60))
+    mark = tmp_path / "mark"
+    goes_on, ends = (call(app, "wait_for", str(mark)).apply_async() for _ in range(2))
     eventually(lambda: goes_on.state == ends.state == states.STARTED)
 
     goes_on.revoke()
     ends.revoke(terminate=True)
+    eventually(lambda: ends.state == states.REVOKED)
+    mark.touch()
 
     assert goes_on.get(timeout=TIMEOUT) == "completed"
     with pytest.raises(TaskRevokedError):

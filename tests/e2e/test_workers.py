@@ -93,7 +93,8 @@ def test_a_batch_is_shown_as_one_activity(clean: Servers, tmp_path: Path) -> Non
     room = due_room()
     for _ in range(20):
         due_room()
-    with working(tmp_path, room, "--prefetch-multiplier", "100"):
+    patient = {**ENV, "QM_LEASE_SECONDS": "120"}  # after which the process of a batch is replaced
+    with working(tmp_path, room, "--prefetch-multiplier", "100", env=patient):
         wake_rooms()
         task = eventually(lambda: running().get("support-snooze"))
         assert (task.tasks, task.item, task.page) == (21, None, "/rooms")
