@@ -33,7 +33,6 @@ from queue_manager.cli.completion import complete_job_name, complete_job_state
 from queue_manager.cli.errors import fail, moment, report_errors
 from queue_manager.cli.jobs_render import print_document
 from queue_manager.cli.terminal import printable
-from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import Contended, Unavailable
 from queue_manager.core.wording import did_you_mean
 from queue_manager.operations import switches
@@ -255,8 +254,9 @@ def _delay(amount: float | None, option: str, *, least: int = 0) -> timedelta | 
 
 def _rescheduled(job: Document) -> str:
     """Return the outcome of a change; of a job that is not pending, only the priority has changed."""
-    state = f"due {to_iso(job['due'])}" if job["state"] == JobState.PENDING else job["state"]
-    return f"{state}, priority {job['priority']}"
+    shown = {"due": "unknown", "priority": "unknown", **as_json(job)}  # another program may have left them out
+    state = f"due {shown['due']}" if shown["state"] == JobState.PENDING else shown["state"]
+    return f"{state}, priority {shown['priority']}"
 
 
 def _each(

@@ -166,7 +166,7 @@ def change_job(
         with mongodb():
             job = change(id, **options)
         done.ids, done.count = [id_text(job["_id"])], 1
-    log.info(f"A job was {CHANGE_TEXTS[action]} by an operator", job=id, name=job["name"])
+    log.info(f"A job was {CHANGE_TEXTS[action]} by an operator", job=id, name=job.get("name"))
     return job, done.undo
 
 

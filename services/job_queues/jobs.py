@@ -197,7 +197,7 @@ class Jobs:
         return self._make_due(id, [JobState.FAILURE], self._clock(), None, "be retried")
 
     def remove(self, id: str, *, keep: job_operations.KeepJobs | None = None) -> Document:
-        """Delete a job and return it. Raises `WrongState` for an executing job, `UnknownJob`.
+        """Delete a job and return it. Raises `WrongState` for a job that is executing or has no state, `UnknownJob`.
 
         Args:
             keep: stores what is deleted, in the transaction that deletes it.
@@ -352,7 +352,7 @@ class Jobs:
         Waits while a run has reserved it, and tries again if others changed it after it was found.
         """
         ends_at = time.monotonic() + RESERVATION_TIMEOUT
-        while (found := self._own(id))["state"] in states:
+        while (found := self._own(id)).get("state") in states:
             if (changed := change(found, self._clock())) is not None:
                 if on_change is not None:
                     on_change(found, changed)
@@ -360,7 +360,7 @@ class Jobs:
             if time.monotonic() > ends_at:
                 break
             time.sleep(RESERVATION_CHECK_INTERVAL)
-        raise WrongState(f"The job {id} is {found['state']} and cannot {action}")
+        raise WrongState(f"The job {id} is {found.get('state') or 'in no state'} and cannot {action}")
 
     def _own(self, id: str) -> Document:
         """Return a job. Raises like `get`, or `WrongState`: the document is not a job."""

@@ -458,3 +458,14 @@ def test_pages_of_jobs_with_text_ids_continue_at_the_printed_cursor(clean: Serve
     first = printed("list", "--json", "--limit", "2")
     rest = printed("list", "--json", "--limit", "2", "--cursor", first["cursor"])
     assert [job["_id"] for page in (first, rest) for job in page["jobs"]] == ["d", "b c", "a" * 24]
+
+
+def test_job_that_another_program_stored_without_fields_is_rescheduled(clean: Servers) -> None:
+    model.jobs().insert_one({"_id": "odd", "attempts": 0, "state": "pending"})
+    result = run("reschedule", "odd", "--priority", "5")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "odd  due unknown, priority 5\n", "")
+    at = to_iso(server_now() + seconds(90))
+    assert run("reschedule", "odd", "--at", at).stdout == f"odd  due {at}, priority 5\n"
+    model.jobs().update_one({"_id": "odd"}, {"$unset": {"priority": "", "state": ""}})
+    result = run("remove", "odd")
+    assert (result.returncode, result.stdout) == (1, "odd  The job odd is in no state and cannot be removed\n")

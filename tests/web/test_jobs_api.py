@@ -23,6 +23,7 @@ from models.database import server_now
 from models.job import JobState
 from queue_manager.core.clock import parse_utc, seconds, to_iso
 from queue_manager.operations.cursors import encode
+from queue_manager.operations.job_schemas import Job, job_as_json
 from services import job_queues
 from services.job_queues import Jobs, registry
 from tests.any_jobs import IMPORT, INVOICE, MODULE, PARCEL, REPORT
@@ -632,3 +633,35 @@ def test_a_malformed_id_is_refused_before_anything_is_changed(action: str, api: 
     answer = api.post(f"/{action}", {"ids": [id, "\ud800"]})
     assert (answer.status, answer.body["field"]) == (422, "ids")
     assert api.get(f"/{id}").body["job"]["state"] == "pending"
+
+
+@pytest.mark.parametrize("field", [field for field in Job.model_fields if field != "id"])
+def test_job_that_another_program_stored_without_a_field_is_changed_or_refused(field: str, api: Api) -> None:
+    complete = model.jobs().find_one_and_delete({"_id": ObjectId(api.run(INVOICE)["_id"])})
+    assert complete is not None
+    complete["state"] = JobState.FAILURE
+    is_refused = field in ("state", "attempts")
+
+    def store() -> ObjectId:
+        id = ObjectId()
+        model.jobs().insert_one({name: value for name, value in {**complete, "_id": id}.items() if name != field})
+        return id
+
+    for action, body in (("cancel", None), ("retry", None), ("reschedule", NOT_YET), ("reschedule", {"priority": 1})):
+        id = store()
+        before = model.jobs().find_one(id)
+        answer = api.post(f"/{id}/{action}", body)
+        after = model.jobs().find_one(id)
+        assert after is not None
+        if is_refused:
+            assert (answer.status, answer.body["error"], after) == (409, "wrong state", before), action
+        else:
+            assert (answer.status, answer.body.get("job")) == (200, job_as_json(after)), action
+            assert after != before
+    id = store()
+    assert api.ask("DELETE", f"/{id}").status == (409 if is_refused else 200)
+    assert model.jobs().count_documents({"_id": id}) == is_refused
+    ids = [store(), ObjectId(api.run(INVOICE)["_id"])]
+    results = [one["result"] for one in api.post("/delete", {"ids": [*map(str, ids)]}).body["results"]]
+    assert results == ["WRONG_STATE" if is_refused else "CHANGED", "CHANGED"]
+    assert model.jobs().count_documents({"_id": {"$in": ids}}) == is_refused

@@ -217,8 +217,8 @@ const showJob = (id) => attempt(async () => {
 
 /** @param {Job} job @returns {(Action | false)[]} */
 function actionsOf(job) {
-  if (!mayAct) return [];
   const { _id: id, state, priority } = job;
+  if (!mayAct || state === null) return []; // without a state, all are refused
   /** @param {string} message @returns {Action} */
   const cancel = (message) => ["Cancel the job", () => act(`${encodeURIComponent(id)}/cancel`, {}, message), "danger"];
   if (state === "executing") return [cancel("Asked to stop")];
