@@ -80,8 +80,8 @@ class FailureGroup:
 
     @property
     def search(self) -> str:
-        """Text that all members contain, to search for."""
-        return longest_literal(self.sample)
+        """Text that all members contain, to search for; empty if there is none."""
+        return "" if self.sample == NO_REASON else longest_literal(self.sample)
 
     def by_hour(self, now: datetime) -> list[int]:
         """Return how many failed in each of the last 24 hours, oldest first."""

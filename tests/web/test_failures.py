@@ -16,7 +16,7 @@ from anyio import create_task_group, to_thread, wait_all_tasks_blocked
 from bson import ObjectId
 
 from models.database import server_now
-from models.job import JobState
+from models.job import JobState, jobs
 from queue_manager.broker import dead_letters
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.redis_client import connect
@@ -25,7 +25,7 @@ from queue_manager.web.routes import failures
 from queue_manager.web.routes.failures import FailureReader
 from services import message_queue
 from services.audit import Actor
-from services.failures import MAX_FAILURES, FailureGroup, FailureKind, Failures, FailureSource
+from services.failures import MAX_FAILURES, NO_REASON, FailureGroup, FailureKind, Failures, FailureSource
 from tasks.systems import require_tasks
 from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
@@ -35,7 +35,7 @@ from tests.real_servers import Servers
 from tests.rooms import make_room, make_work, scan
 from tests.tasks.hand_worker import waiting_messages
 from tests.web.credentials import KEYS, VIEWER
-from tests.web.queue_client import Queue, empty_queue, environment
+from tests.web.queue_client import NAME, Queue, empty_queue, environment
 
 MESSAGES, ROOMS, JOBS = "overdue-messages", "support-snooze", "job-queues"
 
@@ -125,6 +125,20 @@ def test_failures_of_each_kind_are_grouped_by_name_and_reason(clean: Servers, qu
         "job": ("/jobs", {"name": INVOICE, "state": "failure", "search": "no order"}),
         "broker": None,
     }
+
+
+def test_pages_of_failures_without_a_reason_list_them(queue: Queue) -> None:
+    message = {"id": "m", "type": "mail", "created_at": 1704067200, "payload": 1}
+    with queue.redis() as client:
+        client.xadd(f"{NAME}_dlq", {"data": json.dumps(message)})  # as another program
+    (room,) = fail_rooms("")
+    job = fail_job(queue, "")
+    jobs().update_one({"_id": ObjectId(job)}, {"$unset": {"last_error": ""}})
+    queries = {one["kind"]: urlsplit(one["page"]).query for one in read(queue, {NO_REASON})}
+    found = queue.get(f"/systems/{ROOMS}/items?{queries['item']}").body["items"]
+    assert (queue.ids("dead", queries["message"]), [one["id"] for one in found]) == (["m"], [room])
+    assert [one["_id"] for one in queue.get(f"/jobs?{queries['job']}").body["jobs"]] == [job]
+    assert len(queries) == 3
 
 
 def test_the_groups_are_filtered(queue: Queue) -> None:
