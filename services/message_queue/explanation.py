@@ -71,7 +71,7 @@ class _MessageExplanation:
 
     def explanation(self) -> Explanation:
         id, (label, tone) = self._message.id, STATE_LABELS[self._state]
-        is_dead = self._state == "dead"
+        can_be_replayed = self._state == "dead" and self._message.is_decodable
         return Explanation(
             system=self._system.name,
             kind=self._system.item_name,
@@ -82,8 +82,8 @@ class _MessageExplanation:
             answer=sentence(*self._clauses()),
             page=self._system.page_of_item(id),
             document=f"/api/queue/message/{quote(id, safe='')}",
-            retry="/api/queue/replay" if is_dead else None,
-            retry_body={"messageIds": [id]} if is_dead else {},
+            retry="/api/queue/replay" if can_be_replayed else None,
+            retry_body={"messageIds": [id]} if can_be_replayed else {},
             timeline=newest_first([*self._created(), *_entries(self._events, self._last_error)]),
         )
 
@@ -101,7 +101,10 @@ class _MessageExplanation:
                 yield f"failed at {self._field('failed_at')}, after {many(self._message.attempt, 'attempt')}"
                 known = f"Reason: {error_summary(reason_text(self._last_error))}"
                 reason = known if self._last_error else "No reason was recorded"
-                yield f"no consumer gets it until it is replayed. {reason}"
+                if self._message.is_decodable:
+                    yield f"no consumer gets it until it is replayed. {reason}"
+                else:
+                    yield f"it cannot be replayed: delete or archive it. {reason}"
             case "acknowledged":
                 yield f"acknowledged at {self._field('acknowledged_at')}"
                 yield f"at attempt {self._message.attempt}"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
+from tests.browser.conftest import EVERYTHING
 from tests.browser.visit import BROKEN_OFF, NARROW, Visit
 from tests.eventually import eventually
 from tests.web.queue_client import Queue
@@ -446,6 +447,19 @@ def test_one_dead_letter_is_replayed(visit: Visit, queue: Queue) -> None:
     visit.press("Replay", visit.dialog)
     visit.wait_for([other])
     assert (queue.ids("main"), queue.ids("dead")) == ([id], [other])
+
+
+def test_replay_is_not_offered_for_a_dead_letter_that_cannot_be_decoded(visit: Visit, queue: Queue) -> None:
+    with queue.redis() as client:
+        client.xadd(EVERYTHING["QUEUE_NAME"], {"data": "garbage"})
+    assert queue.get("/queue/message").status == 404
+    (id,) = queue.ids("dead")
+    visit.open("/messages/failed")
+    visit.open_row(id)
+    expect(visit.dialog.locator("menu button")).to_have_text(["Close", "Delete …", "Move …"])
+    visit.open(f"/messages/{id}")
+    expect(visit.page.get_by_role("region", name=f"message {id}")).to_contain_text("delete or archive it")
+    expect(visit.page.get_by_role("button", name="Replay")).to_have_count(0)
 
 
 def test_a_selection_of_dead_letters_is_replayed(visit: Visit, queue: Queue) -> None:

@@ -111,6 +111,17 @@ def test_dead_letter_of_another_program_without_a_reason(queue: MessageQueue) ->
     assert why("m").answer.endswith("; no consumer gets it until it is replayed. No reason was recorded.")
 
 
+def test_dead_letter_that_cannot_be_decoded_is_not_to_be_replayed(queue: MessageQueue) -> None:
+    with connect(server_url()) as client:
+        client.xadd(settings().queue_name, {"data": "garbage"})
+    assert queue.dequeue() is None
+    (letter,) = queue_admin().list("dead").messages
+    found = why(letter.id)
+    assert found.answer.startswith("It cannot be decoded; failed at ")
+    assert found.answer.endswith("; it cannot be replayed: delete or archive it. Reason: Undecodable message.")
+    assert (found.retry, found.retry_body) == (None, {})
+
+
 def test_completed_or_archived_message(queue: MessageQueue) -> None:
     queue.enqueue("mail", id="m")
     taken = queue.dequeue()

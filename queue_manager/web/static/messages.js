@@ -192,7 +192,7 @@ function actionsOf(message) {
     ["Delete …", () => remove([id]), "danger"],
     ["Move …", () => move([id])],
     place !== "processing" && !undecodable && ["Edit …", () => edit(message)],
-    place === "dead" && ["Replay", () => replay([id]), "primary"],
+    place === "dead" && !undecodable && ["Replay", () => replay([id]), "primary"],
   ];
 }
 
