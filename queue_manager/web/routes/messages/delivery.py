@@ -134,7 +134,7 @@ async def receive(
     return Response(message.to_json(), media_type="application/json")
 
 
-@router.post("/queue/ack", responses=errors(404, 409))
+@router.post("/queue/ack", responses=errors(409))
 async def ack(body: Annotated[bytes, Depends(MessageBody(AckBody))]) -> ChangedMessage:
     """Acknowledge a message: it is done. 409: its deadline has passed, or another consumer holds it."""
     given = parse_object(body)
