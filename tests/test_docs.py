@@ -6,6 +6,8 @@ import ast
 import importlib
 import re
 import tomllib
+from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +139,19 @@ def commands(command: Any, path: str) -> list[str]:
     return [path] if not below else [name for one in below for name in commands(below[one], f"{path} {one}")]
 
 
-def test_the_reference_lists_every_command() -> None:
+def test_the_reference_lists_every_command_with_its_options() -> None:
     reference = (ROOT / "docs" / "reference" / "command-line.md").read_text()
-    described = re.findall(r"^\| `(queue-manager(?: [a-z-]+)+)", reference, flags=re.MULTILINE)
-    assert set(commands(typer.main.get_command(cli), "queue-manager")) - set(described) == set()
+    rows = dict(re.findall(r"^\| `(queue-manager(?: [a-z-]+)+)(.*)", reference, flags=re.MULTILINE))
+    root: Any = typer.main.get_command(cli)
+    assert {*commands(root, "queue-manager")} - {*rows} == set()
+    filters = re.search(r"Filters: ([^.]+)", rows["queue-manager queue list"])
+    assert filters
+    for path, row in rows.items():
+        command = reduce(lambda group, word: group.commands[word], path.split()[1:], root)
+        options = [{*one.opts} for one in command.params if one.param_type_name == "option" and not one.hidden]
+        named = {*re.findall(r"(?<![\w-])--[a-z-]+", re.sub("filters (as for|of) `queue list`", filters[1], row))}
+        assert [names for names in options if not names & named] == [], path
+        assert named - {*chain(*options)} == set(), path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
