@@ -27,8 +27,6 @@ from tests.deployment.installation import ROOT, run
 from tests.deployment.programs import program
 from tests.eventually import eventually
 
-pytestmark = pytest.mark.deploy
-
 BASE, KEDA = ROOT / "deploy" / "kubernetes" / "base", ROOT / "deploy" / "kubernetes" / "keda"
 INGRESS = ROOT / "deploy" / "kubernetes" / "ingress-nginx.yaml"
 CONFIG = {name: value or "" for name, value in dotenv_values(BASE / "config.env").items()}
@@ -95,10 +93,12 @@ def test_documented_commands_migrate_first_and_start_what_sends_ticks_last() -> 
     page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
     commands = [line.removeprefix("$ ").split() for line in page.splitlines() if line.startswith("$ kubectl")]
     apply = ["kubectl", "apply", "-k", "deploy/kubernetes/base"]
+    ended = "--for=jsonpath='{.status.conditions[0].status}'=True"
     assert commands[1:] == [
         ["kubectl", "delete", "job", "queue-manager-migrate", "--ignore-not-found"],
         [*apply, "-l", "app.kubernetes.io/component=migration"],
-        ["kubectl", "wait", "--for=condition=complete", "--timeout=1h", "job/queue-manager-migrate"],
+        ["kubectl", "wait", ended, "--timeout=1h", "job/queue-manager-migrate"],
+        ["kubectl", "wait", "--for=condition=complete", "job/queue-manager-migrate"],
         [*apply, "-l", "app.kubernetes.io/component=worker"],
         ["kubectl", "rollout", "status", "deployment", "-l", "app.kubernetes.io/component=worker"],
         [*apply, "-l", "app.kubernetes.io/component=scans"],
@@ -178,6 +178,7 @@ def test_connections_are_accepted_by_the_web_process_alone() -> None:
     ]
 
 
+@pytest.mark.deploy
 @pytest.mark.timeout(600)
 def test_checkov_reports_nothing(tmp_path: Path) -> None:
     """It is installed here, because its dependencies are pinned to versions that are not ours."""
@@ -233,6 +234,7 @@ def test_autoscaling_uses_metrics_and_deployments_that_exist() -> None:
             assert all(f"`{name}`" in metrics for name in used)
 
 
+@pytest.mark.deploy
 def test_the_compose_file_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QM_API_KEYS", "[]")
     run(program("docker-compose", package="docker-compose"), "--file", COMPOSE, "config", "--quiet")
@@ -253,6 +255,7 @@ def test_compose_runs_two_of_each_process_with_the_commands_of_the_procfile() ->
     assert len([one for one in services.values() if "--replSet" in one.get("command", ())]) == 3
 
 
+@pytest.mark.deploy
 def test_sentinels_of_compose_keep_the_primary_that_they_chose(tmp_path: Path) -> None:
     services = yaml.safe_load(COMPOSE.read_text())["services"]
     ports = {name: free_port() for name in ("redis1", "redis2", "sentinel1", "sentinel2", "sentinel3")}

@@ -33,7 +33,7 @@ from tests.servers.everything import command
 from tests.web.credentials import KEYS
 from tests.web.web_process import web
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 WORKERS = ("worker", "jobs", "scans")
 COMMANDS = {one.name: one.command.split() for one in procfile.read(ROOT / "Procfile")}
@@ -50,6 +50,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.deploy
 @pytest.mark.parametrize("name", WORKERS)
 def test_probe_of_a_worker_fails_if_it_hangs_or_has_no_broker(name: str, clean: Servers, tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey") as valkey:
@@ -68,6 +69,7 @@ def test_probe_of_a_worker_fails_if_it_hangs_or_has_no_broker(name: str, clean: 
         assert passing(probes) == set()
 
 
+@pytest.mark.deploy
 def test_web_process_is_not_ready_without_its_servers_and_not_alive_if_it_hangs(tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey") as valkey, Mongo(tmp_path / "mongo") as mongo:
         env = {**CONFIG, "REDIS_URL": valkey.url, "MONGO_DB_URL": mongo.url, "QM_API_KEYS": KEYS}
@@ -88,6 +90,7 @@ def test_web_process_is_not_ready_without_its_servers_and_not_alive_if_it_hangs(
             eventually(lambda: passing(probes) == {*probes})
 
 
+@pytest.mark.deploy
 @pytest.mark.parametrize("name", ["redis1", "sentinel1"])
 def test_healthcheck_of_redis_in_compose_fails_if_it_hangs_or_is_unavailable(name: str, tmp_path: Path) -> None:
     with Valkey(tmp_path / "valkey") as valkey:

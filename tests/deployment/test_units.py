@@ -26,7 +26,7 @@ from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 UNITS = ROOT / "deploy" / "systemd"
 BIN = "/opt/queue-manager-current/bin/"
@@ -65,6 +65,7 @@ def unit_path(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.deploy
 def test_the_units_are_valid(unit_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYSTEMD_UNIT_PATH", f"{unit_path}:")
     units = [unit_path / one.name.replace("@.", "@1.") for one in (*SERVICES, UNITS / "queue-manager.target")]
@@ -72,6 +73,7 @@ def test_the_units_are_valid(unit_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert run(analyze, "verify", "--man=no", "--recursive-errors=yes", *units) == ""
 
 
+@pytest.mark.deploy
 @pytest.mark.parametrize("service", SERVICES, ids=name_of)
 def test_the_units_are_hardened(service: Path, unit_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYSTEMD_UNIT_PATH", f"{unit_path}:")
@@ -96,6 +98,7 @@ def system_calls(name: str) -> set[str]:
     }
 
 
+@pytest.mark.deploy
 def test_the_processes_make_no_system_call_that_the_units_forbid(
     installation: Installation, clean: Servers, tmp_path: Path
 ) -> None:
@@ -182,6 +185,7 @@ def test_systemd_waits_longer_for_workers_than_they_wait_for_their_tasks() -> No
     assert [(one["KillMode"], float(one["TimeoutStopSec"])) for one in workers] == [("mixed", shutdown + 10)] * 3
 
 
+@pytest.mark.deploy
 def test_the_commands_of_the_units_wake_rooms_and_stop_in_order(
     installation: Installation, clean: Servers, tmp_path: Path
 ) -> None:
