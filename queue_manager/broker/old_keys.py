@@ -33,7 +33,8 @@ OLD_LISTS = [keys.list_of(keys.FOREIGN_DEFAULT_QUEUE, priority) for priority in 
 #          maximum number of messages to examine
 # Returns  number of messages examined, number of messages moved
 #
-# Atomic, because a message must be in one place while other applications take from the list.
+# Atomic, because a message must be in one place while other applications take from the list. An error undoes nothing,
+# so a message is added to its new list, which may be a key of another type, before it is removed.
 MOVE_TASKS = Script("""#!lua flags=allow-oom
 local queues = cjson.decode(ARGV[1])
 local first, most = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -48,8 +49,8 @@ for i = #messages, 1, -1 do
     local headers = is_json and type(message) == 'table' and message.headers
     local queue = type(headers) == 'table' and type(headers.task) == 'string' and queues[headers.task]
     if queue then
-        redis.call('LREM', KEYS[1], -1, messages[i])
         redis.call('LPUSH', queue .. ARGV[2], messages[i])
+        redis.call('LREM', KEYS[1], -1, messages[i])
         moved = moved + 1
     end
 end

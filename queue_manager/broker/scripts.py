@@ -191,13 +191,15 @@ return {count, unpack(foreign)}
 # KEYS     unacked, unacked_index, the list
 # ARGV     tag, the new element, maximum length of the list (0: unlimited)
 #
-# Atomic, because the message must be in one place: one that was requeued meanwhile is not moved.
+# Atomic, because the message must be in one place: one that was requeued meanwhile is not moved. An error undoes
+# nothing, so the message is added to the list, which may be a key of another type, before it is deleted.
 MOVE_UNACKED = Script("""#!lua flags=allow-oom
-if redis.call('HDEL', KEYS[1], ARGV[1]) == 1 then
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then
     redis.call('LPUSH', KEYS[3], ARGV[2])
     if tonumber(ARGV[3]) > 0 then
         redis.call('LTRIM', KEYS[3], 0, ARGV[3] - 1)
     end
+    redis.call('HDEL', KEYS[1], ARGV[1])
 end
 redis.call('ZREM', KEYS[2], ARGV[1])
 """)
@@ -208,13 +210,15 @@ redis.call('ZREM', KEYS[2], ARGV[1])
 # ARGV     the letter as stored, the message
 # Returns  1, or 0 if the letter no longer exists
 #
-# Atomic, because two people may replay the same letter.
+# Atomic, because two people may replay the same letter. The message is added first, for the same reason; it is removed
+# again if the letter no longer exists.
 REPLAY_DEAD_LETTER = Script("""#!lua
-if redis.call('LREM', KEYS[1], -1, ARGV[1]) == 0 then
-    return 0
-end
 redis.call('LPUSH', KEYS[2], ARGV[2])
-return 1
+local removed = redis.call('LREM', KEYS[1], -1, ARGV[1])
+if removed == 0 then
+    redis.call('LREM', KEYS[2], 1, ARGV[2])
+end
+return removed
 """)
 
 # Adds a member to sets. With allow-oom, because no worker could otherwise start to drain a full server.

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from redis import Redis
+from redis import Redis, ResponseError
 
 from dev.servers import Valkey
 from queue_manager.broker import dead_letters
 from queue_manager.broker.dead_letters import DEAD_LETTERS
+from queue_manager.broker.old_keys import OldKeys
 
 SLICE = 4
 
@@ -151,3 +152,38 @@ def test_clear_deletes_nothing_if_a_dead_letter_cannot_be_archived(client: Redis
     with pytest.raises(ConnectionError):
         list(dead_letters.clear(reader, keep=keep))
     assert left(client) == [*range(10)]
+
+
+def test_message_stays_unacknowledged_if_its_dead_letter_is_refused(client: Redis) -> None:
+    client.hset("unacked", "tag", '["message", "", "q"]')
+    client.zadd("unacked_index", {"tag": 1})
+    client.set(DEAD_LETTERS, "a text of another program")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        dead_letters.move_unacked(client, "tag", reason="r", unacked_keys=("unacked", "unacked_index"))
+    assert client.hkeys("unacked") == client.zrange("unacked_index", 0, -1) == [b"tag"]
+
+
+def test_dead_letter_stays_if_its_queue_refuses_the_message(client: Redis) -> None:
+    add(client, 1)
+    client.set("q", "a text of another program")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        list(dead_letters.replay(client))
+    assert left(client) == [1]
+
+
+def test_dead_letter_that_was_deleted_meanwhile_is_not_requeued(client: Redis, reader: Reader) -> None:
+    add(client, 1, 2)
+    replaying = dead_letters.replay(reader)
+    assert next(replaying)[0].at == 1
+    client.delete(DEAD_LETTERS)
+    assert list(replaying) == []
+    assert requeued(client) == [1]
+
+
+def test_message_stays_in_the_queue_of_release_0_1_if_its_own_queue_refuses_it(client: Redis) -> None:
+    message = json.dumps({"headers": {"task": "t"}})
+    client.lpush("celery", message)
+    client.set("q", "a text of another program")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        OldKeys({"t": "q"}).empty(client)
+    assert client.lrange("celery", 0, -1) == [message.encode()]
