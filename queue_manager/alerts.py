@@ -241,7 +241,10 @@ async def _go_on(watch: Watch) -> None:
 
 async def _round(watch: Watch) -> None:
     found = await read()
-    is_complete = not any(isinstance(one, Problem) for one in (found.redis, found.mongodb, found.broker))
+    redis = found.in_redis
+    # Missing workers are no problem while workers start, and problems behind a key of another type are not seen.
+    is_redis_complete = redis is not None and not redis.unread and not redis.are_workers_starting
+    is_complete = is_redis_complete and found.in_mongodb is not None and found.broker is None
     unread = {name for name, stats in found.stats.items() if isinstance(stats, Problem)}
     evaluate = partial(watch.evaluate, all_problems(found), at=time.monotonic(), is_complete=is_complete, unread=unread)
     await CallThread("alerts").run(evaluate)  # a daemon: a webhook that hangs does not delay the end of the process
@@ -283,7 +286,7 @@ class Watch:
 
         Args:
             at: the time by this machine's monotonic clock, in seconds.
-            is_complete: all servers answered, so a problem that is not in `problems` does not exist.
+            is_complete: everything was read, so a problem that is not in `problems` does not exist.
             unread: the systems whose statistics could not be read, so that their problems cannot be said to have ended.
         """
         current = {Key(one.system, one.rule.id): one for one in problems}

@@ -14,16 +14,20 @@ from models import alert
 from models.alert import CLAIM_TIME, Key
 from models.database import server_now
 from queue_manager.alerts import Alert, Notification, Watch, _round
+from queue_manager.beat.status import Leadership
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.health import Readings, read
 from queue_manager.health_rules import Problem, Rule
 from queue_manager.system import SystemStats
+from queue_manager.telemetry.worker_heartbeats import OnlineWorker
 from tests.real_servers import Servers
 
 LAG = Problem(system="support-snooze", rule=Rule.LAG, text="The oldest due item has waited 40 s")
 NO_LEADER = Problem(system="beat", rule=Rule.NO_LEADER, text="No leader")
 UNKNOWN_STATE = Problem(system="support-snooze", rule=Rule.UNKNOWN_STATE, text="Its `stats` raised KeyError: 'x'")
 LAG_KEY = Key("support-snooze", "lag")
+
+Change = Callable[[Readings], Readings]
 
 
 class Process:
@@ -153,35 +157,61 @@ def test_a_problem_does_not_end_while_the_stats_of_its_system_cannot_be_read(fir
     assert first.evaluate(165) == [("recovered", ["support-snooze", "support-snooze"])]
 
 
-def with_dead_letter(found: Readings) -> Readings:
+def change_in_redis(found: Readings, **values: Any) -> Readings:
     assert found.in_redis is not None
-    return replace(found, redis=replace(found.in_redis, dead_letters=1))
+    return replace(found, redis=replace(found.in_redis, **values))
+
+
+def with_worker(found: Readings) -> Readings:
+    worker = OnlineWorker(name="w@h", pid=1, seen_at=server_now(), queues=None, release=None, paused=None)
+    return change_in_redis(found, workers=[worker])
+
+
+def without_worker(found: Readings) -> Readings:
+    return change_in_redis(found, workers=[])
+
+
+def with_dead_letter(found: Readings) -> Readings:
+    return change_in_redis(found, dead_letters=1)
 
 
 def with_lag(found: Readings) -> Readings:
     return replace(found, stats={**found.stats, "support-snooze": SystemStats(numbers={"lag_seconds": 4_000})})
 
 
-def away(server: str) -> Problem:
-    return Problem(system=server, rule=Rule.SERVER_AWAY, text="does not answer")
+def with_new_leader(found: Readings) -> Readings:
+    assert found.in_redis is not None
+    leader = Leadership(host="h", pid=1, since=found.in_redis.now, epoch=1, lease_left=seconds(30))
+    return change_in_redis(without_worker(found), leader=leader)
+
+
+def with_wrong_type(found: Readings) -> Readings:
+    return change_in_redis(found, unread={"dead letters": "qm:dead-letters is a string"})
+
+
+def without_stats(found: Readings) -> Readings:
+    return replace(found, stats={**found.stats, "support-snooze": UNKNOWN_STATE})
+
+
+def without(server: str) -> Change:
+    away: Any = {server: Problem(system=server, rule=Rule.SERVER_AWAY, text="does not answer")}
+    return lambda found: replace(found, **away)
 
 
 @pytest.mark.parametrize(
     ("started", "unread", "key"),
     [
-        (with_dead_letter, {"broker": away("broker")}, "broker (dead-letters)"),
-        (with_dead_letter, {"redis": away("redis")}, "broker (dead-letters)"),
-        (with_dead_letter, {"mongodb": away("mongodb")}, "broker (dead-letters)"),
-        (with_lag, {"stats": {"support-snooze": UNKNOWN_STATE}}, "support-snooze (lag)"),
+        (with_dead_letter, without("broker"), "broker (dead-letters)"),
+        (with_dead_letter, without("redis"), "broker (dead-letters)"),
+        (with_dead_letter, without("mongodb"), "broker (dead-letters)"),
+        (with_dead_letter, with_wrong_type, "broker (dead-letters)"),
+        (without_worker, with_new_leader, "workers (no-workers)"),
+        (with_lag, without_stats, "support-snooze (lag)"),
     ],
-    ids=["broker", "redis", "mongodb", "stats"],
+    ids=["broker", "redis", "mongodb", "key", "workers", "stats"],
 )
 def test_a_round_does_not_end_problems_that_it_could_not_read(
-    started: Callable[[Readings], Readings],
-    unread: dict[str, Any],
-    key: str,
-    clean: Servers,
-    monkeypatch: pytest.MonkeyPatch,
+    started: Change, unread: Change, key: str, clean: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
 
@@ -190,8 +220,7 @@ def test_a_round_does_not_end_problems_that_it_could_not_read(
         return True
 
     watch = Watch(after=seconds(0), repeat=minutes(240), send=send)
-    healthy = asyncio.run(read())
-    stats = {**healthy.stats, **unread.get("stats", {})}
+    healthy = with_worker(asyncio.run(read()))
 
     def rounds(number: int, found: Readings) -> str:
         """Take rounds that read this; return the titles of what they sent."""
@@ -206,7 +235,7 @@ def test_a_round_does_not_end_problems_that_it_could_not_read(
         return "\n".join(sent)
 
     assert key in rounds(1, started(healthy))
-    assert "Recovered" not in rounds(3, replace(healthy, **{**unread, "stats": stats}))
+    assert "Recovered" not in rounds(3, unread(healthy))
     recovered = rounds(2, healthy)
     assert "Recovered" in recovered
     assert key in recovered
