@@ -1,10 +1,10 @@
 """Alerts: collection `qm_alerts`, one document per problem that was sent; and their silences, `qm_alert_silences`.
 
-    qm_alerts          {_id: {system, rule}, sent_at, text, ended_at?}
+    qm_alerts          {_id: {system, rule}, sent_at?, text, is_unsent?, ended_at?}
     qm_alert_silences  {_id: {system, rule}, until, by, reason}
 
 A process claims what it sends, a problem or its end, for a minute. If it dies before a channel took it, another process
-sends it.
+sends it. `is_unsent` is true until a channel took the problem for the first time.
 
 Guarantee: of several processes that want to send the same at the same time, one may.
 """
@@ -48,7 +48,7 @@ def collections() -> dict[str, list[IndexModel]]:
 
 
 def may_send(key: Key, text: str, *, repeat: timedelta, now: datetime, is_recorded: bool = False) -> bool:
-    """Claim a problem for `CLAIM_TIME`, to send it and to call `confirm_sent`.
+    """Claim a problem for `CLAIM_TIME`, to send it and to call `confirm_sent` or `release`.
 
     Return False if it was sent within `repeat` or is claimed, by whichever process; with `is_recorded`, also if its
     record was deleted meanwhile.
@@ -57,7 +57,11 @@ def may_send(key: Key, text: str, *, repeat: timedelta, now: datetime, is_record
     # A time far in the future, or a value that is not a date, must not keep a problem from being sent.
     was_sent = {"sent_at": {"$gt": now - repeat, "$lte": now + CLAIM_TIME}}
     try:
-        changed = _alerts().update_one({"_id": _id(key), "$nor": [was_sent]}, {"$set": claimed}, upsert=not is_recorded)
+        changed = _alerts().update_one(
+            {"_id": _id(key), "$nor": [was_sent]},
+            {"$set": claimed, "$setOnInsert": {"is_unsent": True}},
+            upsert=not is_recorded,
+        )
     except DuplicateKeyError:
         return False  # it exists, with a later time
     return bool(changed.matched_count or changed.upserted_id)
@@ -65,7 +69,15 @@ def may_send(key: Key, text: str, *, repeat: timedelta, now: datetime, is_record
 
 def confirm_sent(keys: Iterable[Key], now: datetime) -> None:
     """Record that claimed problems were sent now, except those that have ended meanwhile."""
-    _alerts().update_many({"_id": {"$in": [_id(key) for key in keys]}}, {"$set": {"sent_at": now}})
+    sent = {"$set": {"sent_at": now}, "$unset": {"is_unsent": ""}}
+    _alerts().update_many({"_id": {"$in": [_id(key) for key in keys]}}, sent)
+
+
+def release(keys: Iterable[Key]) -> None:
+    """Let the next round of any process send claimed problems; forget those that were never sent."""
+    ids = [_id(key) for key in keys]
+    _alerts().delete_many({"_id": {"$in": ids}, "is_unsent": True})
+    _alerts().update_many({"_id": {"$in": ids}}, {"$unset": {"sent_at": ""}})
 
 
 def may_send_end(key: Key, now: datetime) -> bool:
@@ -84,7 +96,7 @@ def release_ends(keys: Iterable[Key]) -> None:
 
 
 def delete(keys: Iterable[Key]) -> None:
-    """Delete the records of problems that could not be sent, or whose end was sent."""
+    """Delete the records of problems whose end was sent."""
     _alerts().delete_many({"_id": {"$in": [_id(key) for key in keys]}})
 
 

@@ -338,7 +338,8 @@ class Watch:
     def _take_back(self, keys: Collection[Key]) -> None:
         for key in keys:
             self._known[key].sent_at = None
-        _delete(keys)
+        with suppress(Unavailable), mongodb():
+            alert.release(keys)
 
     def _ended(self) -> dict[Key, _Known]:
         """Forget the problems that have ended; return those whose end this process sends."""

@@ -69,7 +69,7 @@ def without_mongodb(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AutoReconnect("connection closed")
 
-    for name in ("may_send", "confirm_sent", "sent", "silences", "may_send_end", "release_ends", "delete"):
+    for name in ("may_send", "confirm_sent", "sent", "silences", "may_send_end", "release", "release_ends", "delete"):
         monkeypatch.setattr(alert, name, fail)
 
 
@@ -110,6 +110,41 @@ def test_a_lasting_problem_is_sent_again(first: Process, monkeypatch: pytest.Mon
     monkeypatch.setattr("queue_manager.alerts.server_now", lambda: now + minutes(241))
     assert first.evaluate(60 + 240 * 60 - 1, LAG) == []
     assert first.evaluate(60 + 240 * 60, LAG) == [("problem", ["support-snooze"])]
+
+
+def test_a_repeat_that_no_channel_accepted_is_sent_in_the_next_round(
+    first: Process, second: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for process in (first, second):
+        process.evaluate(0, LAG)
+        process.evaluate(60, LAG)
+    now = server_now()
+    monkeypatch.setattr("queue_manager.alerts.server_now", lambda: now + minutes(241))
+    first.takes = second.takes = False
+    assert first.evaluate(60 + 240 * 60, LAG) == [("problem", ["support-snooze"])]
+    assert second.evaluate(61 + 240 * 60, LAG) == [("problem", ["support-snooze"])]
+    first.takes = second.takes = True
+    assert first.evaluate(75 + 240 * 60, LAG) == [("problem", ["support-snooze"])]
+    for at in (90, 105):
+        assert first.evaluate(at + 240 * 60, LAG) == []
+        assert second.evaluate(at + 240 * 60, LAG) == []
+
+
+def test_the_end_of_a_problem_whose_repeat_no_channel_accepted_is_sent(
+    first: Process, second: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for process in (first, second):
+        process.evaluate(0, LAG)
+        process.evaluate(60, LAG)
+    now = server_now()
+    monkeypatch.setattr("queue_manager.alerts.server_now", lambda: now + minutes(241))
+    first.takes = second.takes = False
+    first.evaluate(60 + 240 * 60, LAG)
+    first.evaluate(75 + 240 * 60)
+    assert first.evaluate(90 + 240 * 60) == [("recovered", ["support-snooze"])]
+    first.takes = True
+    assert first.evaluate(105 + 240 * 60) == [("recovered", ["support-snooze"])]
+    assert alert.sent() == {}
 
 
 def test_the_end_of_a_problem_is_sent_after_it_was_absent_twice(first: Process) -> None:
