@@ -21,6 +21,7 @@ from pymongo import ASCENDING, IndexModel
 from pymongo.collection import Collection
 
 from models import listing
+from models.archive import UNDO_TIME
 from models.database import Document, collection
 from models.document_id import shown_id
 from models.listing import Position
@@ -57,6 +58,7 @@ ActionName = Literal[
     "unsilence",
 ]
 AUDITED_ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
+UNDOABLE_ACTIONS: tuple[ActionName, ...] = ("clear", "delete", "remove")
 Via = Literal["page", "api", "cli"]
 Outcome = Literal["unknown", "done", "failed"]
 
@@ -140,7 +142,7 @@ def prolong_undo(id: str, undo_within: timedelta) -> None:
 
 def end_undo(id: str) -> None:
     """Record that an action was undone: it cannot be undone again."""
-    _audit().update_one({"_id": ObjectId(id)}, {"$unset": {"undo_until": ""}})
+    _audit().update_one({"_id": ObjectId(id)}, {"$set": {"undo_until": None}})
 
 
 def get(id: str) -> AuditEntry | None:
@@ -188,7 +190,15 @@ def collections() -> dict[str, list[IndexModel]]:
 def read_entry(document: Document, *, max_ids: int | None = None) -> AuditEntry:
     known = {name: value for name, value in document.items() if name in AuditEntry.__dataclass_fields__}
     known |= {name: _shown(known[name]) for name in ("filter", "before", "after") if isinstance(known.get(name), dict)}
+    if _is_unfinished_deletion(document):
+        known.setdefault("undo_until", typed(document, "at", datetime) + UNDO_TIME)
     return _ENTRY.validate_python({**known, "id": str(document["_id"]), "ids": typed(document, "ids", list)[:max_ids]})
+
+
+def _is_unfinished_deletion(document: Document) -> bool:
+    """Return True if the end of a deletion was not recorded: its process was killed, or it still runs."""
+    is_unfinished = document.get("outcome") == "unknown" and "error" not in document
+    return is_unfinished and document.get("action") in UNDOABLE_ACTIONS
 
 
 def _shown(values: Document) -> Document:

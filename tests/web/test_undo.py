@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -13,9 +18,17 @@ from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
 from tests.real_servers import Servers
 from tests.web.credentials import KEYS, OPERATOR, VIEWER
-from tests.web.queue_client import Queue, empty_queue
+from tests.web.queue_client import Queue, empty_queue, environment
 
 LOCATION = ("_stream_id", "_stream_name")
+KILLED_WHILE_CLEARING = """
+import os, signal
+from queue_manager.operations.messages import clear_messages
+from services.audit import Actor
+
+actor = Actor(who="ada", via="cli", address="here")
+clear_messages("main", actor, is_over=lambda: os.kill(os.getpid(), signal.SIGKILL))
+"""
 
 
 @pytest.fixture
@@ -161,6 +174,18 @@ def test_undo_is_in_the_audit_log_and_done_once(queue: Queue) -> None:
         409,
         "Nothing to restore: no deletion was archived, or it was already undone",
     )
+
+
+def test_undo_of_a_clear_whose_process_was_killed_is_offered_once(queue: Queue) -> None:
+    id = queue.add()
+    command, env = [sys.executable, "-c", KILLED_WHILE_CLEARING], os.environ | environment(queue.redis_url)
+    assert subprocess.run(command, env=env).returncode == -signal.SIGKILL
+    (entry,) = queue.get("/audit?action=clear").body["entries"]
+    assert (entry["outcome"], queue.ids("main")) == ("unknown", [])
+    assert datetime.fromisoformat(entry["undo_until"]) == datetime.fromisoformat(entry["at"]) + UNDO_TIME
+    assert undo(queue, entry["id"])["restored"] == 1
+    assert queue.ids("main") == [id]
+    assert queue.get(f"/audit/{entry['id']}").body["undo_until"] is None
 
 
 def test_undo_is_refused_after_its_time(queue: Queue) -> None:
