@@ -134,7 +134,8 @@ class QueueAdmin(MessageBrowser):
         for _ in range(MAX_DELETIONS):
             left = [id for id, outcome in outcomes.items() if outcome == "CHANGED"]
             outcomes |= dict.fromkeys(left, "NOT_FOUND")
-            for rows in self._scripts.run_for_each("locate", (), [(id,) for id in left]):
+            # What is kept together, `restore` adds by one script, so an undo that fails knows what it has restored.
+            for rows in self._scripts.run_for_each("locate", (), [(id,) for id in left], most=RESTORE_BATCH_SIZE):
                 copies = [
                     {"id": id.decode(), "state": state.decode(), "record": stored, "data": data}
                     for id, data, _, state, stored in filter(None, rows)

@@ -17,10 +17,18 @@ from models import audit
 from models.audit import AuditQuery
 from queue_manager.cli.changes import TYPED_FROM
 from queue_manager.core.settings import settings
-from services.message_queue import Json, MessageQueue, MessageState, NewMessage, QueueUnavailable, queue_admin
-from services.message_queue.admin import QueueAdmin
+from services.message_queue import (
+    Json,
+    MessageQueue,
+    MessageState,
+    NewMessage,
+    QueueFull,
+    QueueUnavailable,
+    queue_admin,
+)
+from services.message_queue.admin import RESTORE_BATCH_SIZE, QueueAdmin
 from services.message_queue.fields import MAX_ENQUEUED_MESSAGES
-from services.message_queue.scripts import BULK_BATCH_SIZE, Scripts
+from services.message_queue.scripts import BULK_BATCH_SIZE, Argument, Scripts
 from tests.e2e.commands import COMMAND, environment, interrupt_second_call, interrupted_after, invoke
 from tests.eventually import eventually
 
@@ -182,6 +190,30 @@ class TestMoveAndDelete:
         assert (entry.outcome, entry.count) == ("unknown", BULK_BATCH_SIZE)
         assert invoke("audit", "undo", entry.id).stdout == f"{BULK_BATCH_SIZE} restored\n"
         assert queue_admin().counts().main == 2 * BULK_BATCH_SIZE
+
+    def test_undo_interrupted_by_full_memory_restores_each_message_once(
+        self, queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ids = add(queue, 2 * RESTORE_BATCH_SIZE)
+        assert run("delete", *ids, "--yes").returncode == 0
+        undo = ("audit", "undo", last_audited().id)
+        original, restores = Scripts.run, 0
+
+        def fail_at_the_second_restore(scripts: Scripts, name: str, *arguments: Argument) -> Any:
+            nonlocal restores
+            restores += name == "restore"
+            if restores == 2:
+                raise QueueFull("the memory is full")
+            return original(scripts, name, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Scripts, "run", fail_at_the_second_restore)
+            assert f"{RESTORE_BATCH_SIZE} changed before" in invoke(*undo).stderr
+        restored = [id for id in ids if state_of(id) == "main"]
+        assert len(restored) == RESTORE_BATCH_SIZE
+        queue_admin().delete(restored)  # handled meanwhile, and no longer in the history
+        assert invoke(*undo).stdout == f"{RESTORE_BATCH_SIZE} restored\n"
+        assert {id for id in ids if state_of(id) == "main"} == {*ids} - {*restored}
 
     def test_ctrl_c_during_an_import_reports_what_was_added(
         self, queue: MessageQueue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
