@@ -43,20 +43,26 @@ class Bucket:
 
 
 def store(buckets: Iterable[Bucket]) -> None:
-    """Store buckets of ten minutes, and the sums of their hours."""
+    """Store buckets of ten minutes, and the sums of their hours.
+
+    The sums are stored first: if that fails, a repetition begins at the same `newest` buckets, and stores them again.
+    """
     tens = list(buckets)
     if not tens:
         return
-    _write_all(tens)
     first = min(one.at for one in tens).replace(minute=0)
-    changed = {(one.system, one.at.replace(minute=0)) for one in tens}
-    sums: dict[tuple[str, datetime], dict[str, int]] = {one: {} for one in changed}
-    for ten in read(TEN_MINUTES, since=first):
-        if (of_hour := sums.get((ten.system, ten.at.replace(minute=0)))) is not None:
-            for name, count in ten.counts.items():
+    counts = {(one.system, one.at): one.counts for one in read(TEN_MINUTES, since=first)}
+    for one in tens:
+        known = counts.get((one.system, one.at), {})
+        highest = {name: max(count, known.get(name, 0)) for name, count in one.counts.items()}
+        counts[one.system, one.at] = {**known, **highest}
+    sums: dict[tuple[str, datetime], dict[str, int]] = {(one.system, one.at.replace(minute=0)): {} for one in tens}
+    for (system, at), of_ten in counts.items():
+        if (of_hour := sums.get((system, at.replace(minute=0)))) is not None:
+            for name, count in of_ten.items():
                 of_hour[name] = of_hour.get(name, 0) + count
-    found = [Bucket(system=system, at=at, length=HOUR, counts=counts) for (system, at), counts in sums.items()]
-    _write_all(found)
+    _write_all([Bucket(system=system, at=at, length=HOUR, counts=of_hour) for (system, at), of_hour in sums.items()])
+    _write_all(tens)
 
 
 def read(length: timedelta, *, since: datetime, systems: Sequence[str] | None = None) -> Iterator[Bucket]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
 import pytest
 import redis
+from pymongo.errors import AutoReconnect
 
 from beat_schedule import SYSTEMS
 from models import history as stored
@@ -101,6 +102,28 @@ def test_a_missed_hour_is_copied_later(clean: Servers, minute: int) -> None:
     copy(clean)
     collection(stored.HISTORY_COLLECTION).delete_many({"at": {"$gt": server_now() - minutes(180)}})
     count(clean, minute - 100, done=2)
+    copy(clean)
+    assert sums(TEN_MINUTES) == sums(HOUR) == {"done": 3}
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_copy_that_failed_is_completed_by_the_next(
+    clean: Servers, minute: int, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, writes = stored._write_all, 0
+
+    def write(buckets: Sequence[Bucket]) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == failing:
+            raise AutoReconnect("connection closed")
+        original(buckets)
+
+    for ago in (0, 70, 140):
+        count(clean, minute - ago, done=1)
+    monkeypatch.setattr(stored, "_write_all", write)
+    with pytest.raises(AutoReconnect):
+        copy(clean)
     copy(clean)
     assert sums(TEN_MINUTES) == sums(HOUR) == {"done": 3}
 
