@@ -7,10 +7,9 @@ Guarantee: a leader and an outage are marked once, whichever process notices the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from bson import ObjectId
 from pydantic import Field, TypeAdapter, with_config
@@ -61,22 +60,17 @@ def read(since: datetime) -> list[ChartMark]:
     return list(readable(newest, read_mark, of=MARKS_COLLECTION))[::-1]
 
 
-def record_scan(now: datetime, *, gap: timedelta) -> ChartMark | None:
-    """Record that a scan ran; return the outage since the last one, if that is longer ago than `gap`."""
+def record_scan(now: datetime) -> None:
+    """Record that a scan ran."""
     # A slightly later time is that of a faster process. A much later one, or a malformed one, would hide every outage.
     is_later = {"$and": [{"$gt": ["$seen_at", now]}, {"$lte": ["$seen_at", now + MAX_LEAD]}]}
     change = [{"$set": {"seen_at": {"$cond": [is_later, "$seen_at", now]}}}]
-    before = collection(MARKS_COLLECTION).find_one_and_update({"_id": LAST_SEEN}, change, upsert=True)
-    return None if before is None else _outage(before, now, gap)
+    collection(MARKS_COLLECTION).update_one({"_id": LAST_SEEN}, change, upsert=True)
 
 
 def current_outage(now: datetime, *, gap: timedelta) -> ChartMark | None:
     """Return the present outage, if the last scan ran longer ago than `gap`."""
-    last = collection(MARKS_COLLECTION).find_one({"_id": LAST_SEEN})
-    return None if last is None else _outage(last, now, gap)
-
-
-def _outage(last: Mapping[str, Any], now: datetime, gap: timedelta) -> ChartMark | None:
+    last = collection(MARKS_COLLECTION).find_one({"_id": LAST_SEEN}) or {}
     seen_at = last.get("seen_at")
     if not isinstance(seen_at, datetime):
         return None

@@ -78,8 +78,9 @@ def copy(systems: Iterable[System], *, now: datetime) -> None:
     if not client.set(COPY_LOCK, 1, nx=True, px=milliseconds(COPY_LOCK_TIME)):
         return
     known = [system for system in systems if system.is_on(settings())]
-    if outage := mark.record_scan(now, gap=_gap(known)):
+    if outage := mark.current_outage(now, gap=_gap(known)):
         mark.add(outage)
+    mark.record_scan(now)  # after that, because it ends the outage
     if leader := leadership(client):
         text = f"{leader.host}:{leader.pid} leads, epoch {leader.epoch}"
         mark.add(ChartMark(kind="leader", at=leader.since, text=text))

@@ -193,8 +193,8 @@ def test_malformed_chart_marks_are_skipped_and_outages_still_detected(value: Any
     found = mark.read(now - hours(1))
     assert "good" in [one.text for one in found]
     assert {type(one.text) for one in found} == {str}
-    mark.record_scan(now, gap=minutes(1))
-    outage = mark.record_scan(now + minutes(5), gap=minutes(1))
+    mark.record_scan(now)
+    outage = mark.current_outage(now + minutes(5), gap=minutes(1))
     assert outage is not None
     assert outage.at == now
 

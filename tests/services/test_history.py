@@ -262,6 +262,23 @@ def test_a_time_without_scans_becomes_an_outage_when_scans_resume(clean: Servers
     assert (outage.kind, outage.at, outage.until) == ("outage", now - hours(2) + seconds(30), now)
 
 
+def test_an_outage_that_could_not_be_marked_is_marked_by_the_next_copy(
+    clean: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: ChartMark) -> NoReturn:
+        raise AutoReconnect("connection closed")
+
+    now = truncate(server_now())
+    copy(clean, now=now - hours(2))
+    with monkeypatch.context() as patched:
+        patched.setattr(mark, "add", fail)
+        with pytest.raises(AutoReconnect):
+            copy(clean, now=now - minutes(1))
+    copy(clean, now=now)
+    (outage,) = mark.read(now - hours(3))
+    assert (outage.kind, outage.at, outage.until) == ("outage", now - hours(2), now)
+
+
 def test_an_ongoing_outage_is_shown(clean: Servers) -> None:
     now = truncate(server_now())
     copy(clean, now=now - hours(2))
