@@ -117,10 +117,13 @@ class StaleThumbnails(ItemWork):
         if in_a_row is None:
             site.record_outcome(task_id, collection, site_id, "skipped", now=self.clock())
             return {"skipped": True, "reason": "Build changed" if sites.get(key) else "Site not found"}
-        site.record_outcome(task_id, collection, site_id, "reset", now=self.clock())
+        self._hand_over(collection, shown_id(key))
+        try:
+            site.record_outcome(task_id, collection, site_id, "reset", now=self.clock())
+        except database.Error as error:  # not raised, because a repetition would find that the build has changed
+            log.warning("Reset could not be counted", collection=collection, site_id=site_id, error=reason(error))
         if in_a_row >= MANY_RESETS:
             log.warning("Site was reset many times in a row", collection=collection, site_id=site_id, times=in_a_row)
-        self._hand_over(collection, shown_id(key))
         return {"reset": True, "collection": collection, "site_id": site_id, "resets_in_a_row": in_a_row}
 
     def _hand_over(self, collection: str, site_id: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from bson import Decimal128, ObjectId
+from pymongo.errors import AutoReconnect
 
 from models import site
 from models.database import collection
@@ -368,6 +369,22 @@ def test_failure_to_hand_a_reset_site_to_the_builder_is_only_logged(
     assert reset(replace(stale_thumbnails(hand_over), clock=clock), item)["reset"] is True
     assert handed == [("agency_websites", str(made))]
     assert "could not be handed over" in str(caplog.records[-1].msg)
+
+
+def test_a_reset_that_cannot_be_counted_is_handed_over(
+    clock: AgingClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AutoReconnect("connection closed")
+
+    handed = []
+    made = make_site()
+    (item,) = scan(AGENCY_WEBSITES, clock)
+    monkeypatch.setattr(site, "record_outcome", fail)
+    service = replace(stale_thumbnails(lambda *one: handed.append(one)), clock=clock)
+    assert reset(service, item)["reset"] is True
+    assert handed == [("agency_websites", str(made))]
+    assert "could not be counted" in str(caplog.records[-1].msg)
 
 
 @pytest.mark.parametrize(
