@@ -14,7 +14,7 @@ from models import database, schema, site
 from models.site import STARTED
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import hours, seconds
-from services.stale_thumbnails import new_run, stale_sites
+from services.stale_thumbnails import stale_thumbnails
 
 SITES, STALE, IN_PROGRESS = 1_000_000, 100, 1_000
 """In each collection; the stale ones and the builds in progress are not divided in a quick run."""
@@ -54,7 +54,7 @@ def run(bench: Bench) -> Result:
 
 
 def scan() -> list[tuple[str, str]]:
-    batches = (batch for sites in stale_sites(new_run()) for batch in sites.take_due(Backlog))
+    batches = (batch for work in stale_thumbnails().by_collection() for batch in work.take_due(Backlog))
     return [(item.args[0], item.args[1]) for batch in batches for item in batch.items]
 
 

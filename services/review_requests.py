@@ -45,8 +45,12 @@ log = get_logger(INITIATOR)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReviewRequests(DueWork):
-    """Review requests: what a scan finds, and `create` for the item."""
+class ReviewRequests(DueWork, Listed):
+    """Review requests: what a scan finds, `create` for the item, and the agencies as a list.
+
+    The list has the agencies that the next scan asks, in the order of their parent account, which is also their id. An
+    agency whose request could not be created is due again, so none is ever stuck or failed.
+    """
 
     product_types: Sequence[str]
     after: timedelta
@@ -54,6 +58,8 @@ class ReviewRequests(DueWork):
     window: timedelta
     """The time after a request in which no other one is created."""
     has_timelines: bool = True
+
+    # Scan
 
     def take_due(self, measure: Callable[[], Backlog]) -> Iterator[DueBatch]:
         if not self.product_types:
@@ -63,6 +69,13 @@ class ReviewRequests(DueWork):
             )
         yield self._left_out()
         yield from super().take_due(measure)
+
+    def _left_out(self) -> DueBatch:
+        found = subscription.unreadable(self.product_types)
+        if found.count:
+            ids = ", ".join(map(str, found.ids))
+            log.warning("Subscriptions have no readable created_at and are left out", count=found.count, ids=ids)
+        return DueBatch(other_counts={"unreadable": found.count} if found.count else {})
 
     def find_due(self, until: datetime) -> Iterator[Due]:
         for agency in subscription.eligible(
@@ -86,6 +99,8 @@ class ReviewRequests(DueWork):
             is_excluded=is_excluded,
         )
 
+    # Items
+
     def lease_of(self, args: Sequence[Any]) -> str:
         account_id, _, _, oldest_subscription = args
         return super().lease_of((account_id, oldest_subscription))
@@ -97,13 +112,6 @@ class ReviewRequests(DueWork):
     @property
     def batch_function(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
         return self.create_many
-
-    def _left_out(self) -> DueBatch:
-        found = subscription.unreadable(self.product_types)
-        if found.count:
-            ids = ", ".join(map(str, found.ids))
-            log.warning("Subscriptions have no readable created_at and are left out", count=found.count, ids=ids)
-        return DueBatch(other_counts={"unreadable": found.count} if found.count else {})
 
     def create(
         self, account_id: str, subscription_ids: list[Any], parent_account: str | None, oldest_subscription: str
@@ -147,32 +155,24 @@ class ReviewRequests(DueWork):
         self.release([item])
         log.error("Review request could not be created; the next scan finds it again", account_id=item.args[0])
 
-
-@dataclass(frozen=True, kw_only=True)
-class EligibleAgencies(Listed):
-    """The agencies that the next scan asks, in the order of their parent account, which is also their id.
-
-    An agency whose request could not be created is due again, so none is ever stuck or failed.
-    """
-
-    requests: ReviewRequests
+    # List
 
     def items(self, state: State, *, after: Position | None = None, newest_first: bool = True) -> Iterator[Item]:
         if state != "due":
             return
         last = after[0] if after else None
-        pages = subscription.accounts(self.requests.product_types, after=last, is_descending=newest_first)
+        pages = subscription.accounts(self.product_types, after=last, is_descending=newest_first)
         for accounts in pages:
             spellings = [spelling for one in accounts for spelling in account.spellings(one)]
             found = {str(agency.parent_account): agency for agency in self._eligible(spellings)}
-            twice = subscription.stored_as_id_too(self.requests.product_types, accounts)
+            twice = subscription.stored_as_id_too(self.product_types, accounts)
             for one in accounts:
                 agency = found.get(str(account.stored(one)))
                 if agency is not None and one not in twice:
                     yield self._item(agency, position=(one,))
 
     def _item(self, agency: Agency, *, position: Position) -> Item:
-        due_at = agency.oldest_subscription + self.requests.after
+        due_at = agency.oldest_subscription + self.after
         return Item(
             id=str(agency.parent_account),
             title="" if agency.account_id is None else str(agency.account_id),
@@ -186,14 +186,14 @@ class EligibleAgencies(Listed):
     def take(self, ids: Sequence[str]) -> list[DueItem]:
         """Take those of `ids` that are eligible now and not in flight."""
         accounts = [spelling for id in ids for spelling in account.spellings(id)]
-        return self.requests.take_manually(list(map(self.requests.due_of, self._eligible(accounts))))
+        return self.take_manually(list(map(self.due_of, self._eligible(accounts))))
 
     def id_of(self, taken: DueItem) -> str:
         _, _, parent_account, _ = taken.args
         return str(parent_account)
 
     def has(self, id: str) -> bool:
-        return subscription.has_managed(self.requests.product_types, account.spellings(id))
+        return subscription.has_managed(self.product_types, account.spellings(id))
 
     def document(self, id: str) -> Mapping[str, Any] | None:
         """Return the active subscriptions of an agency."""
@@ -201,11 +201,11 @@ class EligibleAgencies(Listed):
         return {"subscriptions": found} if found else None
 
     def _eligible(self, accounts: Sequence[Any]) -> Iterator[Agency]:
-        now = self.requests.clock()
+        now = self.clock()
         return subscription.eligible(
-            self.requests.product_types,
-            until=now - self.requests.after,
-            asked_since=now - self.requests.window,
+            self.product_types,
+            until=now - self.after,
+            asked_since=now - self.window,
             accounts=accounts,
         )
 
@@ -219,11 +219,6 @@ def review_requests() -> ReviewRequests:
         after=timedelta(days=chosen.review_after_days),
         window=timedelta(days=chosen.review_window_days + chosen.review_buffer_days),
     )
-
-
-def eligible_agencies() -> EligibleAgencies:
-    """Return the eligible agencies with the settings of this process."""
-    return EligibleAgencies(requests=review_requests())
 
 
 def stats() -> SystemStats:
@@ -253,8 +248,8 @@ def slow_numbers() -> dict[str, float]:
 
     If fewer are due, this reads every managed subscription.
     """
-    agencies = eligible_agencies()
-    now = agencies.requests.clock()
+    agencies = review_requests()
+    now = agencies.clock()
     due = [item.due_at or now for item in islice(agencies.items("due"), MAX_DUE_COUNT)]
     lag = max(((now - at).total_seconds() for at in due), default=0.0)
     return {"due": len(due), "stuck": 0, "failed": 0, "lag_seconds": lag}
@@ -306,7 +301,7 @@ system: System = System(
     queue="review-request-pulse",
     trigger="projects/review-request-pulse",
     page="/reviews",
-    items=eligible_agencies,
+    items=review_requests,
     duration_names={**DURATION_NAMES, "wait": "Dispatched to started"},
     item_states=("due",),
     items_name="agencies",

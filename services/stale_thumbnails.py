@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from heapq import merge
 from itertools import islice
 from typing import Any
@@ -33,7 +34,7 @@ from queue_manager.items import DueItem, Item, Listed, State
 from queue_manager.system import System, SystemStats
 from services import site_explanation
 from services.due_work import Due, DueBatch, DueWork, leases_of
-from services.item_work import ItemResult, ItemWork
+from services.item_work import ItemResult
 
 INITIATOR = "ThumbnailHealthCheck"
 DEVELOPMENT = {"development", "test", "local"}
@@ -48,31 +49,46 @@ HandOver = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaleSites(DueWork):
-    """The hung builds of one collection, as one run of the scan sees them."""
+class StaleThumbnails(DueWork, Listed):
+    """The hung builds: what a scan finds, how an item resets one, how a run ends, and the sites as one list.
 
-    sites: Sites
-    run: str
+    Hung builds are due, resets that failed in the last day are failed, and sites that hang again after each reset are
+    stuck.
+    """
+
     threshold: timedelta
+    """The time after which a build counts as hung."""
+    collections: Sequence[Sites] = tuple(site.ALL.values())
+    run: str = field(default_factory=lambda: uuid4().hex)
+    """The ids of the tasks begin with it, by which their outcomes are counted."""
+    hand_over: HandOver | None = None
+    """Is called with the collection and the id of each site that was reset."""
     has_timelines: bool = True
+
+    # Scan
+
+    def by_collection(self) -> list[StaleThumbnails]:
+        """Return the work of one run as one for each collection: if one fails, the other is still done."""
+        return [replace(self, collections=[one]) for one in self.collections]
 
     def prepare(self) -> Iterator[DueBatch]:
         now = self.clock()
-        self.sites.forget_resets()
-        if stamped := self.sites.stamp(now, latest=now + self.threshold):
-            yield DueBatch(other_counts={"stamped": stamped})
+        for sites in self.collections:
+            sites.forget_resets()
+            if stamped := sites.stamp(now, latest=now + self.threshold):
+                yield DueBatch(other_counts={"stamped": stamped})
 
     def find_due(self, until: datetime) -> Iterator[Due]:
-        for one in self.sites.stale(until - self.threshold):
-            yield self.due_of(one)
+        lists = [map(partial(self.due_of, one), one.stale(until - self.threshold)) for one in self.collections]
+        yield from merge(*lists, key=lambda due: due.due_at)
 
-    def due_of(self, one: site.Site) -> Due:
+    def due_of(self, sites: Sites, one: site.Site) -> Due:
         """Return the item that resets a site."""
         id = id_text(one.id)
         return Due(
-            id=f"{self.sites.name} {id}",
+            id=f"{sites.name} {id}",
             due_at=one.started_at,
-            args=(self.sites.name, id, to_iso(one.started_at)),
+            args=(sites.name, id, to_iso(one.started_at)),
             counted_as="finished" if one.is_finished else None,
         )
 
@@ -80,17 +96,11 @@ class StaleSites(DueWork):
         """Return the task's id: it begins with the run, by which the outcomes are counted."""
         return f"{self.run}-{batch}-{number}"
 
-
-@dataclass(frozen=True, kw_only=True)
-class StaleThumbnails(ItemWork):
-    """What an item of the scan does, and how a run ends."""
-
-    hand_over: HandOver | None = None
-    has_timelines: bool = True
+    # Items
 
     def due_ms(self, item: DueItem) -> int | None:
         started_ms = super().due_ms(item)
-        return None if started_ms is None else started_ms + milliseconds(threshold())
+        return None if started_ms is None else started_ms + milliseconds(self.threshold)
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         self.release([item])
@@ -150,55 +160,13 @@ class StaleThumbnails(ItemWork):
             log.info(f"Reset {websites} stuck agency website jobs and {instasites} instasite jobs", run=run)
         return {"reset": websites + instasites, "reported": counted.total(), "expected": expected}
 
-
-def stale_sites(run: str) -> list[StaleSites]:
-    """Return the work of one run, by collection."""
-    return [
-        StaleSites(
-            leases=leases_of(system.name),
-            sites=sites,
-            run=run,
-            threshold=threshold(),
-        )
-        for sites in site.ALL.values()
-    ]
-
-
-def stale_thumbnails(hand_over: HandOver | None = None) -> StaleThumbnails:
-    """Return the service of this process."""
-    return StaleThumbnails(leases=leases_of(system.name), hand_over=hand_over)
-
-
-def new_run() -> str:
-    """Return the name of a run; the ids of its tasks begin with it."""
-    return uuid4().hex
-
-
-def threshold() -> timedelta:
-    """Return the time after which a build counts as hung."""
-    chosen = settings()
-    if chosen.thumbnail_stale_seconds is not None:
-        return seconds(chosen.thumbnail_stale_seconds)
-    # An unknown environment gets the longer one, because resetting a production build too early wastes its work.
-    return minutes(15) if chosen.app_env in DEVELOPMENT else hours(2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HungSites(Listed):
-    """The sites of both collections as one list.
-
-    Hung builds are due, resets that failed in the last day are failed, and sites that hang again after each reset are
-    stuck.
-    """
-
-    clock: Callable[[], datetime]
-    threshold: timedelta
+    # List
 
     def items(self, state: State, *, after: Position | None = None, newest_first: bool = True) -> Iterator[Item]:
         """Yield sites: due ones by the start of their build, failed ones by time, stuck ones by their resets."""
         of_one = {"due": self._due, "stuck": self._stuck}.get(state)
         if of_one is not None:
-            lists = [of_one(one, within_part(one.name, after), newest_first) for one in site.ALL.values()]
+            lists = [of_one(one, within_part(one.name, after), newest_first) for one in self.collections]
             yield from merge(*lists, key=lambda item: item.position[:-1], reverse=newest_first)
         elif state == "failed":
             found = site.list_failed(after=after, is_descending=newest_first)
@@ -234,27 +202,34 @@ class HungSites(Listed):
         """Take those of `ids` that hang now and are not in flight."""
         before = self.clock() - self.threshold
         by_collection = _by_collection(ids)
-        taken: list[DueItem] = []
-        for work in stale_sites(new_run()):
-            hung = work.sites.stale_among(by_collection.get(work.sites.name, []), before)
-            taken += work.take_manually(list(map(work.due_of, hung)))
-        return taken
+        hung = [
+            self.due_of(sites, one)
+            for sites in self.collections
+            for one in sites.stale_among(by_collection.get(sites.name, []), before)
+        ]
+        return self.take_manually(hung)
 
     def id_of(self, taken: DueItem) -> str:
         collection, key, _ = taken.args
         return _id(collection, key)
-
-    def has(self, id: str) -> bool:
-        return self.document(id) is not None
 
     def document(self, id: str) -> Mapping[str, Any] | None:
         found = (site.ALL[name].get(key) for name, keys in _by_collection([id]).items() for key in keys)
         return next(filter(None, found), None)
 
 
-def hung_sites() -> HungSites:
-    """Return the sites of this process."""
-    return HungSites(clock=database.server_now, threshold=threshold())
+def stale_thumbnails(hand_over: HandOver | None = None) -> StaleThumbnails:
+    """Return the service of this process."""
+    return StaleThumbnails(leases=leases_of(system.name), threshold=threshold(), hand_over=hand_over)
+
+
+def threshold() -> timedelta:
+    """Return the time after which a build counts as hung."""
+    chosen = settings()
+    if chosen.thumbnail_stale_seconds is not None:
+        return seconds(chosen.thumbnail_stale_seconds)
+    # An unknown environment gets the longer one, because resetting a production build too early wastes its work.
+    return minutes(15) if chosen.app_env in DEVELOPMENT else hours(2)
 
 
 def stats() -> SystemStats:
@@ -360,7 +335,7 @@ system: System = System(
     queue="stale-thumbnails",
     trigger="sites/fix-stale-thumbnails",
     page="/thumbnails",
-    items=hung_sites,
+    items=stale_thumbnails,
     item_states=("due", "stuck", "failed"),
     on_time_within=hours(1),  # the time between two scans
     items_name="sites",

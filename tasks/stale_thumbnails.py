@@ -12,7 +12,7 @@ from queue_manager.broker.keys import FOREIGN_DEFAULT_QUEUE
 from queue_manager.core.clock import hours, to_iso
 from queue_manager.core.retry import ONCE
 from queue_manager.core.settings import settings
-from services.stale_thumbnails import INITIATOR, StaleThumbnails, new_run, stale_sites, stale_thumbnails, system
+from services.stale_thumbnails import INITIATOR, StaleThumbnails, stale_thumbnails, system
 from tasks.app import app
 from tasks.item import current_task_id, item_task
 from tasks.scan import ScanReport, fan_out, report_error, scan_task
@@ -33,11 +33,11 @@ def send_by_name(name: str, *args: Any) -> None:
 
 @scan_task(initiator=INITIATOR, sent="Sent stuck thumbnail jobs to be reset.", failed="Error in thumbnail health check")
 def scan_stale_thumbnails() -> ScanReport:
-    run = new_run()
-    report = fan_out(reset_stale_thumbnail, *stale_sites(run))
+    work = thumbnails()
+    report = fan_out(reset_stale_thumbnail, *work.by_collection())
     if report.enqueued:
         try:
-            log_resets.delay(run, report.enqueued, to_iso(server_now() + hours(1)))
+            log_resets.delay(work.run, report.enqueued, to_iso(server_now() + hours(1)))
         except Exception as error:  # any error: the sites were sent
             report.errors.append(f"The count of the resets could not be sent: {report_error(error)}")
     return report

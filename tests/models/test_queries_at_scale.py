@@ -20,8 +20,7 @@ from queue_manager.items import STATES, Listed
 from queue_manager.operations.overview import read_overview
 from services import stale_thumbnails
 from services.due_documents.listing import DocumentList
-from services.review_requests import eligible_agencies
-from services.stale_thumbnails import hung_sites
+from services.review_requests import review_requests
 from tests.real_servers import Servers
 from tests.rooms import make_work, scan
 
@@ -98,8 +97,8 @@ def test_queries_read_only_what_they_show(recorder: Recorder, figure: Callable[[
         "thumbnails' figures": stale_thumbnails.stats,
         "scans": lambda: scan_run.page("tasks.some.scan0", after=(now - hours(12), ObjectId()), limit=PAGE),
         **{f"rooms {state}": page(DocumentList(work=make_work(server_now)), state) for state in STATES},
-        **{f"sites {state}": page(hung_sites(), state) for state in STATES},
-        "agencies": page(eligible_agencies(), "due"),
+        **{f"sites {state}": page(stale_thumbnails.stale_thumbnails(), state) for state in STATES},
+        "agencies": page(review_requests(), "due"),
     }
     for name, ask in asked.items():
         with recorder.recording() as sent:

@@ -23,7 +23,7 @@ from queue_manager.core.settings import settings
 from queue_manager.health_rules import Rule
 from services.due_documents.work import DocumentWork
 from services.due_work import Limits
-from services.stale_thumbnails import StaleThumbnails, stale_sites, stale_thumbnails
+from services.stale_thumbnails import StaleThumbnails, stale_thumbnails
 from tests.models.test_due_at_scale import profile
 from tests.odd_ids import ODD_IDS
 from tests.predecessors.node_process import NodeProcess, node
@@ -66,9 +66,8 @@ def wake_all(work: DocumentWork, *, is_batch: bool = True) -> list[Any]:
 
 
 def reset_all(service: StaleThumbnails, sites: site.Sites) -> list[Any]:
-    (work,) = [one for one in stale_sites("r") if one.sites is sites]
     limits = Limits(batch=100, max_queue=1000, ahead=0)
-    items = scan(replace(work, clock=service.clock, threshold=THRESHOLD, limits=limits))
+    items = scan(replace(service, collections=[sites], run="r", threshold=THRESHOLD, limits=limits))
     return [service.reset(*item.args, task_id=item.task_id) for item in items]
 
 

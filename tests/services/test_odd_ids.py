@@ -16,7 +16,7 @@ from queue_manager.core.errors import PermanentError
 from services.due_documents.listing import DocumentList
 from services.due_documents.work import DocumentWork
 from services.due_work import Limits
-from services.stale_thumbnails import HungSites, stale_sites, stale_thumbnails
+from services.stale_thumbnails import stale_thumbnails
 from tests.odd_ids import ODD_IDS
 from tests.rooms import (
     T0,
@@ -94,25 +94,25 @@ def test_rooms_due_at_the_same_time_are_paged_one_by_one(snooze: DocumentWork, n
 def test_sites_with_ids_of_any_type_are_reset_listed_and_retried() -> None:
     clock, threshold = HandClock(), hours(2)
     handed_over: list[tuple[str, str]] = []
-    service = replace(stale_thumbnails(lambda *named: handed_over.append(named)), clock=clock)
+    service = replace(
+        stale_thumbnails(lambda *named: handed_over.append(named)),
+        clock=clock,
+        run="r",
+        threshold=threshold,
+        limits=Limits(batch=2, max_queue=100, ahead=0),
+    )
     building = {"thumbnail_build_in_progress": True, "thumbnail_process_started_at": T0 - threshold - seconds(1)}
     ids = [ObjectId(), *ODD_IDS]
     sites = site.AGENCY_WEBSITES
     collection(sites.name).insert_many({"_id": id, **building} for id in ids)
-    (work,) = [
-        replace(work, clock=clock, threshold=threshold, limits=Limits(batch=2, max_queue=100, ahead=0))
-        for work in stale_sites("r")
-        if work.sites is sites
-    ]
-    hung = HungSites(clock=clock, threshold=threshold)
-    listed = [item.id for item in hung.items("due")]
+    listed = [item.id for item in service.items("due")]
     assert sorted(listed) == sorted(f"{sites.name}:{id_text(id)}" for id in ids)
-    assert all(map(hung.has, listed))
-    by_hand = hung.take(listed)
+    assert all(map(service.has, listed))
+    by_hand = service.take(listed)
     assert len(by_hand) == len(ids)
-    work.release(by_hand)
+    service.release(by_hand)
 
-    items = scan(work)
+    items = scan(service)
     results = [service.reset(*item.args, task_id=item.task_id) for item in items]
 
     assert [result.get("reset") for result in results] == [True] * len(ids)
@@ -128,7 +128,7 @@ def test_sites_of_two_collections_are_listed_once_page_by_page(ids: tuple[list[A
     both = [site.AGENCY_WEBSITES, site.INSTASITES]
     for sites, some in zip(both, ids, strict=True):
         collection(sites.name).insert_many({"_id": id, "status": "PUBLISHED", **started} for id in some)
-    hung = HungSites(clock=HandClock(), threshold=hours(2))
+    hung = replace(stale_thumbnails(), clock=HandClock(), threshold=hours(2))
 
     listed, after = [], None
     while found := next(hung.items("due", after=after, newest_first=newest_first), None):

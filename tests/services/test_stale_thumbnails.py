@@ -11,7 +11,7 @@ import pytest
 from bson import Decimal128, ObjectId
 from pymongo.errors import AutoReconnect
 
-from models import site
+from models import item_events, site
 from models.database import collection
 from models.site import AGENCY_WEBSITES, INSTASITES, Sites
 from queue_manager import pauses
@@ -20,7 +20,7 @@ from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.items import DueItem
 from services.due_work import Limits
-from services.stale_thumbnails import StaleSites, StaleThumbnails, stale_sites, stale_thumbnails, threshold
+from services.stale_thumbnails import StaleThumbnails, stale_thumbnails, system, threshold
 from tests.rooms import T0, AgingClock, unchangeable
 from tests.rooms import scan as scan_work
 
@@ -53,10 +53,10 @@ def get_site(site_id: ObjectId, sites: Sites = AGENCY_WEBSITES) -> dict[str, Any
     return found
 
 
-def work_on(sites: Sites, clock: AgingClock, run: str = "r", **limits: int) -> StaleSites:
+def work_on(sites: Sites, clock: AgingClock, run: str = "r", **limits: int) -> StaleThumbnails:
     bounds = Limits(**{"batch": 2, "max_queue": 100, "ahead": 0, **limits})
-    (work,) = [work for work in stale_sites(run) if work.sites is sites]
-    return replace(work, clock=clock, threshold=THRESHOLD, limits=bounds)
+    (work,) = [work for work in stale_thumbnails().by_collection() if work.collections == [sites]]
+    return replace(work, clock=clock, run=run, threshold=THRESHOLD, limits=bounds)
 
 
 def scan(sites: Sites, clock: AgingClock, run: str = "r", **limits: int) -> list[DueItem]:
@@ -281,6 +281,14 @@ def test_sites_of_two_collections_with_one_id_are_two(clock: AgingClock) -> None
     id = make_site()
     make_site(INSTASITES, _id=id)
     assert [len(scan(sites, clock)) for sites in (AGENCY_WEBSITES, INSTASITES)] == [1, 1]
+
+
+def test_sites_of_two_collections_retried_together_have_their_own_tasks_in_the_timelines() -> None:
+    ids = [f"{sites.name}:{make_site(sites)}" for sites in site.ALL.values()]
+    taken = system.open_items().take(ids)
+    stale_thumbnails().mark_dispatched_manually(taken)
+    histories = [item_events.of_item(system.name, " ".join(item.args[:2])) for item in taken]
+    assert [event.task for history in histories for event in history.events] == [item.task_id for item in taken]
 
 
 def test_sites_are_dispatched_oldest_first_up_to_the_limit_of_the_queue(clock: AgingClock) -> None:
