@@ -12,7 +12,8 @@ A build is stale if it has been in progress since before a cutoff. Resets are re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -22,12 +23,18 @@ from pymongo.collection import Collection
 
 from models import listing
 from models.database import Document, collection, update_all, value_at
+from models.document_id import read_id
 from models.due_documents import A_DATE
 from models.listing import Position
+from models.malformed import readable, typed
 from queue_manager.core.clock import hours
+from queue_manager.core.errors import PermanentError
 from queue_manager.health_rules import MANY_RESETS
+from queue_manager.items import Item
 
 RESETS_COLLECTION = "thumbnail_resets"
+SEPARATOR = ":"
+"""Separates the collection from the site in the id of an item."""
 STARTED = "thumbnail_process_started_at"
 DESKTOP = "details.thumbnails.desktop"
 NO_LIST: Document = {"$not": {"$type": "array"}}  # a list with a date in it matches like the date
@@ -188,6 +195,21 @@ INSTASITES = Sites(name="instasites", only={"status": "PUBLISHED"})
 ALL = {sites.name: sites for sites in (AGENCY_WEBSITES, INSTASITES)}
 
 
+def item_id(collection: str, site_id: str) -> str:
+    """Return the id of a site among those of all collections; `site_id` is the text of its id."""
+    return f"{collection}{SEPARATOR}{site_id}"
+
+
+def by_collection(ids: Iterable[str]) -> list[tuple[Sites, list[Any]]]:
+    """Return the sites that the ids of items name, as their own ids by collection; an invalid id is left out."""
+    found: dict[str, list[Any]] = {name: [] for name in ALL}
+    for name, _, key in (id.partition(SEPARATOR) for id in ids):
+        with suppress(PermanentError):
+            if name in ALL:
+                found[name].append(read_id(key, field="id"))
+    return [(ALL[name], keys) for name, keys in found.items() if keys]
+
+
 def reset_count(document: Document) -> int:
     """Return the number of consecutive resets of a site; 0 if the stored value is not a count."""
     count = document.get(RESET_COUNT)
@@ -221,15 +243,29 @@ def count_resets(since: datetime) -> int:
     return collection(RESETS_COLLECTION).count_documents({"outcome": "reset", "at": {"$gte": since}})
 
 
-def list_failed(*, after: Position | None, is_descending: bool) -> Iterator[Document]:
+def list_failed(*, after: Position | None, is_descending: bool) -> Iterator[Item]:
     """Yield the resets that failed in the last day, by time and task."""
-    return listing.walk(
+    found = listing.walk(
         collection(RESETS_COLLECTION),
         FAILED,
         index="failed",
         order=("at", "_id"),
         after=after,
         is_descending=is_descending,
+    )
+    return readable(found, read_failed, of=RESETS_COLLECTION)
+
+
+def read_failed(reset: Document) -> Item:
+    at, sites = typed(reset, "at", datetime), str(reset["collection"])
+    error = reset.get("error")
+    return Item(
+        id=item_id(sites, str(reset["site_id"])),
+        title=sites,
+        state="failed",
+        position=(at, reset["_id"]),
+        since=at,
+        reason=None if error is None else str(error),
     )
 
 

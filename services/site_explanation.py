@@ -52,7 +52,7 @@ class _SiteExplanation:
         often = f" It was reset {many(resets, 'time')} in a row." if resets else ""
         return explanation(
             self._system,
-            f"{self._sites.name}:{self._key}",
+            site.item_id(self._sites.name, self._key),
             (state, tone, answer + often),
             self._dispatch,
             self._history,

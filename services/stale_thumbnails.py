@@ -10,39 +10,32 @@ Emits: nothing; each reset site may be handed over to another application's task
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from heapq import merge
-from itertools import islice
 from typing import Any
 from uuid import uuid4
 
-from models import database, site
+from models import site
 from models.document_id import id_text, read_id, shown_id
 from models.listing import Position, within_part
-from models.malformed import readable, typed
 from models.site import Sites
 from queue_manager.core.clock import hours, milliseconds, minutes, parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.core.wording import MAX_IDS, first_ids, many
-from queue_manager.health_rules import MANY_RESETS, Rule
+from queue_manager.health_rules import MANY_RESETS
 from queue_manager.items import DueItem, Item, Listed, State
-from queue_manager.system import System, SystemStats
+from queue_manager.system import System
 from services import site_explanation
 from services.due_work import Due, DueBatch, DueWork, leases_of
 from services.item_work import ItemResult
+from services.site_stats import read_stats
 
 INITIATOR = "ThumbnailHealthCheck"
 DEVELOPMENT = {"development", "test", "local"}
 RUN_CHECK_DELAY = seconds(10)  # between two checks whether all items of a run have reported
-MAX_LISTED = 10
-MAX_FAILED = 1_000  # newest failed resets whose sites are checked again
-SEPARATOR = ":"
-"""Separates the collection from the site in an id."""
 
 log = get_logger(INITIATOR)
 HandOver = Callable[[str, str], None]
@@ -169,15 +162,14 @@ class StaleThumbnails(DueWork, Listed):
             lists = [of_one(one, within_part(one.name, after), newest_first) for one in self.collections]
             yield from merge(*lists, key=lambda item: item.position[:-1], reverse=newest_first)
         elif state == "failed":
-            found = site.list_failed(after=after, is_descending=newest_first)
-            yield from readable(found, read_failed, of=site.RESETS_COLLECTION)
+            yield from site.list_failed(after=after, is_descending=newest_first)
 
     def _due(self, sites: Sites, after: Position | None, newest_first: bool) -> Iterator[Item]:
         before = self.clock() - self.threshold
         for one in sites.stale(before, after=after, is_descending=newest_first):
             due_at = one.started_at + self.threshold
             yield Item(
-                id=_id(sites.name, id_text(one.id)),
+                id=site.item_id(sites.name, id_text(one.id)),
                 title=sites.name,
                 state="due",
                 position=(one.started_at, sites.name, one.id),
@@ -190,7 +182,7 @@ class StaleThumbnails(DueWork, Listed):
     def _stuck(self, sites: Sites, after: Position | None, newest_first: bool) -> Iterator[Item]:
         for key, resets in sites.list_reset_often(after=after, is_descending=newest_first):
             yield Item(
-                id=_id(sites.name, id_text(key)),
+                id=site.item_id(sites.name, id_text(key)),
                 title=sites.name,
                 state="stuck",
                 position=(resets, sites.name, key),
@@ -201,20 +193,15 @@ class StaleThumbnails(DueWork, Listed):
     def take(self, ids: Sequence[str]) -> list[DueItem]:
         """Take those of `ids` that hang now and are not in flight."""
         before = self.clock() - self.threshold
-        by_collection = _by_collection(ids)
-        hung = [
-            self.due_of(sites, one)
-            for sites in self.collections
-            for one in sites.stale_among(by_collection.get(sites.name, []), before)
-        ]
-        return self.take_manually(hung)
+        found = ((sites, one) for sites, keys in site.by_collection(ids) for one in sites.stale_among(keys, before))
+        return self.take_manually([self.due_of(*one) for one in found])
 
     def id_of(self, taken: DueItem) -> str:
         collection, key, _ = taken.args
-        return _id(collection, key)
+        return site.item_id(collection, key)
 
     def document(self, id: str) -> Mapping[str, Any] | None:
-        found = (site.ALL[name].get(key) for name, keys in _by_collection([id]).items() for key in keys)
+        found = (sites.get(key) for sites, keys in site.by_collection([id]) for key in keys)
         return next(filter(None, found), None)
 
 
@@ -230,97 +217,6 @@ def threshold() -> timedelta:
         return seconds(chosen.thumbnail_stale_seconds)
     # An unknown environment gets the longer one, because resetting a production build too early wastes its work.
     return minutes(15) if chosen.app_env in DEVELOPMENT else hours(2)
-
-
-def stats() -> SystemStats:
-    """Return the hung builds by collection, the longest of them, the resets of a day, and sites that were reset often.
-
-    `due` is the number of sites that the next scan resets, `lag_seconds` the time since the oldest of them fell due,
-    `failed` the resets that failed in a day, and `stuck` the sites that hang again after each reset.
-    """
-    now = database.server_now()
-    before = now - threshold()
-    numbers: dict[str, float] = {"resets_last_day": site.count_resets(now - hours(24))}
-    oldest: list[tuple[datetime, str]] = []
-    numbers["failed"], numbers["stuck"] = site.count_failed(), 0
-    for name, sites in site.ALL.items():
-        numbers[f"stuck_{name}"] = sites.count_stuck(before)
-        numbers[f"finished_{name}"] = sites.count_finished(before)
-        numbers["stuck"] += sites.count_reset_often()
-        oldest += [(one.started_at, f"{name} {one.id}") for one in islice(sites.stale(before), MAX_LISTED)]
-    numbers["due"] = sum(numbers[f"{state}_{name}"] for name in site.ALL for state in ("stuck", "finished"))
-    numbers["lag_seconds"] = max([(before - began).total_seconds() for began, _ in oldest], default=0.0)
-    details = [
-        f"{name}: the build began {(now - began) / hours(1):.1f} h ago" for began, name in sorted(oldest)[:MAX_LISTED]
-    ]
-    late = [name for began, name in sorted(oldest) if before - began > system.late_after(settings())]
-    stats = SystemStats(numbers=numbers, details=details, late=late)
-    _add_problems(stats, before)
-    return stats
-
-
-def _add_problems(stats: SystemStats, before: datetime) -> None:
-    if stuck := int(stats.numbers["stuck"]):
-        shown = [
-            f"{name} {key} {resets} times"
-            for name, sites in site.ALL.items()
-            for key, resets in islice(sites.list_reset_often(after=None, is_descending=True), MAX_IDS)
-        ]
-        stats.problems[Rule.REPEATED_RESETS] = (
-            f"{many(stuck, 'stuck site')}: reset {MANY_RESETS} times in a row or more and hanging again each time "
-            f"({first_ids(shown, stuck)})"
-        )
-    if failed := _failed_and_hanging(before):
-        stats.problems[Rule.FAILED_ITEMS] = (
-            f"{many(len(failed), 'failed site')}: the reset failed in the last day and the build still hangs "
-            f"({first_ids(failed, len(failed))})"
-        )
-
-
-def _failed_and_hanging(before: datetime) -> list[str]:
-    """Return the sites of the newest failed resets that still hang: a later reset may have succeeded."""
-    newest = islice(site.list_failed(after=None, is_descending=True), MAX_FAILED)
-    by_collection: dict[str, list[Any]] = {name: [] for name in site.ALL}
-    for name, key in readable(newest, _site_of, of=site.RESETS_COLLECTION):
-        if name in by_collection:
-            by_collection[name].append(key)
-    return [
-        f"{name} {shown_id(hung.id)}"
-        for name, keys in by_collection.items()
-        if keys
-        for hung in site.ALL[name].stale_among(keys, before)
-    ]
-
-
-def _site_of(reset: database.Document) -> tuple[str, Any]:
-    return typed(reset, "collection", str), read_id(reset["site_id"], field="site_id")
-
-
-def read_failed(reset: database.Document) -> Item:
-    at, sites = typed(reset, "at", datetime), str(reset["collection"])
-    error = reset.get("error")
-    return Item(
-        id=_id(sites, str(reset["site_id"])),
-        title=sites,
-        state="failed",
-        position=(at, reset["_id"]),
-        since=at,
-        reason=None if error is None else str(error),
-    )
-
-
-def _id(collection: str, key: str) -> str:
-    return f"{collection}{SEPARATOR}{key}"
-
-
-def _by_collection(ids: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the keys of the sites that these ids name, by collection; an invalid id is left out."""
-    found: dict[str, list[Any]] = {}
-    for name, _, key in (id.partition(SEPARATOR) for id in ids):
-        with suppress(PermanentError):
-            if name in site.ALL:
-                found.setdefault(name, []).append(read_id(key, field="id"))
-    return found
 
 
 system: System = System(
@@ -343,6 +239,6 @@ system: System = System(
     explain=lambda id, dispatch: list(
         site_explanation.explain(system, leases_of(system.name), threshold(), id, dispatch)
     ),
-    stats=stats,
+    stats=lambda: read_stats(stale_thumbnails(), late=system.late_after(settings())),
     collections=site.collections,
 )

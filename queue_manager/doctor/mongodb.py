@@ -30,7 +30,6 @@ from queue_manager.core.settings import settings
 from queue_manager.core.wording import first_ids, many
 from queue_manager.doctor.findings import Finding, Findings, NotChecked
 from queue_manager.system import System
-from services import stale_thumbnails
 
 MIN_MONGODB_VERSION = (6, 0)
 WRITE_TIMEOUT = seconds(2)
@@ -47,7 +46,7 @@ _COLLECTION_READERS: Mapping[str, Callable[[Document], object]] = {
     scan_run.RUNS_COLLECTION: scan_run.read_run,
     history.HISTORY_COLLECTION: history.read_bucket,
     mark.MARKS_COLLECTION: lambda one: one["_id"] == mark.LAST_SEEN or mark.read_mark(one),
-    site.RESETS_COLLECTION: stale_thumbnails.read_failed,
+    site.RESETS_COLLECTION: site.read_failed,
     item_events.ITEM_EVENTS_COLLECTION: item_events.read_event,
 }
 

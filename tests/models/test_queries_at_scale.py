@@ -94,7 +94,7 @@ def test_queries_read_only_what_they_show(recorder: Recorder, figure: Callable[[
 
     asked: dict[str, Callable[[], object]] = {
         "overview": lambda: asyncio.run(read_overview()),
-        "thumbnails' figures": stale_thumbnails.stats,
+        "thumbnails' figures": stale_thumbnails.system.stats,
         "scans": lambda: scan_run.page("tasks.some.scan0", after=(now - hours(12), ObjectId()), limit=PAGE),
         **{f"rooms {state}": page(DocumentList(work=make_work(server_now)), state) for state in STATES},
         **{f"sites {state}": page(stale_thumbnails.stale_thumbnails(), state) for state in STATES},
