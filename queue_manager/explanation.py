@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from math import ceil
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, with_config
 
 from queue_manager.core.json_types import ALWAYS_PRESENT, Moment, Number, optional
+from queue_manager.core.settings import settings
 from queue_manager.core.wording import clock, when
 from queue_manager.pauses import PauseState, person
+
+if TYPE_CHECKING:
+    from queue_manager.system import System
 
 Tone = Literal["good", "neutral", "warn", "bad"]
 
@@ -69,20 +73,17 @@ Idle = Literal["paused", "dry run"]
 class DispatchState:
     """What decides when the items of a system are dispatched, and which workers execute them."""
 
+    system: System
     now: datetime
     """By the database server."""
     is_on: bool
-    flag: str | None
-    """The setting that switches the system on."""
     idle: Idle | None
     pause: PauseState | None = None
     has_leader: bool | None
     """`None` if Redis does not answer."""
     next_scan_at: datetime | None
-    period: timedelta
     workers: Sequence[str] | None
     """The names of the workers that take its items; `None` if unknown."""
-    name: str
 
     @property
     def has_no_worker(self) -> bool:
@@ -92,10 +93,10 @@ class DispatchState:
     def scan(self, since: datetime | None = None) -> str:
         """Return a clause about the next scan, or about the first one at or after `since`."""
         if not self.is_on:
-            return f"the system is off: see {self.flag or 'its settings'}"
+            return f"the system is off: see {self.system.flag or 'its settings'}"
         if self.idle == "paused":
             why = pause_text(self.pause, self.now)
-            return f"the system is paused{why}: see `queue-manager systems resume {self.name}`"
+            return f"the system is paused{why}: see `queue-manager systems resume {self.system.name}`"
         if self.idle == "dry run":
             return "the system is in a dry run: see QM_DRY_RUN"
         if self.has_leader is None:
@@ -106,7 +107,8 @@ class DispatchState:
             return "the time of the next scan is unknown"
         at = self.next_scan_at
         if since is not None and since > at:
-            at += ceil((since - at) / self.period) * self.period
+            period = self.system.period(settings())
+            at += ceil((since - at) / period) * period
         if at <= self.now:
             return "the next scan is running or about to run"
         return f"the {'next scan' if since is None else 'scan that can take it'} runs at {clock(at, self.now)}"

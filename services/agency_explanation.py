@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from models import account, item_events, pulse, subscription
+from models import account, pulse, subscription
 from models.database import Document, value_at
 from models.pulse import Agency
 from queue_manager.core.wording import sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent
-from queue_manager.system import System
-from services.item_explanation import StateText, describe_state, explanation
+from services.item_explanation import ItemExplainer, StateText
 
 if TYPE_CHECKING:
     from services.review_requests import ReviewRequests
 
 
-def explain(system: System, requests: ReviewRequests, id: str, dispatch: DispatchState) -> list[Explanation]:
+def explain(requests: ReviewRequests, id: str, dispatch: DispatchState) -> list[Explanation]:
     """Explain the agencies that an id names: a parent account, or the account of an agency that was asked before."""
     named = Agency(account_id=id, parent_account=id, subscription_ids=[], oldest_subscription=dispatch.now)
     asked = pulse.of_agency(named)
@@ -26,60 +26,46 @@ def explain(system: System, requests: ReviewRequests, id: str, dispatch: Dispatc
     agencies = list(subscription.agencies(requests.product_types, accounts=list(accounts)))
     if not agencies and asked:
         agencies = [named]
-    return [_explanation(system, requests, agency, dispatch) for agency in agencies]
+    return [_AgencyExplainer(requests, agency, dispatch).explanation() for agency in agencies]
 
 
-def _explanation(system: System, requests: ReviewRequests, agency: Agency, dispatch: DispatchState) -> Explanation:
-    asked = pulse.of_agency(agency)
-    history = item_events.of_item(system.name, requests.due_of(agency).id)
-    return explanation(
-        system,
-        str(agency.parent_account),
-        _answer(system, requests, agency, asked, dispatch, history),
-        dispatch,
-        history,
-        title="" if agency.account_id is None else str(agency.account_id),
-        due_at=agency.oldest_subscription + requests.after if agency.subscription_ids else None,
-        events=map(_request, asked),
-    )
+class _AgencyExplainer(ItemExplainer):
+    def __init__(self, requests: ReviewRequests, agency: Agency, dispatch: DispatchState) -> None:
+        self._requests, self._agency, self._item = requests, agency, requests.due_of(agency)
+        self._asked = pulse.of_agency(agency)
+        super().__init__(
+            dispatch,
+            str(agency.parent_account),
+            lease_id=self._item.id,
+            title="" if agency.account_id is None else str(agency.account_id),
+            due_at=agency.oldest_subscription + requests.after if agency.subscription_ids else None,
+        )
 
+    def past(self) -> Iterable[TimelineEvent]:
+        return map(_request, self._asked)
 
-def _answer(
-    system: System,
-    requests: ReviewRequests,
-    agency: Agency,
-    asked: list[Document],
-    dispatch: DispatchState,
-    history: item_events.ItemHistory,
-) -> StateText:
-    now = dispatch.now
-    if not requests.product_types:
-        return "not asked", "warn", "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review."
-    if not agency.subscription_ids:
-        return "not a customer", "neutral", "It has no active managed subscription, so it is not asked for a review."
-    for one in asked:
-        ends_at = max(_moments(one), default=now) + requests.window
-        if one.get("status") in pulse.OPEN:
-            return "asked", "good", sentence(f"a review request has been open since {when(one['created_at'], now)}")
-        if ends_at > now:
-            return (
-                "asked",
-                "good",
-                sentence(
-                    f"it was asked at {when(one['created_at'], now)}",
-                    f"the next request may come at {when(ends_at, now)}",
-                ),
-            )
-    due_at = agency.oldest_subscription + requests.after
-    customer = f"its oldest managed subscription began at {when(agency.oldest_subscription, now)}"
-    if agency.account_id is None:
-        return "not asked", "bad", sentence(customer, "that subscription has no usable account, so nobody is asked")
-    if due_at > now:
-        asked_at = f"it is asked {requests.after.days} days later, at {when(due_at, now)}"
-        return "not due", "neutral", sentence(customer, asked_at, dispatch.scan(due_at))
-    lease = requests.leases.detail(requests.due_of(agency).lease)
-    state, tone, clause = describe_state(lease, dispatch, history, queue=system.queue)
-    return state, tone, sentence(f"due to be asked since {when(due_at, now)}", clause)
+    def answer(self) -> StateText:
+        requests, agency, now = self._requests, self._agency, self.now
+        if not requests.product_types:
+            return "not asked", "warn", "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review."
+        if (due_at := self.due_at) is None:
+            answer = "It has no active managed subscription, so it is not asked for a review."
+            return "not a customer", "neutral", answer
+        for one in self._asked:
+            ends_at = max(_moments(one), default=now) + requests.window
+            if one.get("status") in pulse.OPEN:
+                return "asked", "good", sentence(f"a review request has been open since {when(one['created_at'], now)}")
+            if ends_at > now:
+                asked = f"it was asked at {when(one['created_at'], now)}"
+                return "asked", "good", sentence(asked, f"the next request may come at {when(ends_at, now)}")
+        customer = f"its oldest managed subscription began at {when(agency.oldest_subscription, now)}"
+        if agency.account_id is None:
+            return "not asked", "bad", sentence(customer, "that subscription has no usable account, so nobody is asked")
+        if due_at > now:
+            asked_at = f"it is asked {requests.after.days} days later, at {when(due_at, now)}"
+            return "not due", "neutral", sentence(customer, asked_at, self.dispatch.scan(due_at))
+        lease = requests.leases.detail(self._item.lease)
+        return self.due_state(lease, f"due to be asked since {when(due_at, now)}")
 
 
 def _moments(request: Document) -> list[datetime]:

@@ -236,9 +236,7 @@ system: System = System(
     on_time_within=hours(1),  # the time between two scans
     items_name="sites",
     attempts_name="Resets in a row",
-    explain=lambda id, dispatch: list(
-        site_explanation.explain(system, leases_of(system.name), threshold(), id, dispatch)
-    ),
+    explain=lambda id, dispatch: site_explanation.explain(stale_thumbnails(), id, dispatch),
     stats=lambda: read_stats(stale_thumbnails(), late=system.late_after(settings())),
     collections=site.collections,
 )

@@ -150,14 +150,12 @@ def _dispatch_state(system: System, now: datetime, in_redis: _InRedis | None) ->
     workers, paused = (None, {}) if in_redis is None else (in_redis.workers, in_redis.paused)
     are_queues_known = workers is not None and all(worker.queues is not None for worker in workers)
     return DispatchState(
-        name=system.name,
+        system=system,
         now=now,
         is_on=system.is_on(settings()),
-        flag=system.flag,
         pause=paused.get(system.name),
         idle=system.idle(settings(), is_paused=system.name in paused),
         has_leader=None if in_redis is None else in_redis.has_leader,
         next_scan_at=None if in_redis is None else in_redis.next_at.get(system.name),
-        period=system.period(settings()),
         workers=[one.name for one in workers or () if system.queue in (one.queues or ())] if are_queues_known else None,
     )

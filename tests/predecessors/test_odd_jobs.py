@@ -103,15 +103,13 @@ def test_no_field_of_an_executing_repeating_job_is_hidden(lab: Lab) -> None:
 def test_jobs_with_malformed_fields_stop_no_queue_and_no_list(lab: Lab, state: str) -> None:
     ids = store_odd_jobs(lab, state)
     dispatch = DispatchState(
+        system=system,
         now=server_now(),
         is_on=True,
-        flag="QM_JOBS",
         idle=None,
         has_leader=True,
         next_scan_at=None,
-        period=seconds(5),
         workers=None,
-        name="job-queues",
     )
     for _ in range(2):  # as they are, and after they were executed
         good = lab.run("mail", "good")

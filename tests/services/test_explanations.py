@@ -35,14 +35,12 @@ pytestmark = pytest.mark.usefixtures("clean")
 def dispatch(now: datetime, **fields: Any) -> DispatchState:
     """Return the state of a system whose scans run as usual, with these changes."""
     usual = DispatchState(
-        name="support-snooze",
+        system=support_snooze.system,
         now=now,
         is_on=True,
-        flag="QM_CONVERSATIONS",
         idle=None,
         has_leader=True,
         next_scan_at=now + seconds(5),
-        period=seconds(10),
         workers=["worker@here"],
     )
     return replace(usual, **fields)
@@ -132,19 +130,19 @@ class TestNotDue:
             .inserted_id
         )
         assert scan(work) == []
-        (found,) = explain(work, str(id), dispatch(T0))
+        (found,) = explain(work, str(id), dispatch(T0, system=work.system))
         assert found.label == "malformed"
         assert found.answer == "Its trial is malformed: it has a field named 0, like a list; it can never fall due."
 
     def test_a_document_that_does_not_meet_the_condition(self, clock: Any) -> None:
         work = work_on(declare(), clock)
-        (found,) = explain(work, str(make_account(status="paid")), dispatch(T0))
+        (found,) = explain(work, str(make_account(status="paid")), dispatch(T0, system=work.system))
         assert found.label == "not due"
         assert found.answer == (
             'It does not meet the condition of the system, {"status": "trial"}; '
             "its date, trial_ends_at, was 09:25 UTC, 5 min ago."
         )
-        (found,) = explain(work, str(make_account(None)), dispatch(T0))
+        (found,) = explain(work, str(make_account(None)), dispatch(T0, system=work.system))
         assert found.answer == "It has no date at trial_ends_at, so it is not due."
 
 
@@ -160,7 +158,7 @@ class TestDone:
         return work, items
 
     def why(self, work: DocumentWork, item: DueItem) -> Explanation:
-        (found,) = explain(work, item.args[0], dispatch(server_now()))
+        (found,) = explain(work, item.args[0], dispatch(server_now(), system=work.system))
         return found
 
     @pytest.mark.parametrize("count", [1, 3])
@@ -192,7 +190,7 @@ class TestDone:
         work, (first,) = self.executed(declare())
         collection("accounts").update_one({}, {"$set": {"trial_ends_at": server_now() + minutes(1)}})
         later = server_now() + minutes(2)
-        (found,) = explain(work, first.args[0], dispatch(later))
+        (found,) = explain(work, first.args[0], dispatch(later, system=work.system))
         assert found.label == "not due"
         work.record_attempt(first, "lost", error="Boom")
         eventually(lambda: collection("qm_item_events").count_documents({}) == 3)
@@ -382,7 +380,7 @@ class TestSites:
         return collection("instasites").insert_one({"status": "PUBLISHED", **building, **fields}).inserted_id
 
     def why(self, id: str, now: datetime) -> Explanation:
-        (found,) = stale_thumbnails.system.explain(id, dispatch(now, name="stale-thumbnails", period=hours(1)))
+        (found,) = stale_thumbnails.system.explain(id, dispatch(now, system=stale_thumbnails.system))
         return found
 
     def test_a_build_that_is_not_hung_yet(self) -> None:
@@ -441,7 +439,7 @@ class TestAgencies:
         return parent
 
     def why(self, parent: Any) -> Explanation:
-        (found,) = review_requests.system.explain(str(parent), dispatch(server_now(), name="review-requests"))
+        (found,) = review_requests.system.explain(str(parent), dispatch(server_now(), system=review_requests.system))
         return found
 
     def test_due_agency_that_then_gets_a_request(self) -> None:

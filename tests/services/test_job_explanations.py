@@ -24,7 +24,7 @@ def lab(clean: object) -> Lab:
 
 
 def why(id: str, **fields: Any) -> Explanation:
-    (found,) = system.explain(id, dispatch(server_now(), name="job-queues", **fields))
+    (found,) = system.explain(id, dispatch(server_now(), system=system, **fields))
     return found
 
 
@@ -122,5 +122,5 @@ def test_finished_job(lab: Lab) -> None:
 def test_document_that_is_not_a_job(lab: Lab) -> None:
     jobs().insert_one({"_id": "another", "name": "x"})
     for id in ("another", "nothing", "5"):
-        assert list(system.explain(id, dispatch(server_now(), name="job-queues"))) == []
-    assert list(system.explain(lab.run("mail"), dispatch(server_now(), name="job-queues", is_on=False))) == []
+        assert list(system.explain(id, dispatch(server_now(), system=system))) == []
+    assert list(system.explain(lab.run("mail"), dispatch(server_now(), system=system, is_on=False))) == []

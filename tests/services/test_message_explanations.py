@@ -24,7 +24,7 @@ def queue() -> MessageQueue:
 
 
 def why(id: str, **fields: Any) -> Explanation:
-    (found,) = system.explain(id, dispatch(server_now(), name="overdue-messages", **fields))
+    (found,) = system.explain(id, dispatch(server_now(), system=system, **fields))
     return found
 
 
@@ -136,6 +136,6 @@ def test_completed_or_archived_message(queue: MessageQueue) -> None:
 
 
 def test_unknown_id_has_no_explanation(queue: MessageQueue) -> None:
-    state = dispatch(server_now(), name="overdue-messages")
+    state = dispatch(server_now(), system=system)
     for id in ("nothing", "", "x" * 300, "\n"):
         assert list(system.explain(id, state)) == []
