@@ -9,7 +9,7 @@ Only `services.audit` writes the entries.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
@@ -103,6 +103,11 @@ class AuditEntry:
         Moment | None, Field(description="Until when what it deleted can be restored; null if it cannot.")
     ] = None
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether no end was recorded: the action still runs, or its process was killed."""
+        return self.outcome == "unknown" and self.error is None
+
 
 _ENTRY = TypeAdapter(AuditEntry)
 
@@ -190,15 +195,11 @@ def collections() -> dict[str, list[IndexModel]]:
 def read_entry(document: Document, *, max_ids: int | None = None) -> AuditEntry:
     known = {name: value for name, value in document.items() if name in AuditEntry.__dataclass_fields__}
     known |= {name: _shown(known[name]) for name in ("filter", "before", "after") if isinstance(known.get(name), dict)}
-    if _is_unfinished_deletion(document):
-        known.setdefault("undo_until", typed(document, "at", datetime) + UNDO_TIME)
-    return _ENTRY.validate_python({**known, "id": str(document["_id"]), "ids": typed(document, "ids", list)[:max_ids]})
-
-
-def _is_unfinished_deletion(document: Document) -> bool:
-    """Return True if the end of a deletion was not recorded: its process was killed, or it still runs."""
-    is_unfinished = document.get("outcome") == "unknown" and "error" not in document
-    return is_unfinished and document.get("action") in UNDOABLE_ACTIONS
+    ids = typed(document, "ids", list)[:max_ids]
+    entry = _ENTRY.validate_python({**known, "id": str(document["_id"]), "ids": ids})
+    if entry.is_unfinished and entry.action in UNDOABLE_ACTIONS and "undo_until" not in document:
+        return replace(entry, undo_until=entry.at + UNDO_TIME)
+    return entry
 
 
 def _shown(values: Document) -> Document:

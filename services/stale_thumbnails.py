@@ -17,7 +17,7 @@ from heapq import merge
 from typing import Any
 from uuid import uuid4
 
-from models import site
+from models import database, site
 from models.document_id import id_text, read_id, shown_id
 from models.listing import Position, within_part
 from models.site import Sites

@@ -22,7 +22,7 @@ from models.archive import UNDO_TIME, Kind
 from models.audit import AuditEntry
 from models.database import Document
 from queue_manager.broker import dead_letters
-from queue_manager.core.clock import seconds
+from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import AppError
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
@@ -30,6 +30,7 @@ from services.audit import AuditedAction
 from services.message_queue import queue_admin
 
 UNDO_BUDGET = seconds(50)
+RUNNING_TIME = minutes(1)  # in which an action that is copied ends, unless its process was killed
 Restored: TypeAlias = tuple[int, list[Document]]
 """The number of restored records, and the records that may be restored later."""
 
@@ -60,11 +61,14 @@ def undo(entry: AuditEntry, action: AuditedAction, *, now: datetime) -> Undone:
     `action` is the undo, in which is counted what has been restored.
 
     Raises:
-        CannotUndo: it deleted nothing that is kept, it is too late, or it was undone already.
+        CannotUndo: it deleted nothing that is kept, it is too late, it was undone already, or it may still be running
+            and would delete what is restored.
         QueueFull: the memory of the message queue's server is full. The undo can be repeated.
     """
     if now > (entry.undo_until or entry.at + UNDO_TIME):
         raise CannotUndo(f"The time to undo it ({UNDO_TIME.total_seconds() / 60:.0f} minutes) has passed")
+    if entry.is_unfinished and now < (ended_at := entry.at + RUNNING_TIME):
+        raise CannotUndo(f"It may still be running; it can be undone from {to_iso(ended_at)}")
     ends_at = time.monotonic() + UNDO_BUDGET.total_seconds()
     counts, action.count = Counter[str](), 0
     for some in archive.slices(ObjectId(entry.id)):

@@ -183,6 +183,11 @@ def test_undo_of_a_clear_whose_process_was_killed_is_offered_once(queue: Queue) 
     (entry,) = queue.get("/audit?action=clear").body["entries"]
     assert (entry["outcome"], queue.ids("main")) == ("unknown", [])
     assert datetime.fromisoformat(entry["undo_until"]) == datetime.fromisoformat(entry["at"]) + UNDO_TIME
+    early = queue.post(f"/audit/{entry['id']}/undo")
+    assert early.status == 409
+    assert early.body["message"].startswith("It may still be running; it can be undone from ")
+
+    collection("qm_audit").update_many({}, [{"$set": {"at": {"$subtract": ["$at", 60_000]}}}])
     assert undo(queue, entry["id"])["restored"] == 1
     assert queue.ids("main") == [id]
     assert queue.get(f"/audit/{entry['id']}").body["undo_until"] is None
