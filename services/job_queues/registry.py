@@ -13,7 +13,7 @@ from queue_manager.core.functions import is_plain, qualified_name
 from queue_manager.core.imports import import_named
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import did_you_mean
-from services.job_queues.fields import InvalidJob, checked_name
+from services.job_queues.fields import MAX_DELAY, InvalidJob, checked_name
 from services.job_queues.job_run import JobRun
 from services.job_queues.repetition import checked_repetition
 
@@ -56,8 +56,9 @@ class Registry:
             )
         if known is not None and not _is_same(known.function, function):
             raise InvalidJob("name", f"the job {name} is already registered for {qualified_name(known.function)}")
-        if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
-            raise InvalidJob("timeout", f"must be a timedelta above zero, not {timeout!r:.80}")
+        if timeout is not None and not (isinstance(timeout, timedelta) and timedelta(0) < timeout <= MAX_DELAY):
+            limit = f"above zero and at most {MAX_DELAY.days} days"
+            raise InvalidJob("timeout", f"must be a timedelta {limit}, not {timeout!r:.80}")
         new = RegisteredJob(function, repetition=checked_repetition(every, cron), timeout=timeout)
         if keyword := new.required_keyword():
             found = qualified_name(function)

@@ -128,9 +128,9 @@ def test_jobs_with_a_limit_are_started_one_by_one(lab: Lab) -> None:
     assert set(reserved) == {0}
 
 
-@pytest.mark.parametrize("timeout", [timedelta(0), seconds(-1), 30])
+@pytest.mark.parametrize("timeout", [timedelta(0), seconds(-1), 30, timedelta(days=3650, seconds=1), timedelta.max])
 def test_time_limit_must_be_a_positive_timedelta(lab: Lab, timeout: Any) -> None:
-    with pytest.raises(InvalidJob, match="timeout: must be a timedelta above zero"):
+    with pytest.raises(InvalidJob, match="timeout: must be a timedelta above zero and at most 3650 days, not"):
         lab.register("other", timeout=timeout)
 
 
