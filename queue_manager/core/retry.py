@@ -10,6 +10,7 @@ from queue_manager.core.clock import minutes
 from queue_manager.core.errors import ConfigurationError
 
 MAX_BACKOFF = minutes(10)
+MAX_DOUBLINGS = 67  # of a microsecond, which then exceeds every timedelta
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,5 +50,5 @@ ONCE = RetryPolicy(max_attempts=1, base=timedelta(0))
 
 def doubling(base: timedelta, times: int, *, cap: timedelta) -> timedelta:
     """Return `base` doubled `times` times, at most `cap`."""
-    # The bound prevents an overflow of timedelta.
-    return min(base * 2.0 ** min(max(times, 0), 32), cap)
+    factor = 2 ** min(max(times, 0), MAX_DOUBLINGS)
+    return cap if base > cap // factor else base * factor  # compared by a division, because the product may overflow

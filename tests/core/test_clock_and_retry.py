@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from queue_manager.core import clock as clock_module
 from queue_manager.core.clock import ServerClock, from_unix_seconds, minutes, parse_utc, seconds, to_iso, truncate
@@ -149,3 +151,17 @@ def test_jitter_stays_within_the_upper_half() -> None:
 
 def test_long_history_does_not_overflow() -> None:
     assert doubling(seconds(1), 10**9, cap=minutes(10)) == minutes(10)
+
+
+@given(
+    base=st.timedeltas(min_value=timedelta(0)),
+    cap=st.timedeltas(min_value=timedelta(0)),
+    attempt=st.integers(1, 100),
+)
+@example(base=timedelta.max, cap=timedelta.max, attempt=100)
+def test_backoff_of_any_policy_doubles_up_to_the_cap(base: timedelta, cap: timedelta, attempt: int) -> None:
+    policy = RetryPolicy(max_attempts=None, base=base, cap=cap)
+    assert policy.wait_before(2) == min(base, cap)
+    wait, next_wait = policy.wait_before(attempt), policy.wait_before(attempt + 1)
+    assert wait <= next_wait <= cap
+    assert attempt == 1 or next_wait == cap or next_wait == 2 * wait
