@@ -47,7 +47,7 @@ local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 local known, since = string.match(redis.call('GET', KEYS[1]) or '', '^(%x+):(%d+)$')
-if known ~= run_id then
+if known ~= run_id or tonumber(since) > now then -- since then, the server was started, or its clock was set back
     since = now
     redis.call('SET', KEYS[1], string.format('%s:%d', run_id, now))
 end

@@ -139,6 +139,14 @@ def test_events_are_emitted_again_a_minute_after_redis_started(tmp_path: Path, m
             server.start()
 
 
+def test_events_are_not_emitted_again_hours_after_the_clock_of_redis_was_set_back(clean: Servers) -> None:
+    events = RedisEvents(clean.valkey.url)
+    with redis.Redis.from_url(clean.valkey.url) as client:
+        in_three_hours_ms = (client.time()[0] + 3 * 3600) * 1000
+        client.set(realtime.SERVER_KEY, f"{client.info('server')['run_id']}:{in_three_hours_ms}")
+        assert events.emit_all("updated", [("support-1", DATA)]) <= RESUBSCRIBE_TIME
+
+
 @contextmanager
 def subscribed(url: str, channel: str) -> Iterator[Callable[[], bytes]]:
     """Subscribe to a channel, and give a function that returns the next message."""
