@@ -41,7 +41,10 @@ local function bucket_of(duration)
 end
 
 local function fold(entry)
-  local ended_ms, fields = tonumber(string.match(entry[1], '^%d+')), entry[2]
+  local fields = entry[2]
+  -- Of the event, because the ids of new entries stay ahead after the clock was set back.
+  local event_ms = string.match(fields[2], '^{"type":"[%w_]+","timestamp":(%d+)')
+  local ended_ms = tonumber(event_ms or string.match(entry[1], '^%d+'))
   local number = math.floor(ended_ms / 60000)
   local minute = minutes[number] or {}
   minutes[number] = minute

@@ -65,6 +65,27 @@ def test_a_message_waits_until_its_first_delivery_only(lab: Lab) -> None:
     assert (counted(lab)["retried"], durations(lab)["wait"].total) == (2, 1)
 
 
+def test_messages_are_counted_in_their_minute_after_the_clock_of_redis_was_set_back(lab: Lab) -> None:
+    ahead_ms = lab.now_ms() + 3 * 3600 * 1000  # the time of a new entry is never before that of the last one
+    lab.client.xadd(
+        "q:events", {"event": f'{{"type":"ping","timestamp":{ahead_ms},"payload":{{}}}}'}, id=f"{ahead_ms}-0"
+    )
+    first_minute = lab.now_ms() // 60_000
+    lab.queue.enqueue("mail")
+    message = lab.take()
+    lab.queue.ack(message.id, message.lock_token)
+    fold(lab, 2)
+    last_minute = lab.now_ms() // 60_000
+    counts = {name: int(count) for name, count in lab.client.hgetall("q:totals").items()}
+    assert counts[b"wait.sum"] + counts[b"run.sum"] + counts[b"due_to_done.sum"] < 3_600_000
+    minutes = {
+        int(key.rpartition(b":")[2]) * 10 + int(field.rpartition(b":")[2])
+        for key in lab.client.scan_iter("q:minutes:*")
+        for field in lab.client.hkeys(key)
+    }
+    assert minutes <= set(range(first_minute, last_minute + 1))
+
+
 def test_dead_letters_count_as_failed(lab: Lab) -> None:
     lab.queue.enqueue_batch([NewMessage(type="mail", max_attempts=1), NewMessage(type="mail", max_attempts=1)])
     message = lab.take()
