@@ -1,11 +1,12 @@
-"""Runs of scans: which run now, in collection `scan_marks`, and the results of 24 hours, in `scan_runs`.
+"""Runs of scans: those of 24 hours, in collection `scan_runs`; which run now and the last one, in `scan_marks`.
 
     scan_runs   {scan, found, claimed, enqueued, errors, duration_ms, at, error?}
-    scan_marks  {_id: the scan's task name, runs: [{token, until}]}
+    scan_marks  {_id: the scan's task name, runs: [{token, until}], last?: a document as in `scan_runs`}
 
-`scan_marks` has the runs that have not ended, so that a manual trigger does not start a second one. They expire at
-`until`, which limits the effect of a crash. Of concurrent calls of `try_begin` one succeeds. All this is advisory: a
-scan that runs twice is harmless, and the beat ignores it.
+`runs` has those that have not ended, so that a manual trigger does not start a second one. They expire at `until`,
+which limits the effect of a crash. Of concurrent calls of `try_begin` one succeeds. All this is advisory: a scan that
+runs twice is harmless, and the beat ignores it. `last` is kept, because a scan may be rarer than once a day; marks that
+release 0.2 wrote do not have it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from models import listing
 from models.database import Document, collection, estimated_now
 from models.job import as_count
 from models.listing import Position
-from models.malformed import readable, typed
+from models.malformed import readable, readable_one, typed
 from queue_manager.core.clock import hours, minutes
 
 RUNS_COLLECTION, RUNNING_COLLECTION = "scan_runs", "scan_marks"
@@ -40,21 +41,28 @@ HAS_ERRORS: Document = {"errors": {"$gt": 0}}
 def record(scan: str, stats: Mapping[str, int], *, error: str | None, now: datetime) -> None:
     """Store the result of a run of `scan`."""
     error_field = {} if error is None else {"error": error}
-    collection(RUNS_COLLECTION).insert_one({"scan": scan, **stats, **error_field, "at": now})
+    run = {"scan": scan, **stats, **error_field, "at": now}
+    collection(RUNS_COLLECTION).insert_one({**run})
+    _running().update_one({"_id": scan}, {"$set": {"last": run}}, upsert=True)
 
 
 def last(scan: str) -> Document | None:
-    """Return the latest run of `scan`, or `None` if there was none in the last 24 hours."""
+    """Return the latest run of `scan`, however long ago it was; `None` if none is known."""
     return next(iter(latest(scan, limit=1)), None)
 
 
 def latest(scan: str, *, limit: int) -> list[Document]:
-    """Return the latest runs of `scan`, newest first."""
+    """Return the latest runs of `scan` in the last 24 hours, newest first; if there were none, the one before."""
     newest = collection(RUNS_COLLECTION).find({"scan": scan}, sort=[("at", DESCENDING)], batch_size=limit + 1)
     soon = estimated_now() + MAX_FUTURE  # a run with a later time would hide for long that the scan does not run
     with closing(newest):
         runs = (run for run in readable(newest, read_run, of=RUNS_COLLECTION) if run.pop("_id") and run["at"] <= soon)
-        return list(islice(runs, limit))
+        found = list(islice(runs, limit))
+    if not found:
+        mark = _running().find_one({"_id": scan, "last.at": {"$lte": soon}}, {"last": 1})
+        run = readable_one(mark, lambda one: read_run(one["last"]), of=RUNNING_COLLECTION)
+        found = [] if run is None else [run]
+    return found
 
 
 def page(scan: str, *, after: Position | None, limit: int) -> list[Document]:

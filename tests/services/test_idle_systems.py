@@ -1,25 +1,32 @@
-"""The health rules that do not apply to a system that is paused, whose work waits as intended, and those that do."""
+"""The health rules of a system whose work waits as intended: one that is paused, and one that runs once a week."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
-from models import outbox
+from models import outbox, scan_run
 from models.database import collection, server_now
 from queue_manager import pauses
-from queue_manager.core.clock import minutes
+from queue_manager.beat.leader_lock import LEADER_LOCK
+from queue_manager.core.clock import minutes, unix_ms
+from queue_manager.core.redis_client import connect
 from queue_manager.health import problems_of_system, read
 from queue_manager.health_rules import Rule
+from queue_manager.system import System
 from services.support_snooze import system
+from tests.real_servers import Servers
 from tests.rooms import lose, make_room, make_work, scan
 
+RUN = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 0, "duration_ms": 40}
 WAITING = {Rule.LAG, Rule.STUCK_ITEMS, Rule.FAILING_CALLS}
 
 
-def rules() -> list[Rule]:
-    return [one.rule for one in problems_of_system(system, asyncio.run(read()))]
+def rules(of: System = system) -> list[Rule]:
+    return [one.rule for one in problems_of_system(of, asyncio.run(read()))]
 
 
 @pytest.mark.usefixtures("clean")
@@ -39,3 +46,14 @@ def test_waiting_work_is_a_problem_unless_its_system_is_paused() -> None:
     pauses.pause(system.name, by="a test")
     assert rules() == [Rule.UNREADABLE_DOCUMENTS, Rule.FAILED_ITEMS]
     assert {rule for rule in Rule if rule.unless_idle} == WAITING
+
+
+def test_a_weekly_scan_is_late_after_three_weeks_and_not_when_its_report_was_deleted(clean: Servers) -> None:
+    weekly = replace(system, every=timedelta(days=7))
+    since_ms = unix_ms(server_now() - timedelta(days=60))
+    with connect(clean.valkey.url) as client:
+        client.hset(LEADER_LOCK, mapping={"token": "t", "host": "h", "pid": 1, "since_ms": since_ms, "epoch": 1})
+    for days, expected in ((2, []), (22, [Rule.LATE_SCAN])):
+        scan_run.record(weekly.scan_task, RUN, error=None, now=server_now() - timedelta(days=days))
+        collection(scan_run.RUNS_COLLECTION).delete_many({})  # as the TTL monitor does
+        assert rules(weekly) == expected

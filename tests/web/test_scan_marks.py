@@ -1,8 +1,10 @@
-"""Marks of running scans: begun once, ended by their own run, and by their lease."""
+"""Marks of scans: those that run, begun once, ended by their own run and by their lease; and the last run."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -58,3 +60,34 @@ def test_expired_marks_are_removed_and_tokens_are_not_expressions() -> None:
         scan_run.begin(SCAN, f"$token{number}", now=T0 + minutes(10 * number))
     (document,) = collection(scan_run.RUNNING_COLLECTION).find()
     assert [run["token"] for run in document["runs"]] == ["$token4"]
+
+
+def test_the_last_run_is_known_after_its_report_was_deleted() -> None:
+    run = {"found": 3, "claimed": 2, "enqueued": 2, "errors": 1, "duration_ms": 40}
+    scan_run.begin(SCAN, "a", now=T0 - timedelta(days=6))
+    scan_run.end(SCAN, "a")
+    assert scan_run.last(SCAN) is None  # as an earlier release stored it
+    scan_run.record(SCAN, run, error="boom", now=T0 - timedelta(days=6))
+    known = {"scan": SCAN, **run, "error": "boom", "at": T0 - timedelta(days=6)}
+    assert scan_run.last(SCAN) == known
+    delete_reports()
+    scan_run.begin(SCAN, "b", now=T0)
+    assert scan_run.last(SCAN) == known
+    assert scan_run.latest(SCAN, limit=5) == [known]
+    assert scan_run.last("tasks.other.scan") is None
+
+
+@pytest.mark.parametrize(
+    "last", [{"at": "yesterday"}, "yesterday", [{"at": T0}], {"at": datetime(9999, 1, 1, tzinfo=UTC)}]
+)
+def test_a_last_run_that_cannot_be_read_or_is_in_the_future_is_ignored_and_replaced(last: Any) -> None:
+    collection(scan_run.RUNNING_COLLECTION).insert_one({"_id": SCAN, "last": last})
+    assert scan_run.last(SCAN) is None
+    scan_run.record(SCAN, {"found": 1}, error=None, now=T0)
+    delete_reports()
+    assert scan_run.last(SCAN) == {"scan": SCAN, "found": 1, "at": T0}
+
+
+def delete_reports() -> None:
+    """Do what the TTL monitor does after a day."""
+    collection(scan_run.RUNS_COLLECTION).delete_many({})
