@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, with_config
 
+from queue_manager.core.clock import capped_sum
 from queue_manager.core.json_types import ALWAYS_PRESENT, Moment, Number, optional
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import clock, when
@@ -108,7 +109,7 @@ class DispatchState:
         at = self.next_scan_at
         if since is not None and since > at:
             period = self.system.period(settings())
-            at += ceil((since - at) / period) * period
+            at = capped_sum(at, ceil((since - at) / period) * period)
         if at <= self.now:
             return "the next scan is running or about to run"
         return f"the {'next scan' if since is None else 'scan that can take it'} runs at {clock(at, self.now)}"

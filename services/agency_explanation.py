@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from models import account, pulse, subscription
 from models.database import Document, value_at
 from models.pulse import Agency
+from queue_manager.core.clock import capped_sum
 from queue_manager.core.wording import sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent
 from services.item_explanation import ItemExplainer, StateText
@@ -38,7 +39,7 @@ class _AgencyExplainer(ItemExplainer):
             str(agency.parent_account),
             lease_id=self._item.id,
             title="" if agency.account_id is None else str(agency.account_id),
-            due_at=agency.oldest_subscription + requests.after if agency.subscription_ids else None,
+            due_at=capped_sum(agency.oldest_subscription, requests.after) if agency.subscription_ids else None,
         )
 
     def past(self) -> Iterable[TimelineEvent]:
@@ -52,7 +53,7 @@ class _AgencyExplainer(ItemExplainer):
             answer = "It has no active managed subscription, so it is not asked for a review."
             return "not a customer", "neutral", answer
         for one in self._asked:
-            ends_at = max(_moments(one), default=now) + requests.window
+            ends_at = capped_sum(max(_moments(one), default=now), requests.window)
             if one.get("status") in pulse.OPEN:
                 return "asked", "good", sentence(f"a review request has been open since {when(one['created_at'], now)}")
             if ends_at > now:

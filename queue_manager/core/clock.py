@@ -29,6 +29,8 @@ def hours(amount: float) -> timedelta:
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LAST_DATE = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+"""The driver of MongoDB reads later dates as this one."""
 MAX_CLOCK_SKEW = seconds(2)  # a larger difference between two machines is reported
 MIN_MILLISECONDS = 1e11  # a number of time from here on is in milliseconds; as seconds it would be the year 5138
 MILLISECOND = timedelta(milliseconds=1)
@@ -57,6 +59,11 @@ def from_unix_ms(amount: float) -> datetime:
 def from_unix_seconds(amount: float) -> datetime:
     """Return the time of a number of seconds since 1970. Raises OverflowError or ValueError if there is none."""
     return truncate(EPOCH + seconds(amount))
+
+
+def capped_sum(moment: datetime, span: timedelta) -> datetime:
+    """Return the time `span` after `moment`, at most `LAST_DATE`."""
+    return moment + span if span <= LAST_DATE - moment else LAST_DATE
 
 
 def truncate(moment: datetime) -> datetime:

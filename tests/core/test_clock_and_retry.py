@@ -9,7 +9,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from queue_manager.core import clock as clock_module
-from queue_manager.core.clock import ServerClock, from_unix_seconds, minutes, parse_utc, seconds, to_iso, truncate
+from queue_manager.core.clock import (
+    LAST_DATE,
+    ServerClock,
+    capped_sum,
+    from_unix_seconds,
+    hours,
+    minutes,
+    parse_utc,
+    seconds,
+    to_iso,
+    truncate,
+)
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.retry import ONCE, RetryPolicy, doubling
 
@@ -121,6 +132,14 @@ def test_each_millisecond_in_unix_seconds_is_the_same_datetime() -> None:
 def test_unix_seconds_without_a_datetime_are_refused(amount: float) -> None:
     with pytest.raises((OverflowError, ValueError)):
         from_unix_seconds(amount)
+
+
+@pytest.mark.parametrize(
+    ("span", "left"),
+    [(hours(0), hours(2)), (hours(1), hours(1)), (hours(2), hours(0)), (hours(3), hours(0)), (timedelta.max, hours(0))],
+)
+def test_a_sum_ends_at_the_last_date(span: timedelta, left: timedelta) -> None:
+    assert capped_sum(LAST_DATE - hours(2), span) == LAST_DATE - left
 
 
 def test_none_is_parsed_as_none() -> None:

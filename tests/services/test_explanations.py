@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
+from bson.datetime_ms import DatetimeMS
 
 from models import item_events, pulse, site, subscription
 from models.database import collection, server_now
 from models.document_id import id_text
 from queue_manager import leases
-from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.core.clock import LAST_DATE, hours, minutes, seconds
 from queue_manager.core.wording import clock, error_summary, ordinal, rounded, sentence, span, when
 from queue_manager.explanation import DispatchState, Explanation
 from queue_manager.items import DueItem
@@ -30,6 +31,7 @@ from tests.rooms import T0, execute, get_room, lose, make_room, make_work, resno
 from tests.services.test_due_documents import declare, make_account, work_on
 
 pytestmark = pytest.mark.usefixtures("clean")
+AFTER_LAST_DATE = DatetimeMS(8_640_000_000_000_000)  # the last date of JavaScript; read as that of Python
 
 
 def dispatch(now: datetime, **fields: Any) -> DispatchState:
@@ -71,6 +73,13 @@ class TestNotDue:
         change_settings(QM_AHEAD_LIMIT="0")
         found = why(make_room(T0 + hours(3)), work_of(support_snooze.system), T0)
         assert found.answer.endswith("; not dispatched; the scan that can take it runs at 12:30:05 UTC.")
+
+    @pytest.mark.parametrize("period", [seconds(10), hours(1), timedelta.max])
+    def test_a_room_that_is_snoozed_until_the_last_date(self, work: DocumentWork, period: timedelta) -> None:
+        for until in (LAST_DATE, AFTER_LAST_DATE):
+            found = why(make_room(until), work, T0, period=period)
+            assert (found.label, found.due_at) == ("snoozed", LAST_DATE)
+            assert "; the scan that can take it runs at 31 Dec 9999, 23:59:5" in found.answer
 
     @pytest.mark.parametrize(
         ("fields", "said"),
@@ -423,7 +432,7 @@ class TestSites:
 
 
 class TestAgencies:
-    def subscribe(self, started_at: datetime, **fields: Any) -> ObjectId:
+    def subscribe(self, started_at: datetime | DatetimeMS, **fields: Any) -> ObjectId:
         parent = ObjectId()
         plan = {"metadata": {"product_type": "seo"}}
         subscription.subscriptions().insert_one(
@@ -466,6 +475,13 @@ class TestAgencies:
         found = self.why(self.subscribe(server_now() - timedelta(days=4)))
         assert found.label == "not due"
         assert "it is asked 30 days later, at " in found.answer
+
+    def test_agency_with_dates_after_the_last_one(self) -> None:
+        parent = self.subscribe(AFTER_LAST_DATE)
+        assert (self.why(parent).label, self.why(parent).due_at) == ("not due", LAST_DATE)
+        request = {"type": pulse.REVIEW_REQUEST, "status": "completed", "metadata": {"parent_account": parent}}
+        pulse.pulses().insert_one({**request, "created_at": server_now(), "completed_at": AFTER_LAST_DATE})
+        assert self.why(parent).label == "asked"
 
     def test_agency_whose_subscription_has_no_account(self) -> None:
         found = self.why(self.subscribe(server_now() - timedelta(days=40), metadata={}))
