@@ -224,6 +224,7 @@ interface Series {
 
 interface Chart {
   title: string;
+  /** The zone of the steps is added. */
   unit: string;
   begins: Moment;
   /** Of one step. */

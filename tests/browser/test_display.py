@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.any_jobs import INVOICE
+from models.database import server_now
+from tests.any_jobs import INVOICE, made
 from tests.browser import sample_data
-from tests.browser.visit import Visit, Visiting
+from tests.browser.visit import LOCAL_TIMES, Visit, Visiting
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.rooms import make_room
@@ -48,7 +49,7 @@ def test_colours_are_kept_for_all_pages(visit: Visit) -> None:
     ("choice", "shown", "button"),
     [
         ("UTC", "2 Jan 17:34:05", "Times in UTC"),
-        ("Local time", "2 Jan 23:04:05", "Times in GMT+5:30"),
+        ("Local time", "2 Jan 23:04:05", "Times in Asia/Colombo"),
         ("Relative, such as 5 min ago", r"\d+ d ago", "Relative times"),
     ],
 )
@@ -56,7 +57,7 @@ def test_times_are_shown_as_chosen(
     visiting: Visiting, queue: Queue, clean: Servers, choice: str, shown: str, button: str
 ) -> None:
     room = make_room(DUE)
-    visit = visiting(queue.web, timezone_id="Asia/Kolkata")
+    visit = visiting(queue.web, timezone_id="Asia/Colombo")
     page = visit.open("/rooms?state=due")
     open_display(page)
     if choice != "UTC":  # which it is already
@@ -66,6 +67,18 @@ def test_times_are_shown_as_chosen(
     time = visit.row(str(room)).locator(f"time[datetime='{DUE:%Y-%m-%dT%H:%M:%S}.000Z']").first
     expect(time).to_have_text(re.compile(f"^{shown}$"))
     assert (time.get_attribute("title") or "").endswith("17:34:05.000 UTC")
+
+
+@pytest.mark.parametrize(("month", "shown"), [(1, "10:00:00 GMT+1"), (7, "11:00:00 GMT+2")])
+def test_local_times_have_the_offset_of_their_own_date(
+    visiting: Visiting, queue: Queue, month: int, shown: str
+) -> None:
+    due = datetime(server_now().year + 1, month, 15, 9, tzinfo=UTC)
+    job = made(INVOICE, at=due)
+    visit = visiting(queue.web, timezone_id="Europe/Berlin", script=LOCAL_TIMES)
+    visit.open("/jobs")
+    visit.open_row(str(job["_id"]))
+    expect(visit.dialog).to_contain_text(f"15 {due:%b %Y} {shown}")
 
 
 def test_a_question_mark_shows_the_keys(visit: Visit) -> None:

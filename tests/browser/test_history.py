@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from datetime import datetime
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -19,7 +20,7 @@ from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import counters, latency
 from services import history
 from services.message_queue.scripts import Scripts
-from tests.browser.visit import Visit, Visiting
+from tests.browser.visit import LOCAL_TIMES, Visit, Visiting
 from tests.real_servers import Servers
 from tests.web.queue_client import Queue
 
@@ -95,6 +96,20 @@ def test_a_range_is_chosen_and_kept_in_the_address(visit: Visit) -> None:
         expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-pressed", "true")
     page.reload()
     chart(page, "Throughput, per hour")
+
+
+def test_local_times_leave_days_those_of_utc(visiting: Visiting, queue: Queue) -> None:
+    visit = visiting(queue.web, timezone_id="America/Los_Angeles", script=LOCAL_TIMES)
+    with visit.page.expect_response("**/history?range=90d") as response:
+        page = visit.open("/rooms#90d")
+    first_day = datetime.fromisoformat(response.value.json()["begins_at"])
+    chart(page, "Throughput, per day, UTC")
+    throughput = page.locator("figure").filter(has=page.get_by_role("img", name="Throughput"))
+    throughput.get_by_text("Values as a table").click()
+    expect(throughput.get_by_role("columnheader").first).to_have_text("Time (UTC)")
+    expect(throughput.get_by_role("rowheader").first).to_have_text(f"{first_day.day} {first_day:%b}")
+    visit.press("7 days")
+    chart(page, "Throughput, per hour, America/Los_Angeles")
 
 
 def test_charts_have_axes_units_and_a_legend(visit: Visit) -> None:

@@ -18,6 +18,8 @@ STEP_TIMEOUT = 20_000  # ms for a step of the browser, on a machine with much el
 WIDE: ViewportSize = {"width": 1280, "height": 800}
 NARROW: ViewportSize = {"width": 360, "height": 740}
 TABLET: ViewportSize = {"width": 820, "height": 740}
+LOCAL_TIMES = "if (origin !== 'null') localStorage.setItem('times', 'local')"
+"""A script of a visit that chooses local times; an empty page has no storage."""
 BROKEN_OFF = r"net::ERR_"  # what a browser says of a request that was cut off
 # A server that did not answer in time, which pages ask again: one that does not recover is seen by what it shows.
 BUSY = r"status of 503\b.*/api/"

@@ -70,19 +70,26 @@ function marked({ begins, seconds, marks }, count) {
 
 // Words
 
-/** @param {number} ms @param {number} seconds */
-function timeOf(ms, seconds) {
-  const text = zoned(ms).toUTCString(); // "Sun, 22 Nov 2026 18:00:00 GMT"
+/** Steps of a day are those of UTC. @param {number} seconds */
+const areDays = (seconds) => seconds * 1000 >= DAY;
+
+/** @param {number} ms @param {number} seconds of a step */
+function timeOf(ms, seconds, isDate = areDays(seconds)) {
+  const text = (areDays(seconds) ? new Date(ms) : zoned(ms)).toUTCString(); // "Sun, 22 Nov 2026 18:00:00 GMT"
   const day = `${Number(text.slice(5, 7))} ${text.slice(8, 11)}`;
-  return seconds < 3600 ? text.slice(17, 22) : seconds * 1000 < DAY ? `${day} ${text.slice(17, 22)}` : day;
+  return isDate ? day : seconds < 3600 ? text.slice(17, 22) : `${day} ${text.slice(17, 22)}`;
 }
+
+/** @param {number} seconds of a step */
+const zoneOf = (seconds) => (areDays(seconds) ? "UTC" : ZONE);
 
 /** @param {Mark} mark */
 export const markText = ({ kind, text, by }) => `${{ deployment: "Mark", leader: "Leader", outage: "Outage" }[kind]}: ${text}${by ? `, by ${person(by)}` : ""}`;
 
 /** A chart whose steps show their values when the pointer or the arrow keys select them. @param {Chart} chart */
 export function chart(chart) {
-  const { title, unit, begins, seconds, series, isLog, format = number, formatTick = format, marks = [] } = chart;
+  const { title, begins, seconds, series, isLog, format = number, formatTick = format, marks = [] } = chart;
+  const unit = `${chart.unit}, ${zoneOf(seconds)}`;
   const count = series[0].values.length;
   /** @type {number[]} */
   const all = series.flatMap(({ values }) => values).filter((value) => value !== null);
@@ -122,7 +129,7 @@ export function chart(chart) {
   drawn.addEventListener("blur", () => point(count));
   drawn.addEventListener("pointerleave", ({ pointerType }) => pointerType === "mouse" && point(count)); // a finger leaves when it is lifted
   const parts = X_PARTS.find((one) => count % one === 0) ?? 1;
-  const labels = Array.from({ length: parts + 1 }, (_, index) => element("span", {}, timeOf(begin((index * count) / parts), Math.max(seconds, count * seconds > 2 * 86400 ? 86400 : 0))));
+  const labels = Array.from({ length: parts + 1 }, (_, index) => element("span", {}, timeOf(begin((index * count) / parts), seconds, count * seconds * 1000 > 2 * DAY)));
   return element("figure", { class: "plot" },
     element("figcaption", {}, element("b", {}, title), " ", element("small", { class: "soft" }, unit),
       element("span", { class: "legend" }, series.map(({ name, kind }) => element("span", {}, element("i", { class: kind }), name)))),
@@ -144,7 +151,7 @@ function table({ title, seconds }, heads, cells, begin, count) {
     if (details.querySelector("table")) return;
     const rows = Array.from({ length: count }, (_, index) => element("tr", {}, element("th", { scope: "row" }, timeOf(begin(index), seconds)), cells(index).map((text) => element("td", {}, text))));
     details.append(element("div", { class: "values", role: "region", tabindex: 0, "aria-label": title },
-      element("table", { "aria-label": title }, element("thead", {}, element("tr", {}, [`Time (${ZONE})`, ...heads].map((head) => element("th", { scope: "col" }, head)))), element("tbody", {}, rows))));
+      element("table", { "aria-label": title }, element("thead", {}, element("tr", {}, [`Time (${zoneOf(seconds)})`, ...heads].map((head) => element("th", { scope: "col" }, head)))), element("tbody", {}, rows))));
   }, { once: true });
   return details;
 }

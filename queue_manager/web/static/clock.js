@@ -4,11 +4,14 @@ import { chosen } from "./choices.js";
 import { element } from "./dom.js";
 
 const times = chosen("times");
-const local = new Intl.DateTimeFormat("en", { timeZoneName: "short" }).formatToParts().find(({ type }) => type === "timeZoneName");
+const local = new Intl.DateTimeFormat("en", { timeZoneName: "short" });
 
-/** The zone of the times that the page shows; relative ones have none. */
-export const ZONE = times === "local" ? local?.value ?? "local time" : "UTC";
+/** The name of the zone of the times that the page shows, such as Europe/Berlin; relative ones have none. */
+export const ZONE = times === "local" ? local.resolvedOptions().timeZone : "UTC";
 export const ARE_RELATIVE = times === "relative";
+
+/** The zone at a moment, such as GMT+1, because daylight saving changes it. @param {number} ms */
+const zoneAt = (ms) => (times === "local" ? local.formatToParts(ms).find(({ type }) => type === "timeZoneName")?.value : "UTC");
 
 /** A moment whose UTC fields are those of the zone. @param {number} ms */
 export const zoned = (ms) => new Date(times === "local" ? ms - new Date(ms).getTimezoneOffset() * 60000 : ms);
@@ -57,7 +60,7 @@ function timeText(ms) {
 const dateOf = (ms) => zoned(ms).toISOString().slice(0, 10);
 
 /** The same with its time zone, for places where the zone of the page is not shown. @param {Moment | null | undefined} value @returns {Child} */
-export const zonedMoment = (value) => (value == null ? null : ARE_RELATIVE ? moment(value) : [moment(value), ` ${ZONE}`]);
+export const zonedMoment = (value) => (value == null ? null : ARE_RELATIVE ? moment(value) : [moment(value), ` ${zoneAt(at(value))}`]);
 
 /** A short text for a duration. @param {number} ms */
 export function span(ms) {

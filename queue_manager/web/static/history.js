@@ -2,7 +2,7 @@
 
 import { attempt, get } from "./api.js";
 import { chart, markText } from "./chart.js";
-import { ZONE, moment, number } from "./clock.js";
+import { moment, number } from "./clock.js";
 import { byId, button, element, mayAct, nodes } from "./dom.js";
 import { duration, leading, percent, percentile, speed } from "./latency.js";
 
@@ -43,9 +43,9 @@ function drawn({ begins_at: begins, step_seconds: seconds, outcomes, percentiles
   return [
     !byId("health") && speed(latency, names, RANGES.find(([one]) => one === range)?.[2] ?? ""),
     element("div", { class: "plots" },
-      chart({ ...shared, title: "Throughput", unit: `per ${STEPS[seconds]}, ${ZONE}`, summary: `${total(done)} done, ${total(failed)} failed, ${total(retried)} retried.`,
+      chart({ ...shared, title: "Throughput", unit: `per ${STEPS[seconds]}`, summary: `${total(done)} done, ${total(failed)} failed, ${total(retried)} retried.`,
         series: [{ name: "done", kind: "done", values: done }, { name: "retried", kind: "retried", values: retried }, { name: "failed", kind: "failed", values: failed }] }),
-      chart({ ...shared, title: found ? names[measure] : "Duration", unit: `log scale, ${ZONE}`, isLog: true, format: percentile, formatTick: duration, summary: found ? `p50 ${percentile(found.p50_ms)}, p95 ${percentile(found.p95_ms)}, p99 ${percentile(found.p99_ms)}${onTime ? `; ${percent(onTime.share)} on time` : ""}.` : "",
+      chart({ ...shared, title: found ? names[measure] : "Duration", unit: "log scale", isLog: true, format: percentile, formatTick: duration, summary: found ? `p50 ${percentile(found.p50_ms)}, p95 ${percentile(found.p95_ms)}, p99 ${percentile(found.p99_ms)}${onTime ? `; ${percent(onTime.share)} on time` : ""}.` : "",
         series: [{ name: "p50", kind: "p50", values: p50 }, { name: "p95", kind: "p95", values: p95 }, { name: "p99", kind: "p99", values: p99 }] })),
     events(marks),
   ];

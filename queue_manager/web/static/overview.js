@@ -2,7 +2,7 @@
 
 import { attempt, get, onOverview } from "./api.js";
 import { chart } from "./chart.js";
-import { ZONE, at, countdown, moment, now, number, span } from "./clock.js";
+import { at, countdown, moment, now, number, span } from "./clock.js";
 import { byId, complain, countInTitle, element, facts, link, pill, put, showConnecting } from "./dom.js";
 import { speed } from "./latency.js";
 import { awayServers, howToTurnOn, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
@@ -122,7 +122,7 @@ function day(title, { done, failed }, begins, seconds, hours) {
   /** @param {number[]} values */
   const total = (values) => number(values.reduce((sum, value) => sum + value, 0));
   const left = Math.max(done.length - (hours * 3600) / seconds, 0); // steps that are left out
-  return chart({ title: hours === 1 ? "Last hour" : `Last ${hours} hours`, unit: `per 10 min, ${ZONE}`, begins: at(begins) / 1000 + left * seconds, seconds, summary: `${title}: ${total(done)} done, ${total(failed)} failed.`,
+  return chart({ title: hours === 1 ? "Last hour" : `Last ${hours} hours`, unit: "per 10 min", begins: at(begins) / 1000 + left * seconds, seconds, summary: `${title}: ${total(done)} done, ${total(failed)} failed.`,
     series: [{ name: "done", kind: "done", values: done.slice(left) }, { name: "failed", kind: "failed", values: failed.slice(left) }] });
 }
 
