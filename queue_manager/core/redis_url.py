@@ -56,7 +56,8 @@ def parse_redis_url(url: str) -> dict[str, Any]:
     database = options.pop("db", "0") if scheme == "unix" else parts.path.removeprefix("/") or "0"
     hosts = [host for host, _ in nodes]
     is_valid = (
-        not parts.fragment
+        ";" not in url  # kombu would read the URLs of several servers
+        and not parts.fragment
         and {*options} <= {*form.options}
         and (database.isascii() and database.isdigit())
         and (len(hosts) == 1 or scheme in ("sentinel", CLUSTER_SCHEME))

@@ -171,7 +171,8 @@ def _broker_url(url: str) -> str:
         return _redis_url(url)
     try:
         parts = urlsplit(url)
-        is_readable = bool(parts.hostname) and parts.port != 0 and not parts.query and not parts.fragment
+        is_single = ";" not in url  # kombu would read the URLs of several servers
+        is_readable = bool(parts.hostname) and parts.port != 0 and is_single and not parts.query and not parts.fragment
     except ValueError:
         is_readable = False
     if scheme not in AMQP_SCHEMES or not is_readable:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Literal, get_origin
 
 import pytest
+from kombu import Connection
 
+from queue_manager.broker.options import kombu_url
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import Settings, redact_url, settings
 
@@ -197,6 +199,12 @@ def test_secrets_of_a_url_are_not_shown(url: str, shown: str) -> None:
         ("REDIS_URL", "sentinel://:s3/cret@a,b/0"),
         ("REDIS_URL", "sentinel://a/0?sentinel_password=s3cret&x=s3cret"),
         ("REDIS_URL", "rediss://:s3cret@h/0?ssl_ca_certs=/no"),
+        ("REDIS_URL", "redis://:x;s3cret@h/0"),
+        ("REDIS_URL", "redis://u;s3cret:x@h/0"),
+        ("QM_QUEUE_REDIS_URL", "redis://:x;s3cret@h/0"),
+        ("BROKER_URL", "redis://:x;s3cret@h/0"),
+        ("BROKER_URL", "amqp://u:x;s3cret@h//"),
+        ("BROKER_URL", "amqp://h//;amqp://u:s3cret@h//"),
         ("MONGO_DB_URL", "mongodb://u:s3cret@x@h/db"),
         ("MONGO_DB_URL", "mongodb://u:s3cret/x@h/db"),
         ("MONGO_DB_URL", "mongodb://h:s3cret/db"),
@@ -209,7 +217,15 @@ def test_unreadable_url_is_refused_without_its_password(name: str, url: str, mon
     with pytest.raises(ConfigurationError) as error:
         settings()
     assert str(error.value).startswith(f"{name}=")
+    assert "\n" not in str(error.value)
     assert "s3cret" not in str(error.value)
+
+
+@pytest.mark.parametrize("broker", ["redis://u%3Bv:x%3By@h/0", "amqp://u%3Bv:x%3By@h//"])
+def test_encoded_semicolon_is_part_of_the_credentials(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROKER_URL", broker)
+    connection = Connection(kombu_url(settings()))
+    assert (connection.userid, connection.password, connection.hostname) == ("u;v", "x;y", "h")
 
 
 @pytest.mark.parametrize(
