@@ -41,7 +41,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("LRANGE", "LREM", "LTRIM"), (PROBE_KEY, "0", "-1")),
     # Sets and sorted sets
     "SMEMBERS": (PROBE_KEY,),
-    **dict.fromkeys(("SADD", "SREM", "SISMEMBER", "ZREM", "ZSCORE", "ZMSCORE", "ZSCAN"), (PROBE_KEY, "0")),
+    **dict.fromkeys(("SADD", "SREM", "SISMEMBER", "ZRANK", "ZREM", "ZSCORE", "ZMSCORE", "ZSCAN"), (PROBE_KEY, "0")),
     **dict.fromkeys(("ZCARD", "ZPOPMIN"), (PROBE_KEY,)),
     "ZADD": (PROBE_KEY, "1", "member"),
     **dict.fromkeys(("ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREMRANGEBYSCORE"), (PROBE_KEY, "0", "1")),

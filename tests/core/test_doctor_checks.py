@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from redis.commands.core import CoreCommands
 
 from models import deployment
 from queue_manager import redis_keys
@@ -15,11 +17,18 @@ from queue_manager.doctor.checks import CHECKS
 from queue_manager.doctor.redis_servers import COMMANDS
 from queue_manager.health_rules import Problem, Rule
 from queue_manager.telemetry.worker_heartbeats import is_same_database
+from tests.documented import block
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "doctor.md"
 DATA_PAGE = ROOT / "docs" / "reference" / "data.md"
 CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
+METHODS = {
+    name: {"delete": "DEL"}.get(name, name.removesuffix("_iter").partition("_")[0].upper())
+    for name in dir(CoreCommands)
+    if not name.startswith(("_", "execute"))
+}
+"""The command of each method of redis-py."""
 
 
 @pytest.mark.parametrize("rule", Rule, ids=lambda rule: rule.id)
@@ -52,10 +61,48 @@ def test_the_keys_that_are_checked_have_the_types_of_the_reference(change_settin
         assert redis_keys.type_name(types[key]) in kinds.replace("streams", "stream").replace("hashes", "hash")
 
 
-def test_every_command_of_our_scripts_is_among_those_that_are_checked() -> None:
-    sources = [*ROOT.glob("services/**/*.lua"), *ROOT.glob("services/**/*.py"), *ROOT.glob("queue_manager/**/*.py")]
-    called = {command for source in sources for command in CALL.findall(source.read_text())}
-    assert called - COMMANDS.keys() == {"PUBLISH"}  # checked with each channel
+@pytest.fixture(scope="module")
+def used_commands() -> set[str]:
+    """The commands of our Lua scripts, and those that we call by methods of redis-py."""
+    folders = [ROOT / name for name in ("queue_manager", "services", "models", "tasks")]
+    # `adopt` reads the keys of other programs, with a user that may do so.
+    sources = [one for folder in folders for one in folder.rglob("*.py") if one.stem not in ("adopt", "adoption")]
+    scripts = [*sources, *(one for folder in folders for one in folder.rglob("*.lua"))]
+    found = {command for one in scripts for command in CALL.findall(one.read_text("utf-8"))}
+    for one in sources:
+        found.update(called_commands(ast.parse(one.read_text("utf-8"))))
+    return found
+
+
+def called_commands(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="execute_command" | "send_command"), args=[ast.Constant(value), *_]):
+                yield str(value)
+            case ast.Call(func=ast.Attribute(value=receiver, attr=name)) if name in METHODS and is_client(receiver):
+                yield METHODS[name]
+
+
+def is_client(node: ast.expr) -> bool:
+    """Return True for a client or a pipeline by its name, and for the result of a command in a pipeline."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name.strip("_") in ("client", "pipe", "pipeline", "get_redis")
+        case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in METHODS and is_client(value):
+            return True
+        case ast.Call(func=called):
+            return is_client(called)
+    return False
+
+
+def test_every_command_is_among_those_that_are_checked(used_commands: set[str]) -> None:
+    assert len(used_commands) > 60
+    assert used_commands - {name.split()[0] for name in COMMANDS} == {"PUBLISH"}  # checked with each channel
+
+
+def test_every_command_is_among_those_of_the_documented_user(used_commands: set[str]) -> None:
+    documented = re.findall(r"\+(\w+)", block(0, heading="A Redis user with least privilege"))
+    assert used_commands - {name.upper() for name in documented} == set()
 
 
 def test_a_mongodb_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

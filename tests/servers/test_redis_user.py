@@ -10,9 +10,12 @@ import pytest
 import redis
 
 from dev.ports import LOOPBACK
+from models.database import server_now
+from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import make_client
 from tests.documented import block
 from tests.real_servers import Servers
+from tests.rooms import make_room
 from tests.servers.everything import command, do_everything, processes, shown
 from tests.servers.redis_servers import PASSWORD, RedisServer
 
@@ -57,7 +60,9 @@ def test_everything_works_with_the_documented_user(server: RedisServer, clean: S
     with processes(tmp_path, REDIS_URL=url(server)) as running:
         do_everything(running)
         text = shown(running)
-        for arguments in ("systems pause support-snooze", "systems resume support-snooze", "queue list dead"):
+        text += command("systems", "pause", "support-snooze", **running.env)
+        due = make_room(server_now() - seconds(1))
+        for arguments in (f"why {due}", "systems resume support-snooze", "queue list dead"):
             text += command(*arguments.split(), **running.env)
         assert running.add_message() == 201
         text += command("queue", "pause", "mail", **running.env)
