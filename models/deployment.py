@@ -35,6 +35,12 @@ def probe_write() -> None:
     durable.update_one({"_id": "web"}, {"$currentDate": {"at": True}}, upsert=True)
 
 
+def used_collections(systems: Iterable[System]) -> set[str]:
+    """Return the names of the collections that these systems use. Our user may lack rights on any other."""
+    names = WITHOUT_INDEXES.union(schema.shared_collections(), *(system.collections() for system in systems))
+    return names | WITHOUT_INDEXES_OF_JOBS if job.JOBS_COLLECTION in names else names
+
+
 def missing_actions(systems: Iterable[System]) -> Iterator[tuple[str, list[str]]]:
     """Yield each collection of these systems on which our user lacks privileges, and the missing ones.
 
@@ -44,8 +50,7 @@ def missing_actions(systems: Iterable[System]) -> Iterator[tuple[str, list[str]]
     if not auth["authenticatedUsers"]:
         collection(READINESS_COLLECTION).find_one()  # refused if the server expects a login
         return
-    names = WITHOUT_INDEXES.union(schema.shared_collections(), *(system.collections() for system in systems))
-    for name in sorted(names | (WITHOUT_INDEXES_OF_JOBS if job.JOBS_COLLECTION in names else set())):
+    for name in sorted(used_collections(systems)):
         allowed = _allowed(auth["authenticatedUserPrivileges"], name)
         if missing := [action for action in _needed(name) if action not in allowed and "anyAction" not in allowed]:
             yield name, missing

@@ -137,7 +137,7 @@ def _lists(systems: Iterable[System]) -> Iterator[tuple[FailureKind, str, str, C
     """Yield kind, system, title and failures of each list of this installation."""
     chosen = settings()
     for system in systems:
-        if system.items is not None:
+        if system.items is not None and system.is_switched_on(chosen):
             yield "item", system.name, system.title, partial(_items, system)
     if chosen.qm_message_queue:
         yield "message", messages.name, messages.title, _messages

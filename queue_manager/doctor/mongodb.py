@@ -108,8 +108,9 @@ def malformed() -> Iterator[Findings]:
     Not those of jobs, which fail with this reason, nor those that are replaced: marks of scans, the leader, counts of
     jobs.
     """
+    used = deployment.used_collections(_systems())
     for name, read in _COLLECTION_READERS.items():
-        if ids := malformed_ids(name, read):
+        if name in used and (ids := malformed_ids(name, read)):
             yield Finding(
                 f"{many(len(ids), 'malformed document')} in {name}: {first_ids(ids, len(ids))}",
                 "Another program wrote them: correct or delete them.",

@@ -9,14 +9,19 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from bson import ObjectId
 from pymongo import MongoClient
 from pymongo.database import Database
 from pymongo.errors import OperationFailure
 
+from beat_schedule import systems
 from dev.servers import DATABASE, REPLICA_SET, Valkey
 from models import database
 from models.transaction import end_abandoned
 from queue_manager.core.settings import settings
+from queue_manager.doctor import mongodb as doctor
+from queue_manager.operations.diagnosis import diagnose
+from services.failures import read_failures
 from tests.e2e.celery_processes import CeleryProcess, LoggedProcess, log_of_refused_start
 from tests.e2e.commands import COMMAND
 from tests.e2e.job_processes import job_lab
@@ -25,7 +30,7 @@ from tests.real_servers import Servers
 from tests.servers.certificates import Certificates
 from tests.servers.dns_server import NAME, dns_server, env_with_dns
 from tests.servers.everything import command, do_everything, processes, shown
-from tests.servers.mongo_server import PASSWORDS, MongoWithRoles
+from tests.servers.mongo_server import PASSWORDS, MongoWithRoles, documented
 from tests.web.credentials import OPERATOR
 from tests.web.queue_client import Stream
 
@@ -38,6 +43,13 @@ PAGES = [
     *(f"/api/systems/{name}/items" for name in ("support-snooze", "review-requests", "stale-thumbnails", "second-try")),
     *(f"/api/systems/{name}" for name in ("support-snooze", "review-requests", "stale-thumbnails", "second-try")),
 ]
+COLLECTIONS = {
+    "QM_CONVERSATIONS": ["support_rooms", "qm_failed_items", "qm_owed"],
+    "QM_PROJECTS": ["projects.pulse", "store-subscription"],
+    "QM_SITES_FIX_STALE_THUMBNAILS": ["agency_websites", "instasites", "thumbnail_resets"],
+    "QM_JOBS": ["jobs_data", "job_queues", "job_leaders", "qm_job_counts"],
+}
+"""The collections of each built-in system, by its flag."""
 REFUSED: list[Callable[[Database[dict[str, object]]], object]] = [
     lambda db: db.orders.find_one(),
     lambda db: db.orders.insert_one({}),
@@ -103,6 +115,25 @@ def test_documented_roles_allow_nothing_else(mongo: MongoWithRoles) -> None:
         for act in REFUSED:
             with pytest.raises(OperationFailure, match="not authorized"):
                 act(client[DATABASE])
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("flag", ["QM_CONVERSATIONS", "QM_JOBS"])
+def test_collections_of_systems_that_are_off_may_be_left_out(
+    flag: str, clean: Servers, mongo: MongoWithRoles, change_settings: Callable[..., None]
+) -> None:
+    change_settings(**{**dict.fromkeys(COLLECTIONS, "false"), flag: "true"}, MONGO_DB_URL=mongo.url_of("qm"))
+    left_out = {name for other, names in COLLECTIONS.items() if other != flag for name in names}
+    privileges = documented(0)["privileges"]
+    revoked = [one for one in privileges if one["resource"]["collection"] in left_out]
+    assert {one["resource"]["collection"] for one in revoked} == left_out
+    with MongoClient[Any](mongo.url_of("admin")) as client:
+        client[DATABASE].command("revokePrivilegesFromRole", "queueManager", privileges=revoked)
+
+    assert list(doctor.permissions()) == []
+    assert list(doctor.malformed()) == []
+    assert diagnose(str(ObjectId())).unread == {}
+    assert {one.problem for one in read_failures(systems()).sources} == {None}
 
 
 def test_only_abandoned_transactions_are_ended(mongo: MongoWithRoles, monkeypatch: pytest.MonkeyPatch) -> None:
