@@ -60,6 +60,10 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "XGROUP": ("CREATE", PROBE_KEY, "group", "0"),
     "XINFO": ("STREAM", PROBE_KEY),
 }
+STOCK_COMMANDS: Mapping[str, tuple[str, ...]] = {"BRPOP": (PROBE_KEY, "0"), "RPOP": (PROBE_KEY,)}
+"""Commands that only kombu's transport uses."""
+STOCK_BINDINGS = f"_kombu.binding.{DEFAULT_QUEUE}"
+"""One of the keys of kombu's transport, whose prefix is no option of it."""
 
 
 def urls() -> list[str]:
@@ -107,7 +111,10 @@ def _probes(url: str) -> dict[str, tuple[str, ...]]:
     if url in (chosen.redis_url, chosen.broker_redis_url):
         keys = [SCANS_QUEUE, DEFAULT_QUEUE, *item_queues(systems()), *(keys if chosen.qm_message_queue else [])]
         channels, probe_key = [chosen.socketio_channel, *channels], PROBE_KEY
-    commands = COMMANDS.items()
+    commands = [*COMMANDS.items()]
+    if chosen.qm_broker == "stock" and url == chosen.broker_redis_url:
+        commands += STOCK_COMMANDS.items()
+        keys.append(STOCK_BINDINGS)
     return {
         **{name: (*name.split(), *(probe_key if one == PROBE_KEY else one for one in of)) for name, of in commands},
         **{f"the key {key}": ("EXISTS", key) for key in keys},

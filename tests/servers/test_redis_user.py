@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,6 +13,7 @@ from dev.ports import LOOPBACK
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import make_client
+from queue_manager.doctor.redis_servers import permissions
 from tests.documented import block
 from tests.real_servers import Servers
 from tests.rooms import make_room
@@ -50,6 +51,11 @@ def url(server: RedisServer) -> str:
     return f"redis://{USER}:{quote(USER_PASSWORD, safe='')}@{LOOPBACK}:{server.port}/0"
 
 
+def grant_stock(server: RedisServer) -> None:
+    with make_client(server.url) as client:
+        client.execute_command(*block(2, heading="A Redis user with least privilege").split())
+
+
 def denied(server: RedisServer) -> list[str]:
     """Return what users were refused."""
     with make_client(server.url, decode_responses=True) as client:
@@ -74,6 +80,24 @@ def test_everything_works_with_the_documented_user(server: RedisServer, clean: S
     assert "Traceback" not in running.logs
     for secret in (USER_PASSWORD, quote(USER_PASSWORD, safe=""), PASSWORD):
         assert secret not in text
+
+
+def test_kombus_transport_works_with_the_documented_user(server: RedisServer, clean: Servers, tmp_path: Path) -> None:
+    grant_stock(server)
+    with processes(tmp_path, REDIS_URL=url(server), QM_BROKER="stock") as running:
+        do_everything(running)
+    assert denied(server) == []
+
+
+@pytest.mark.smoke
+def test_doctor_names_what_kombus_transport_needs(server: RedisServer, change_settings: Callable[..., None]) -> None:
+    change_settings(REDIS_URL=url(server))
+    assert list(permissions()) == []
+    change_settings(QM_BROKER="stock")
+    (finding,) = permissions()
+    assert str(finding).count("may not use BRPOP, RPOP, the key _kombu.binding.queue-manager") == 1
+    grant_stock(server)
+    assert list(permissions()) == []
 
 
 def test_documented_user_is_allowed_nothing_else(server: RedisServer) -> None:
