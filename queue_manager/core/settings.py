@@ -44,7 +44,8 @@ from queue_manager.core.setting_types import (
 )
 from queue_manager.core.wording import did_you_mean
 
-_NO_PORT = re.compile(r":(?!\d*(?:[/,]|$))[^/,]*")  # not a port: probably a password without its @
+# An IPv6 address; or what is not a port, probably a password without its @.
+_ADDRESS_OR_NO_PORT = re.compile(r"(?<![^,])(\[[\da-fA-F:.]+(?:%\w+)?\])|:(?!\d*(?:[/,]|$))[^/,]*")
 _FIRST_NAME = re.compile(r"\s*(?:export\s+)?(\w+)")
 _MAX_SHOWN_LENGTH = 100  # characters of a wrong value in its error
 MIN_ITEM_TIMEOUT = 20  # seconds below which operators are warned: a transaction waits 15 s for an election
@@ -62,7 +63,7 @@ def redact_url(url: str) -> str:
         return "***"  # it may start with a password
     credentials, at, place = rest.rpartition("@")  # the last one, because a password may contain an unquoted @
     address, has_options, query = place.partition("?")
-    address = _NO_PORT.sub(":***", address)
+    address = _ADDRESS_OR_NO_PORT.sub(lambda found: found[1] or ":***", address)
     options = [option.partition("=") for option in query.split("&")]
     shown = "&".join(name + equals + (value if name in _PUBLIC_OPTIONS else "***") for name, equals, value in options)
     return f"{scheme}://{'***' if credentials else ''}{at}{address}{has_options}{shown if has_options else ''}"
