@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from models import database
 from queue_manager.alerts import alerting
+from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import Settings
 from queue_manager.web.auth import login
 from queue_manager.web.auth.authentication import Authenticator
@@ -63,14 +64,28 @@ def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
     `ending` is set when the process shuts down; long polls are answered then, and deletions stop.
 
     Raises:
-        ConfigurationError: the keys, a system, or a module of `JOBS_IMPORTS` are wrong.
+        ConfigurationError: the keys, a system, a module of `JOBS_IMPORTS`, or the prefix are wrong.
     """
     require_tasks()
     api = api_of(chosen, ending)
+    require_other_paths(chosen.web_prefix, api)
     application = api.state.live.application(HeadMiddleware(api))
     logged = AccessLogMiddleware(DirectRoutes(application, api=api))
     secured = SecurityMiddleware(ShutdownMiddleware(logged), local_only=not chosen.has_credentials)
     return PrefixMiddleware(secured, chosen.qm_web_prefix) if chosen.qm_web_prefix else secured
+
+
+def require_other_paths(prefix: str, api: FastAPI) -> None:
+    """Raise ConfigurationError if a path of ours begins with the prefix: after a proxy, it would be removed again."""
+    if not prefix:
+        return
+    for path in ("/socket.io", *(str(route.path) for route, _ in required_roles(api))):
+        pairs = zip(path.split("/"), prefix.split("/"), strict=False)
+        if all(own == part or own.startswith("{") for own, part in pairs):
+            raise ConfigurationError(
+                f"QM_WEB_PREFIX={prefix!r}: must not begin like a path of the web process, such as {path}; use "
+                "/queue-manager, for example"
+            )
 
 
 def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import re
+from pathlib import Path
 
+import pytest
+from fastapi import FastAPI
+
+from dev.ports import free_port
+from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.settings import Settings
+from queue_manager.web.app import api_of, require_other_paths
+from queue_manager.web.auth.authorization import required_roles
+from tests.e2e.commands import queue_manager
 from tests.real_servers import Servers
 from tests.web.credentials import KEYS, OPERATOR, log_in, own_page
 from tests.web.listener import Listener
@@ -13,6 +24,34 @@ from tests.web.web_process import Web, answered
 PREFIX = "/queue-manager"
 HTML = {"Accept": "text/html"}
 KEY = {"X_API_KEY": OPERATOR}
+
+
+@pytest.fixture(scope="module")
+def api(servers: Servers) -> FastAPI:
+    return api_of(Settings(qm_message_queue=True, qm_jobs=True, qm_hooks=True), asyncio.Event())
+
+
+def test_a_prefix_with_which_a_path_begins_is_refused(api: FastAPI) -> None:
+    paths = ["/socket.io", "/static/js", *(re.sub("{.*?}", "0", str(route.path)) for route, _ in required_roles(api))]
+    prefixes = {"/".join(path.split("/")[:end]) for path in paths for end in range(2, path.count("/") + 2)} - {"/"}
+    assert {"/api", "/api/jobs", "/jobs", "/messages", "/jobs/0", "/static", "/rooms", "/login"} < prefixes
+    for prefix in prefixes:
+        with pytest.raises(ConfigurationError, match=rf"^QM_WEB_PREFIX='{prefix}': must not .*; use /queue-manager,"):
+            require_other_paths(prefix, api)
+
+
+@pytest.mark.parametrize("prefix", ["", "/queue-manager", "/jobs-of-us", "/api/queue-manager", "/tools/jobs"])
+def test_a_prefix_with_which_no_path_begins_is_accepted(prefix: str, api: FastAPI) -> None:
+    require_other_paths(prefix, api)
+
+
+def test_a_refused_prefix_ends_the_process_with_one_line(clean: Servers, tmp_path: Path) -> None:
+    run = queue_manager("web", "--port", str(free_port()), cwd=tmp_path, QM_WEB_PREFIX="/jobs/")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == (
+        "queue-manager: QM_WEB_PREFIX='/jobs': must not begin like a path of the web process, such as /jobs; use "
+        "/queue-manager, for example\n"
+    )
 
 
 @pytest.fixture
