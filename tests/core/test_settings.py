@@ -12,6 +12,7 @@ from kombu import Connection
 
 from queue_manager.broker.options import kombu_url
 from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.redis_url import is_encrypted, parse_redis_url
 from queue_manager.core.settings import Settings, redact_url, settings
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +104,27 @@ def test_transport_is_chosen_by_broker_url_and_setting(
     for name, value in {"REDIS_URL": "redis://main/0", **environment}.items():
         monkeypatch.setenv(name, value)
     assert (settings().broker, settings().has_batched_broker) == (broker, is_batched)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://a/0", False),
+        ("rediss://a/0", True),
+        ("unix:///run/redis.sock", False),
+        *(
+            (f"{nodes}{option}", expected)
+            for nodes in ("sentinel://a,b/0", "cluster://a,b/0")
+            for option, expected in [
+                ("", False),
+                (f"?ssl_ca_certs={__file__}", True),
+                (f"?ssl_certfile={__file__}", True),
+            ]
+        ),
+    ],
+)
+def test_several_nodes_use_tls_only_with_an_option_for_it(url: str, expected: bool) -> None:
+    assert is_encrypted(url, parse_redis_url(url)) is expected
 
 
 @pytest.mark.parametrize("url", ["amqp://app:s3cret@rabbit//", "amqps://rabbit/"])
