@@ -78,7 +78,7 @@ def _words(code: str) -> set[str]:
 
 
 def _text(name: str) -> str:
-    return (_FOLDER / f"{name}.lua").read_text()
+    return (_FOLDER / f"{name}.lua").read_text(encoding="utf-8")
 
 
 class Scripts:

@@ -10,7 +10,7 @@ import pytest
 
 from queue_manager.web.routes.pages import STATIC
 from tests.real_servers import Servers
-from tests.web.web_process import PAGES, SNOOZE, Web, forked_web
+from tests.web.web_process import PAGES, SNOOZE, Web, forked_web, web
 
 
 def test_without_hooks_there_are_no_triggers(process: Web) -> None:
@@ -55,6 +55,13 @@ def test_a_page_runs_no_inline_script_and_loads_nothing_from_elsewhere(path: str
     assert not re.search(r"\son\w+=|style=|<style|https?://", page.text)
     loaded = re.findall(r'(?:src|href)="(/static/.+?)"', page.text)
     assert {process.get(file).status for file in loaded} == {200}
+
+
+def test_scripts_are_served_in_a_locale_without_utf_8(clean: Servers, tmp_path: Path) -> None:
+    with web(tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0") as process:
+        script, page = process.get("/static/list.js"), process.get("/rooms")
+    assert (script.status, page.status) == (200, 200)
+    assert "…" in script.text
 
 
 def test_a_system_that_is_off_names_the_setting_that_turns_it_on(process: Web) -> None:

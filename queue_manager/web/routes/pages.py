@@ -75,7 +75,7 @@ class Static(StaticFiles):
 
 
 def _shortened(path: Path, response: FileResponse) -> Response:
-    code = _NOT_SENT.sub(lambda found: "\n" * found[0].count("\n"), path.read_text())
+    code = _NOT_SENT.sub(lambda found: "\n" * found[0].count("\n"), path.read_text(encoding="utf-8"))
     kept = {name: response.headers[name] for name in ("cache-control", "content-type", "etag", "last-modified")}
     return Response(code, headers=kept)
 
