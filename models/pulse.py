@@ -25,6 +25,7 @@ from queue_manager.core.settings import settings
 REVIEW_REQUEST = "review_request"
 OPEN = ["pending", "in_progress"]
 _KEYS = ("account_id", "metadata.parent_account")
+_USABLE = {"$type": ["objectId", "string"]}
 MAX_NAMED_GROUPS = 20
 MAX_SHOWN_REQUESTS = 20  # of one agency
 
@@ -137,7 +138,23 @@ def of_agency(agency: Agency) -> list[Document]:
 
 
 def count_open() -> int:
-    return pulses().count_documents({"type": REVIEW_REQUEST, "status": {"$in": OPEN}})
+    """Count the open requests with a usable account or parent account, by the unique indexes: others block nobody."""
+    account_id, parent_account = _KEYS
+    by_account = _open(account_id)
+    by_parent_only = {**_open(parent_account), account_id: {"$not": _USABLE}}
+    return sum(
+        pulses().count_documents(where, hint=_unique_index(key))
+        for key, where in ((account_id, by_account), (parent_account, by_parent_only))
+    )
+
+
+def _open(key: str) -> Document:
+    """Return the condition of the unique index of a key."""
+    return {"type": REVIEW_REQUEST, "status": {"$in": OPEN}, key: _USABLE}
+
+
+def _unique_index(key: str) -> str:
+    return f"one_open_review_by_{key.rpartition('.')[2]}"
 
 
 def count_created(since: datetime) -> int:
@@ -148,13 +165,9 @@ def collections() -> dict[str, list[IndexModel]]:
     unique = [
         IndexModel(
             [(key, ASCENDING)],
-            name=f"one_open_review_by_{key.rpartition('.')[2]}",
+            name=_unique_index(key),
             unique=True,
-            partialFilterExpression={
-                "type": REVIEW_REQUEST,
-                "status": {"$in": OPEN},
-                key: {"$type": ["objectId", "string"]},
-            },
+            partialFilterExpression=_open(key),
         )
         for key in _KEYS
     ]
@@ -172,10 +185,9 @@ def obstacles() -> list[str]:
     """
     found = []
     for key in _KEYS:
-        open_ones = {"type": REVIEW_REQUEST, "status": {"$in": OPEN}, key: {"$type": ["objectId", "string"]}}
         groups: Any = pulses().aggregate(
             [
-                {"$match": open_ones},
+                {"$match": _open(key)},
                 {"$group": {"_id": f"${key}", "ids": {"$push": "$_id"}}},
                 {"$match": {"ids.1": {"$exists": True}}},
                 {"$facet": {"some": [{"$limit": MAX_NAMED_GROUPS}], "all": [{"$count": "groups"}]}},

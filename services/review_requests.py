@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -23,6 +24,7 @@ from models.document_id import id_text, read_id
 from models.listing import Position, Sample
 from models.pulse import Agency
 from queue_manager.broker.backlog import Backlog
+from queue_manager.core.cached_answer import CachedAnswer
 from queue_manager.core.clock import hours, minutes, parse_utc, to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError
 from queue_manager.core.log import get_logger
@@ -227,20 +229,21 @@ def stats() -> SystemStats:
     problems = {}
     if not kinds:
         problems[Rule.SETTINGS_WARNING] = "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review"
-    unreadable = subscription.unreadable(kinds) if kinds else Sample(count=0, ids=[])
-    if unreadable.count:
+    day_ago = database.server_now() - hours(24)
+    numbers: dict[str, float] = {"open": pulse.count_open(), "created_last_day": pulse.count_created(day_ago)}
+    unreadable = _unreadable(tuple(kinds))() if kinds else Sample(count=0, ids=[])
+    if unreadable is not None:
+        numbers["unreadable"] = unreadable.count
+    if unreadable is not None and unreadable.count:
         what, ids = many(unreadable.count, "subscription"), ", ".join(map(str, unreadable.ids))
         problems[Rule.UNREADABLE_DOCUMENTS] = f"{what} without a readable created_at: {ids}"
-    day_ago = database.server_now() - hours(24)
-    return SystemStats(
-        numbers={
-            "open": pulse.count_open(),
-            "created_last_day": pulse.count_created(day_ago),
-            "unreadable": unreadable.count,
-        },
-        problems=problems,
-        counted_to=MAX_DUE_COUNT,
-    )
+    return SystemStats(numbers=numbers, problems=problems, counted_to=MAX_DUE_COUNT)
+
+
+@cache
+def _unreadable(product_types: tuple[str, ...]) -> CachedAnswer[Sample]:
+    """Return the unreadable subscriptions; cached, because this reads the index entry of each managed subscription."""
+    return CachedAnswer(lambda: subscription.unreadable(product_types))
 
 
 def slow_numbers() -> dict[str, float]:

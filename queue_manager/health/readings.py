@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
-from threading import Lock, Semaphore
-from typing import Any, Generic, TypeVar
+from threading import Semaphore
+from typing import Any, TypeVar
 
 import redis
 from pymongo import IndexModel
@@ -25,6 +25,7 @@ from queue_manager import pauses, redis_keys
 from queue_manager.beat.status import Leadership, leadership, next_runs, older_leader
 from queue_manager.broker import dead_letters, start_check
 from queue_manager.core.background import call_within
+from queue_manager.core.cached_answer import CachedAnswer
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import AppError, ConfigurationError, Unavailable, reason, typed_reason
 from queue_manager.core.log import get_logger
@@ -49,7 +50,6 @@ REPORT_MARGIN = 0.5  # seconds by which a driver gives up earlier, so that it re
 MAX_CALLS = 8  # of one function at a time, because a call that hangs keeps its thread
 LEADER, WORKERS = "leader", "workers"
 """Names in `InRedis.unread`."""
-CACHE_FACTOR = 20  # a slow answer is kept for this many times as long as it took
 INDEX_CHECK_INTERVAL = 5.0  # seconds until indexes that existed are looked for again
 OF_ALL_SYSTEMS = ""  # in `_complete_until`: the collections that all share
 
@@ -156,32 +156,6 @@ class Readings:
         late_after = system.late_after(settings())
         ran_in_time = run is None or self.leader.since - late_after <= run["at"] < self.leader.since
         return ran_in_time and abs(now - self.leader.since) <= late_after
-
-
-class CachedAnswer(Generic[AnswerT]):
-    """An answer that is too expensive to compute every second, cached for `CACHE_FACTOR` times its computation time.
-
-    An error is raised once; until the next attempt, after the same time, the answer is `None`. While one thread
-    computes it, the others get the previous one.
-    """
-
-    def __init__(self, compute: Callable[[], AnswerT]) -> None:
-        self._compute = compute
-        self._answer: AnswerT | None = None
-        self._due_at = 0.0
-        self._lock = Lock()
-
-    def __call__(self) -> AnswerT | None:
-        began = time.monotonic()
-        if began >= self._due_at and self._lock.acquire(blocking=False):
-            answer = None
-            try:
-                answer = self._compute()
-            finally:
-                ended = time.monotonic()
-                self._answer, self._due_at = answer, ended + CACHE_FACTOR * (ended - began)
-                self._lock.release()
-        return self._answer
 
 
 async def read(limit: float = READ_TIMEOUT) -> Readings:

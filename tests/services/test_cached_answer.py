@@ -7,7 +7,7 @@ from threading import Event
 
 import pytest
 
-from queue_manager.health.readings import CachedAnswer
+from queue_manager.core.cached_answer import CachedAnswer
 
 
 def test_while_one_thread_computes_an_answer_others_get_the_previous_one() -> None:

@@ -24,13 +24,16 @@ from models import pulse, schema, subscription
 from models.database import Document, collection
 from models.document_id import id_text
 from queue_manager.broker.backlog import Backlog
+from queue_manager.core import cached_answer
 from queue_manager.core.clock import minutes, to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError
 from queue_manager.core.settings import settings
+from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
 from services.due_work import Limits
-from services.review_requests import ReviewRequests, review_requests
+from services.review_requests import ReviewRequests, review_requests, stats
 from tests.forked import server
+from tests.models.test_due_at_scale import profile
 from tests.odd_ids import ODD_IDS
 from tests.rooms import T0, AgingClock, scan
 
@@ -400,6 +403,33 @@ def test_scan_reads_only_the_index(reviews: ReviewRequests) -> None:
         plan = client.get_default_database().command("explain", aggregate, verbosity="executionStats")
     first = plan["stages"][0]["$cursor"]["executionStats"]
     assert (first["totalKeysExamined"], first["totalDocsExamined"]) == (10, 0)
+
+
+def test_open_requests_are_counted_without_reading_the_others() -> None:
+    old = ({"account_id": ObjectId(), "type": "review_request", "status": "completed"} for _ in range(5_000))
+    pulse.pulses().insert_many(old, ordered=False)
+    make_pulse(ObjectId(), status="pending", metadata={"parent_account": "p"})
+    make_pulse("a", status="in_progress")
+    make_pulse(None, status="pending", metadata={"parent_account": ObjectId()})
+    with profile(pulse.pulses().name) as profiled:
+        assert pulse.count_open() == 3
+    assert sum(one["keysExamined"] for one in profiled) <= 10
+
+
+def test_unreadable_subscriptions_are_a_problem_and_not_counted_each_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    some = replace(review_requests(), product_types=["unreadable"])
+    monkeypatch.setattr("services.review_requests.review_requests", lambda: some)
+    monkeypatch.setattr(cached_answer, "CACHE_FACTOR", 1_000_000)
+    bad = subscribe("2026", plan={"metadata": {"product_type": "unreadable"}})
+    found = [stats() for _ in range(2)]
+    with profile(subscription.subscriptions().name) as profiled:
+        found.append(stats())
+    for one in found:
+        assert one.numbers["unreadable"] == 1
+        assert str(bad["_id"]) in one.problems[Rule.UNREADABLE_DOCUMENTS]
+    assert profiled == []
 
 
 class Statements(CommandListener):
