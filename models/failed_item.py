@@ -79,11 +79,11 @@ def delete(system: str, ids: Sequence[Any]) -> None:
         _failed().delete_many({"_id": {"$in": [_key(system, id) for id in ids]}})
 
 
-def page(system: str, *, after: Position | None, is_descending: bool) -> Iterator[FailedItem]:
-    """Yield the failures of a system by time, after a position."""
+def page(system: str, *, since: datetime, after: Position | None, is_descending: bool) -> Iterator[FailedItem]:
+    """Yield the failures of a system that occurred after `since`, by time, after a position."""
     found = listing.walk(
         _failed(),
-        {"_id.system": system},
+        {"_id.system": system, "failed_at": {"$gt": since}},
         index=BY_TIME,
         order=FAILED_ITEM_ORDER,
         after=after,

@@ -70,6 +70,12 @@ class Listed(ABC):
     def items(self, state: State, *, after: Position | None = None, newest_first: bool = True) -> Iterator[Item]:
         """Yield the items in a state beyond a position, by the time that the state depends on."""
 
+    def read(
+        self, state: State, *, after: Position | None = None, newest_first: bool = True
+    ) -> Iterator[Item | Position]:
+        """Yield what `items` yields, and the position of each other item that was read, where a reader may stop."""
+        yield from self.items(state, after=after, newest_first=newest_first)
+
     @abstractmethod
     def take(self, ids: Sequence[str]) -> list[DueItem]:
         """Take those of `ids` that are due, stuck or failed now, to be sent at once."""

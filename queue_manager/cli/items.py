@@ -70,7 +70,7 @@ def list_items(
 ) -> None:
     """List the items of a system in a state, newest first. Times are UTC.
 
-    A search reads 5,000 items at a time: a page may be short or empty, and prints the cursor to continue.
+    A page reads 5,000 items of any state at most, so it may be short or empty; it prints the cursor to continue.
 
     Example: `queue-manager items list support-snooze failed --search timeout`
     """
@@ -78,7 +78,7 @@ def list_items(
         found = find_system(system)
         order = _order(is_oldest_first)
         page = operations.item_page(found, state, search=search, cursor=cursor, limit=limit, order=order)
-        is_empty = not (page.items or search or cursor or as_json)
+        is_empty = not (page.items or page.cursor or search or cursor or as_json)
         nothing = _describe_others(found, state) if is_empty else "no items"
     if as_json:
         print_answer(page)
@@ -90,7 +90,7 @@ def list_items(
 
 @items_cli.command()
 def count(system: ItemSystem, state: StateOfItems = "due", search: ItemSearch = None) -> None:
-    """Count the items of a system in a state, up to 20,000.
+    """Count the items of a system in a state among 20,000 of any state.
 
     Example: `queue-manager items count support-snooze failed`
     """

@@ -12,15 +12,15 @@ from bson import json_util
 from models.database import server_now
 from queue_manager.core.errors import AppError, InvalidField, NotFound
 from queue_manager.core.log import get_logger
-from queue_manager.items import Item, Listed, State
+from queue_manager.items import Item, Listed, Position, State
 from queue_manager.operations import cursors
 from queue_manager.operations.system_schemas import MAX_RETRIED, ItemCount, Items, ListedItem, RetriedItems, Sent
 from queue_manager.server_calls import mongodb
 from queue_manager.system import System
 from services.audit import Actor, recorded
 
-MAX_SEARCHED = 5_000  # items that one page of a search reads; the next page starts after them
-MAX_COUNTED = 20_000  # items
+MAX_SEARCHED = 5_000  # items, also of other states, that one page reads; the next page starts after them
+MAX_COUNTED = 20_000  # items, also of other states
 MAX_DOCUMENT_LENGTH = 1024 * 1024  # characters
 log = get_logger("QM/items")
 
@@ -38,7 +38,7 @@ def item_page(
     limit: int,
     order: Literal["newest", "oldest"],
 ) -> Items:
-    """Return a page of the items in a state. A search reads 5,000 items; the page may be short or empty.
+    """Return a page of the items in a state. It reads 5,000 items of any state, so it may be short or empty.
 
     Raises:
         NotFound: the system lists no items.
@@ -49,31 +49,33 @@ def item_page(
     of = f"{system.name} {state} {order}"
     after = cursors.decode(cursor, of=of)
     with mongodb(), cursors.checked():
-        walk = listed.items(state, after=after, newest_first=order == "newest")
+        walk = listed.read(state, after=after, newest_first=order == "newest")
         shown, last = _page(walk, search, limit)
         now = server_now()
     return Items(
         items=[ListedItem.model_validate(asdict(item)) for item in shown],
-        cursor=None if last is None else cursors.encode(last.position, of=of),
+        cursor=None if last is None else cursors.encode(last, of=of),
         server_time=now,
     )
 
 
-def _page(walk: Iterator[Item], search: str | None, limit: int) -> tuple[list[Item], Item | None]:
-    """Return a page, and the item behind which the next one begins, `None` at the end."""
+def _page(walk: Iterator[Item | Position], search: str | None, limit: int) -> tuple[list[Item], Position | None]:
+    """Return a page, and the position after which the next one begins, `None` at the end."""
     shown: list[Item] = []
-    last: Item | None = None
-    for number, item in enumerate(walk):
+    last: Position | None = None
+    for number, one in enumerate(walk):
         if len(shown) == limit or number == MAX_SEARCHED:
             return shown, last
-        if matches(item, search):
-            shown.append(item)
-        last = item
+        if isinstance(one, Item):
+            shown += [one] if matches(one, search) else []
+            last = one.position
+        else:
+            last = one
     return shown, None
 
 
 def count_items(system: System, state: State, search: str | None = None) -> ItemCount:
-    """Count the items in a state, up to 20,000. Raises like `item_page`."""
+    """Count the items in a state among 20,000 of any state. Raises like `item_page`."""
     listed = system.open_items()
     with mongodb():
         matching, is_complete = counted(listed, state, search)
@@ -102,9 +104,9 @@ def item_document(system: System, id: str) -> str:
 def counted(listed: Listed, state: State, search: str | None) -> tuple[int, bool]:
     """Return how many items match, and whether all were read."""
     read = matching = 0
-    for item in islice(listed.items(state), MAX_COUNTED):
+    for one in islice(listed.read(state), MAX_COUNTED):
         read += 1
-        matching += matches(item, search)
+        matching += isinstance(one, Item) and matches(one, search)
     return matching, read < MAX_COUNTED
 
 
@@ -134,8 +136,8 @@ def retry_items(system: System, body: RetriedItems, actor: Actor) -> Sent:
 
 def _matching(listed: Listed, state: State, search: str | None) -> list[str]:
     with mongodb():
-        read = islice(listed.items(state), MAX_COUNTED)
-        return list(dict.fromkeys(item.id for item in read if matches(item, search)))
+        read = islice(listed.read(state), MAX_COUNTED)
+        return list(dict.fromkeys(one.id for one in read if isinstance(one, Item) and matches(one, search)))
 
 
 def no_item(id: str) -> NotFound:

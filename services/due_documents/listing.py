@@ -38,6 +38,12 @@ class DocumentList(Listed):
     work: DocumentWork
 
     def items(self, state: State, *, after: Position | None = None, newest_first: bool = True) -> Iterator[Item]:
+        found = self.read(state, after=after, newest_first=newest_first)
+        yield from (one for one in found if isinstance(one, Item))
+
+    def read(
+        self, state: State, *, after: Position | None = None, newest_first: bool = True
+    ) -> Iterator[Item | Position]:
         if state == "failed":
             yield from self._failed(after, newest_first)
             return
@@ -47,6 +53,8 @@ class DocumentList(Listed):
                 item = self._item(document, status)
                 if item is not None and item.state == state:
                     yield item
+                else:
+                    yield position(document, self.work.documents.order)
 
     def _documents(self, state: State, after: Position | None, newest_first: bool) -> Iterator[database.Document]:
         """Return the documents that may be in a state, in the order of the list."""
@@ -120,17 +128,19 @@ class DocumentList(Listed):
             next_at=status.ends_at,
         )
 
-    def _failed(self, after: Position | None, newest_first: bool) -> Iterator[Item]:
+    def _failed(self, after: Position | None, newest_first: bool) -> Iterator[Item | Position]:
         """Yield failures that are cooling, of documents that are still due at the same time."""
-        documents = self.work.documents
-        found = failed_item.page(self.work.system.name, after=after, is_descending=newest_first)
+        documents, now = self.work.documents, self.work.clock()
+        since = now - leases.MAX_COOL_DOWN  # older ones do not cool any more
+        found = failed_item.page(self.work.system.name, since=since, after=after, is_descending=newest_first)
         for page in _pages(found, LIST_PAGE_SIZE):
-            due = documents.due_with_ids([one.id for one in page], self.work.clock(), self.work.system.shown)
+            due = documents.due_with_ids([one.id for one in page], now, self.work.system.shown)
             by_id = {id_key(one["_id"]): one for one in due}
             statuses = self.work.leases.statuses([leases.name(id_text(one.id), one.due_at) for one in page])
             for one, status in zip(page, statuses, strict=True):
                 document = by_id.get(one.id)
                 if document is None or documents.due_at(document) != one.due_at or status.state != "cooling":
+                    yield one.position
                     continue
                 yield Item(
                     id=id_text(one.id),

@@ -126,7 +126,7 @@ def test_a_malformed_failed_item_is_skipped_and_named(caplog: pytest.LogCaptureF
     failed.insert_one({"_id": {"system": "trial-end", "id": [1]}, **known})
     failed.insert_one({"_id": {"system": "trial-end", "id": "good"}, **known})
     for _ in range(2):
-        found = list(failed_item.page("trial-end", after=None, is_descending=True))
+        found = list(failed_item.page("trial-end", since=T0 - hours(1), after=None, is_descending=True))
         assert "good" in [one.id for one in found]
         assert {type(one.due_at) for one in found} == {datetime}
     named = [record.msg["id"] for record in caplog.records if isinstance(record.msg, dict) and "id" in record.msg]

@@ -17,11 +17,12 @@ from models.database import client, collection
 from models.document_id import id_text
 from models.listing import NoPosition
 from queue_manager import leases
-from queue_manager.core.clock import milliseconds, minutes, seconds
+from queue_manager.core.clock import hours, milliseconds, minutes, seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem, Item, State
 from queue_manager.operations import items as operations
+from queue_manager.operations.system_schemas import ItemCount, Items
 from services.due_documents import listing
 from services.due_documents.listing import DocumentList
 from services.due_documents.work import DocumentWork
@@ -144,6 +145,45 @@ def test_order_and_pages_are_those_of_the_index(
         monkeypatch.setattr(listing, "MAX_LISTED_LEASES", 1_000)
         assert len(items) > 6
         assert [shown(after) for after in (None, *items)] == pages
+
+
+def test_failures_that_cool_no_more_are_not_read(clock: AgingClock) -> None:
+    work = work_on(declare(), clock)
+    ids = collection("accounts").insert_many(accounts(301, every=seconds(1))).inserted_ids
+    for item in scan(work)[:1]:
+        work.give_up(item, error="boom")
+    old = {"due_at": T0, "error": "boom", "failures": 1, "failed_at": T0 - hours(48), "retry_at": T0 - hours(47)}
+    collection("qm_failed_items").insert_many(
+        [{"_id": {"system": work.system.name, "id": id}, **old} for id in ids if str(id) != item.args[0]]
+    )
+    with profile("qm_failed_items") as read:
+        found = [one.id for one in DocumentList(work=work).items("failed")]
+    assert found == [item.args[0]]
+    assert examined(read) == 1
+
+
+def test_a_page_ends_after_so_many_documents_of_other_states(
+    clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "MAX_SEARCHED", 40)
+    monkeypatch.setattr(operations, "MAX_COUNTED", 40)
+    monkeypatch.setattr(listing, "LIST_PAGE_SIZE", 10)
+    work = work_on(declare(), clock)
+    collection("accounts").insert_many(accounts(60, every=seconds(1)))
+    work.leases.release([item.lease for item in scan(work)], cool_down=hours(1))
+    due = make_account(T0 - hours(1))
+    system = replace(work.system, items=lambda: DocumentList(work=work))
+
+    def page(cursor: str | None) -> Items:
+        return operations.item_page(system, "due", search=None, cursor=cursor, limit=PAGE, order="newest")
+
+    first = page(None)
+    assert first.items == []
+    assert first.cursor is not None
+    second = page(first.cursor)
+    assert ([item.id for item in second.items], second.cursor) == ([str(due)], None)
+    assert operations.count_items(system, "due") == ItemCount(count=0, is_complete=False)
+    assert operations._matching(system.open_items(), "due", None) == []
 
 
 @pytest.mark.parametrize("after", [(T0,), (T0, 1, 2), ("a", 1)])

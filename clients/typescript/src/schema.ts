@@ -181,7 +181,7 @@ export interface paths {
          * Items
          * @description List the items in a state, by the time that it depends on: when they were due, or when their lease ends.
          *
-         *     A search reads 5,000 items at a time: a page may be short or empty; its cursor continues.
+         *     A page reads 5,000 items of any state at most, so it may be short or empty; its cursor continues.
          */
         get: operations["systems_items"];
         put?: never;
@@ -201,7 +201,7 @@ export interface paths {
         };
         /**
          * Count Items
-         * @description Count the items in a state, up to 20,000.
+         * @description Count the items in a state among 20,000 of any state.
          */
         get: operations["systems_count_items"];
         put?: never;
@@ -287,9 +287,9 @@ export interface paths {
         put?: never;
         /**
          * Retry Items
-         * @description Send the tasks of the items of `ids`, or of all that match, at most 1,000. `of` counts them, up to 20,000.
+         * @description Send the tasks of the items of `ids`, or of all that match, at most 1,000.
          *
-         *     Items that are in progress, not due or gone are left alone.
+         *     `of` counts them among 20,000 items of any state. Items that are in progress, not due or gone are left alone.
          */
         post: operations["systems_retry_items"];
         delete?: never;

@@ -337,8 +337,9 @@ export class List {
     const { isFiltered, progress, isStopped, values: { cursor } } = this;
     const isSearching = progress !== undefined && !isStopped;
     byId("rows").closest(".sheet").hidden = isEmpty;
-    byId("empty").hidden = !isEmpty || isFiltered || Boolean(cursor);
-    byId("nothing").hidden = !isEmpty || !(isFiltered || cursor);
+    const isPartOfList = isFiltered || Boolean(cursor || this.cursor);
+    byId("empty").hidden = !isEmpty || isPartOfList;
+    byId("nothing").hidden = !isEmpty || !isPartOfList;
     byId("nothing").querySelector("h2").textContent = this.cursor ? "Nothing found so far" : "Nothing matches";
     byId("searching").hidden = !progress;
     byId("stop").hidden = !isSearching;

@@ -106,14 +106,14 @@ def items(
 ) -> Items:
     """List the items in a state, by the time that it depends on: when they were due, or when their lease ends.
 
-    A search reads 5,000 items at a time: a page may be short or empty; its cursor continues.
+    A page reads 5,000 items of any state at most, so it may be short or empty; its cursor continues.
     """
     return item_operations.item_page(system, state, search=search, cursor=cursor, limit=limit, order=order)
 
 
 @queries.get("/systems/{name}/items/count", responses=errors(503))
 def count_items(system: Named, state: State = "due", search: Search = None) -> ItemCount:
-    """Count the items in a state, up to 20,000."""
+    """Count the items in a state among 20,000 of any state."""
     return item_operations.count_items(system, state, search)
 
 
@@ -147,9 +147,9 @@ def retry_items(
     body: Annotated[RetriedItems, Depends(JsonBody(RetriedItems, max_bytes=MAX_RETRY_BODY))],
     actor: CurrentActor,
 ) -> Sent:
-    """Send the tasks of the items of `ids`, or of all that match, at most 1,000. `of` counts them, up to 20,000.
+    """Send the tasks of the items of `ids`, or of all that match, at most 1,000.
 
-    Items that are in progress, not due or gone are left alone.
+    `of` counts them among 20,000 items of any state. Items that are in progress, not due or gone are left alone.
     """
     return item_operations.retry_items(system, body, actor)
 
