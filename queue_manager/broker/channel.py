@@ -45,6 +45,7 @@ from queue_manager.core.redis_client import REDIS_OUTAGES
 from queue_manager.core.settings import settings
 
 TAKE_BATCH_SIZE = 500  # messages; a larger batch would delay other clients of the server
+MAX_REQUESTED_QUEUES = 50  # per request: Lua's stack has room for the lists of some hundred, and other clients wait
 PUSH_BATCH_SIZE = 500  # messages per command: about half a megabyte
 
 log = get_logger("QM/transport")
@@ -150,8 +151,12 @@ class Channel(stock.Channel):
         self._in_poll, self._brpop_sent_at = connection, time.monotonic()
 
     def _queues_to_request(self) -> list[str]:
-        """Return the queues that may have messages, in the order of their turns."""
-        return [one for one in self._queue_cycle.consume(len(self.active_queues)) if one not in self._empty_queues]
+        """Return the next queues that may have messages, in the order of their turns.
+
+        With each request, some of them are found empty, or those with messages move behind the others.
+        """
+        in_turn = self._queue_cycle.consume(len(self.active_queues))
+        return [*islice((one for one in in_turn if one not in self._empty_queues), MAX_REQUESTED_QUEUES)]
 
     def _list_names(self, queue: str) -> list[tuple[str, int]]:
         """Return the names of a queue's lists, each with its priority."""

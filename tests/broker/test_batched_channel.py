@@ -359,6 +359,16 @@ def test_many_queues_and_priorities_are_awaited(server: Valkey, client: Redis) -
         assert sorted(taker.drain()) == sorted(names)
 
 
+def test_queues_are_requested_in_parts(server: Valkey, requested: list[set[str]]) -> None:
+    names = [f"q{number}" for number in range(900)]  # whose lists together are too many for one script
+    with connected(server.url, priority_steps=[*range(10)]) as connection:
+        taker = Taker(connection, *names)
+        send(connection, names[-1], "last", priority=9)
+        send(connection, names[0], "first")
+        assert sorted(taker.drain()) == ["first", "last"]
+    assert max(map(len, requested)) <= 50
+
+
 def test_messages_without_acknowledgement_are_not_registered_as_unacked(connection: Connection, client: Redis) -> None:
     send(connection, "q", *range(20))
 
