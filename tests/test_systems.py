@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -122,6 +123,26 @@ def test_a_scrape_reads_the_statistics_of_each_system_once(monkeypatch: pytest.M
     assert list(asyncio.run(collector(request)).collect())
     assert calls["support-snooze"] == 1
     assert set(calls.values()) == {1}
+
+
+def test_the_statistics_of_many_systems_are_read_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, at_once = threading.Lock(), [0, 0]  # now, and at most
+
+    def slow() -> SystemStats:
+        with lock:
+            at_once[0] += 1
+            at_once[1] = max(at_once)
+        time.sleep(0.02)
+        with lock:
+            at_once[0] -= 1
+        return of_numbers({"due": 5})
+
+    many = [trial_end(name=f"trial-end-{number}", stats=slow) for number in range(150)]
+    monkeypatch.setattr(readings, "systems", lambda: many)
+    found = asyncio.run(readings.read_stats())
+    assert [one for one in found.values() if not isinstance(one, SystemStats)] == []
+    assert len(found) == 150
+    assert at_once[1] <= readings.MAX_READ_AT_ONCE
 
 
 def test_stats_that_hang_are_a_problem_and_occupy_few_threads(only: Callable[[System], None]) -> None:

@@ -1,7 +1,7 @@
 """What health and the overview read of the servers, once.
 
-Guarantee: reading never fails and takes little longer than its limit: the servers are read in parallel, and what one of
-them did not answer is a `Problem`.
+Guarantee: reading never fails, and what a server did not answer is a `Problem`. The servers are read in parallel, so
+reading takes little longer than its limit, unless the statistics of more than `MAX_READ_AT_ONCE` systems do.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ KeyT = TypeVar("KeyT")
 READ_TIMEOUT = 3.0  # seconds
 REPORT_MARGIN = 0.5  # seconds by which a driver gives up earlier, so that it reports what is wrong
 MAX_CALLS = 8  # of one function at a time, because a call that hangs keeps its thread
+MAX_READ_AT_ONCE = 16  # systems, because each call has a thread and a connection
 LEADER, WORKERS = "leader", "workers"
 """Names in `InRedis.unread`."""
 INDEX_CHECK_INTERVAL = 5.0  # seconds until indexes that existed are looked for again
@@ -167,7 +168,7 @@ async def read(limit: float = READ_TIMEOUT) -> Readings:
         bounded(_mongodb, "mongodb", "MongoDB"),
         bounded(_broker, "broker", "The broker"),
         read_stats(limit),
-        _each({one.name: bounded(_slow_numbers(one), one.name, "MongoDB") for one in slow_ones}),
+        _each({one.name: partial(bounded, _slow_numbers(one), one.name, "MongoDB") for one in slow_ones}),
     )
     if any(isinstance(one, Problem) for one in (*stats.values(), *slow.values())):
         _complete_until.clear()  # perhaps an index was dropped, which the next reading finds
@@ -175,15 +176,21 @@ async def read(limit: float = READ_TIMEOUT) -> Readings:
 
 
 async def read_stats(limit: float = READ_TIMEOUT) -> dict[str, SystemStats | Problem]:
-    """Read the statistics of the systems that are on at the same time, each for at most `limit` seconds."""
+    """Read the statistics of the systems that are on, each for at most `limit` seconds from its turn on."""
     bounded = partial(_bounded, limit=limit, rule=Rule.UNKNOWN_STATE)
     on = [system for system in systems() if system.is_on(settings())]
-    return await _each({one.name: bounded(one.read_stats, one.name, one.stats_server) for one in on})
+    return await _each({one.name: partial(bounded, one.read_stats, one.name, one.stats_server) for one in on})
 
 
-async def _each(asked: Mapping[str, Awaitable[AnswerT]]) -> dict[str, AnswerT]:
-    """Await all at once; return the answers by name."""
-    return dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
+async def _each(asked: Mapping[str, Callable[[], Awaitable[AnswerT]]]) -> dict[str, AnswerT]:
+    """Ask up to `MAX_READ_AT_ONCE` at the same time; return the answers by name."""
+    turns = asyncio.Semaphore(MAX_READ_AT_ONCE)
+
+    async def in_turn(ask: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+        async with turns:
+            return await ask()
+
+    return dict(zip(asked, await asyncio.gather(*map(in_turn, asked.values())), strict=True))
 
 
 async def _bounded(
