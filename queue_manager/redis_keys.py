@@ -51,11 +51,11 @@ _OF_BROKER = {
 }
 _OF_MESSAGE_QUEUE = {
     **dict.fromkeys(["", "_typed", "_manual", "_dlq", "_acknowledged", "_archived", ":events", ":resumes"], "stream"),
-    **dict.fromkeys(["_metadata", ":pauses", ":adopted", ":folded:kept", ":totals"], "hash"),
-    **dict.fromkeys([":types", ":next_sweep", ":healed", ":healed_until", ":forget_cursor", ":folded"], "string"),
+    **dict.fromkeys(["_metadata", ":pauses", ":adopted", ":healed_until", ":folded:kept", ":totals"], "hash"),
+    **dict.fromkeys([":types", ":next_sweep", ":healed", ":forget_cursor", ":recover_cursor", ":folded"], "string"),
     **{f":stats:total_{name}": "string" for name in ("acknowledged", "requeued", "dead_lettered")},
     ":deadlines": "zset",
-    ":pending_ids": "set",
+    **dict.fromkeys([":pending_ids", ":to_recover"], "set"),
 }
 
 

@@ -65,10 +65,10 @@ class OtherPrograms:
         return healed
 
     def _recover(self, end: float) -> None:
-        """Requeue messages that the consumer group has passed over, until a time."""
-        recovered, stream, after = 0, 1, b""
-        while stream and time.monotonic() < end:
-            stream, after, some = self._scripts.run("recover", self._options.levels, stream, after)
+        """Requeue messages that the consumer group has passed over, until a time, but at least one slice."""
+        recovered, is_over = self._scripts.run("recover", self._options.levels, 1)
+        while not is_over and time.monotonic() < end:
+            some, is_over = self._scripts.run("recover", self._options.levels, 0)
             recovered += some
         if recovered:
             log.warning(

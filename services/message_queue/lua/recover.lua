@@ -4,19 +4,17 @@
 -- or has renamed a stream and renamed it back.
 --
 -- KEYS[1]  queue name
--- ARGV     number of priorities, number of the stream and entry id after which the slice begins ('1' and '' for the first
---          slice)
--- Returns  {number of the stream, entry id for the next slice; number of messages requeued}; 0 as the stream after the
---          last slice
+-- ARGV     number of priorities; "1" to check first whether there are such messages
+-- Returns  {number of messages requeued, 1 after the last slice, else 0}; the next call continues with the next slice
 --
--- A message is requeued when it is found by a later call again, because a program may acknowledge an entry and delete it a
+-- A message is requeued when the next round finds it again, because a program may acknowledge an entry and delete it a
 -- moment later. Entries without a record are left: other programs may keep their own.
 -- Atomic, so that no consumer receives the message meanwhile. allow-oom, so that a full server can be drained.
 
 local FOUND = QUEUE .. ':to_recover' -- set of entries
-local MAX_AGE = 600 -- seconds after which what was found is forgotten
+local MAX_AGE = 24 * 3600 -- seconds after which what was found is forgotten: longer than a round through the streams
+local CURSOR = QUEUE .. ':recover_cursor' -- number of the stream, and the last entry of the slices so far
 
-local number, after = tonumber(ARGV[2]), ARGV[3]
 local streams = { TYPED, MANUAL }
 for priority = 0, HIGHEST_PRIORITY do
   streams[#streams + 1] = stream_of(priority)
@@ -64,14 +62,18 @@ local function recover(stream, sid, fields)
   end
 end
 
-if number == 1 and after == '' and (count_passed_over() or 1) <= 0 then
-  return { 0, '', 0 } -- as always, unless another program interferes
+if ARGV[2] == '1' and (count_passed_over() or 1) <= 0 then
+  redis.call('DEL', CURSOR)
+  return { 0, 1 } -- as always, unless another program interferes
 end
+local number, after = string.match(redis.call('GET', CURSOR) or '1 ', '^(%d+) (.*)$')
+number = tonumber(number)
 while streams[number] do
   local last = last_delivered(streams[number])
   repeat
     if is_slice_full() then
-      return { number, after, requeued }
+      redis.call('SET', CURSOR, number .. ' ' .. after)
+      return { requeued, 0 }
     end
     local entries, is_end = read_entries_of(streams[number], after == '' and '-' or '(' .. after, last)
     for _, entry in ipairs(entries) do
@@ -81,4 +83,5 @@ while streams[number] do
   until is_end
   number, after = number + 1, ''
 end
-return { 0, '', requeued }
+redis.call('DEL', CURSOR)
+return { requeued, 1 }

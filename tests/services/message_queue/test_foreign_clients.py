@@ -369,6 +369,22 @@ def test_message_whose_consumer_was_deleted_from_the_group_is_received_again(lab
     assert lab.contents.counts().main == lab.contents.counts().processing == 0
 
 
+def test_message_is_received_again_also_behind_many_parked_ones(lab: Lab) -> None:
+    lab.queue.enqueue_batch([{"type": "parked"} for _ in range(250)])
+    lab.contents.pause(["parked"], by="test")
+    lab.queue.enqueue("job", id="a")
+    lab.take()
+    lab.client.xgroup_delconsumer("q", "q_group", "queue-manager")
+    lab.lapse("a")
+    lab.sweeper.sweep()
+    assert lab.queue.dequeue() is None
+    for _ in range(2 * (250 // 100 + 1)):
+        lab.client.delete("q:healed")
+        lab.others.heal(budget=seconds(0))  # one slice of 100 entries
+    assert lab.take().id == "a"
+    assert not lab.client.exists("q:recover_cursor")
+
+
 def test_entry_deleted_shortly_after_its_ack_stays_acknowledged(lab: Lab) -> None:
     lab.queue.enqueue("job", id="a")
     sid = take_as_another(lab)
