@@ -35,7 +35,7 @@ from services.message_queue.messages import FIELD_ALIASES, Message
 from services.message_queue.scripts import Argument
 
 REPLAY_BUDGET = DELETE_BUDGET = seconds(10)
-MAX_PAUSED_TYPES = 100  # each dequeue reads them
+MAX_PAUSED_TYPES = 30  # each dequeue reads them, and a list reads parked messages of each type and priority
 DEFAULT_MOVE_REASON = "Moved manually"
 
 MessageOutcome = Literal["MOVED", "DELETED", "NOT_FOUND", "CHANGED", "UNDECODABLE"]
@@ -80,7 +80,7 @@ class QueueAdmin(MessageBrowser):
     def pause(self, types: Sequence[str], *, by: str, reason: str | None = None) -> None:
         """Deliver no messages of these types until they are resumed: they wait, and those in processing go on.
 
-        Raises `InvalidMessage` if more than 100 types would be paused; none of these is paused then, unless others are
+        Raises `InvalidMessage` if more than 30 types would be paused; none of these is paused then, unless others are
         paused at the same moment.
         """
         about, names = json.dumps({"by": by, "reason": reason})[1:-1], checked_types(types)

@@ -843,7 +843,7 @@ export interface paths {
         put?: never;
         /**
          * Pause
-         * @description Deliver no messages of these types, which wait. Those that consumers hold are not affected. At most 100 types.
+         * @description Deliver no messages of these types, which wait. Those that consumers hold are not affected. At most 30 types.
          */
         post: operations["queue_pause"];
         delete?: never;

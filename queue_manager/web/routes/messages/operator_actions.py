@@ -204,7 +204,7 @@ def replay(
 def pause(
     body: Annotated[TypesToPause, Depends(JsonBody(TypesToPause, max_bytes=MAX_TYPES_BYTES))], actor: CurrentActor
 ) -> MessagePauses:
-    """Deliver no messages of these types, which wait. Those that consumers hold are not affected. At most 100 types."""
+    """Deliver no messages of these types, which wait. Those that consumers hold are not affected. At most 30 types."""
     switches.pause_types(actor, body.types, body.reason)
     return MessagePauses(pauses=queue_admin().pauses())
 

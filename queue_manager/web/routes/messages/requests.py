@@ -34,6 +34,7 @@ from services.message_queue.fields import (
 
 MAX_OTHER_BYTES = 64 * 1024
 """Bytes of a body besides its payload."""
+MAX_RESUMED_TYPES = 100  # as many as could be paused in release 0.2
 MAX_TYPES_BYTES = 256 * 1024  # of a list of types, escaped
 MAX_BATCH_BYTES = 2 * 1024 * 1024  # of new messages, with at most 512 KiB of payloads
 MAX_SELECTION_BYTES = 4 * 1024 * 1024  # of ids or whole messages
@@ -254,12 +255,13 @@ class Move(Members):
 class TypesToResume(Members):
     """Types of messages."""
 
-    types: list[MessageType] = Field(min_length=1, max_length=MAX_PAUSED_TYPES)
+    types: list[MessageType] = Field(min_length=1, max_length=MAX_RESUMED_TYPES)
 
 
-class TypesToPause(TypesToResume):
+class TypesToPause(Members):
     """Types of messages, and why they are paused."""
 
+    types: list[MessageType] = Field(min_length=1, max_length=MAX_PAUSED_TYPES)
     reason: str | None = PAUSE_REASON
 
 
