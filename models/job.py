@@ -371,9 +371,9 @@ def some(
     return found, len(found) == limit or size >= MAX_TRANSACTION_BYTES
 
 
-def find(key: str) -> list[Document]:
-    """Return the jobs with this key, newest first."""
-    return list(jobs().find({"key": key}, sort=[("_id", DESCENDING)], hint="same_jobs"))
+def find(key: str, *, limit: int) -> list[Document]:
+    """Return up to `limit` jobs with this key, newest first."""
+    return list(jobs().find({"key": key}, sort=[("_id", DESCENDING)], hint="same_jobs", limit=limit))
 
 
 def count_failing(limit: int) -> dict[str, int]:

@@ -217,16 +217,16 @@ class Jobs:
             raise UnknownJob(f"There is no job {id}")
         return found
 
-    def find(self, name: str, *arguments: Any) -> list[Document]:
-        """Return the jobs with this name and these arguments, newest first."""
-        return job.find(job_key(name, checked_arguments(arguments)))
+    def find(self, name: str, *arguments: Any, limit: int = 50) -> list[Document]:
+        """Return up to `limit` jobs with this name and these arguments, newest first."""
+        _check_limit(limit)
+        return job.find(job_key(name, checked_arguments(arguments)), limit=limit)
 
     def list(
         self, *, name: str | None = None, state: str | None = None, before: str | None = None, limit: int = 50
     ) -> list[Document]:
         """Return jobs, newest first, after the job whose id is `before`, as `id_text` writes it."""
-        if limit < 1:
-            raise InvalidJob("limit", "must be at least 1")
+        _check_limit(limit)
         query = JobQuery(
             name=None if name is None else checked_name(name),
             state=None if state is None else checked_state(state),
@@ -393,3 +393,8 @@ def _as_running(executing: ExecutingJob) -> Document:
 
 jobs = Jobs(registry, clock=server_now)
 """The jobs of this installation. Connects on first use."""
+
+
+def _check_limit(limit: int) -> None:
+    if limit < 1:
+        raise InvalidJob("limit", "must be at least 1")

@@ -477,7 +477,10 @@ def test_find_returns_jobs_of_the_same_arguments_newest_first(lab: Lab) -> None:
     first, _, second = lab.run("mail", 42), lab.run("mail", 43), lab.run("mail", 42)
     lab.run("report", 42)
     assert [str(found["_id"]) for found in lab.jobs.find("mail", 42)] == [second, first]
+    assert [str(found["_id"]) for found in lab.jobs.find("mail", 42, limit=1)] == [second]
     assert lab.jobs.find("mail") == []
+    with pytest.raises(InvalidJob, match="limit: must be at least 1"):
+        lab.jobs.find("mail", 42, limit=0)
 
 
 def test_list_is_paged_newest_first(lab: Lab) -> None:
