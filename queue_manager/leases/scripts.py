@@ -13,6 +13,7 @@ from queue_manager.core.redis_client import Script
 
 MAX_ARGUMENTS = 2_000  # names in one command: Lua's stack is limited, and other clients wait meanwhile
 RETENTION_MS = milliseconds(hours(24))  # of leases that ended without a result, and of losses
+SETS_RETENTION_MS = milliseconds(hours(8 * 24))  # since the last scan or item: scans may be a week apart
 JUST_TAKEN_MS = milliseconds(seconds(3))  # a worker renews the lease of a received or newly due item within this time
 
 
@@ -35,6 +36,14 @@ local now = t[1] * 1000 + math.floor(t[2] / 1000)
 
 -- Returns the time in so many ms as a text: Lua would format a number again for each name.
 local function time_in(ms) return string.format('%.0f', now + ms) end
+
+-- Keeps a set that is in use; one of a system that was switched off or removed expires.
+local function keep(set) redis.call('PEXPIRE', set, {SETS_RETENTION_MS}) end
+
+local function write(set, ...)
+    redis.call('ZADD', set, ...)
+    keep(set)
+end
 """
 
 # Take the leases that are free.
@@ -65,9 +74,9 @@ for i, name in ipairs(names) do
         end
     end
 end
-if #add > 0 then redis.call('ZADD', running, unpack(add)) end
+if #add > 0 then write(running, unpack(add)) end
 if #cooled > 0 then redis.call('ZREM', cooling, unpack(cooled)) end
-if #marked > 0 then redis.call('ZADD', flagged, unpack(marked)) end
+if #marked > 0 then write(flagged, unpack(marked)) end
 return reply
 """)
 
@@ -87,7 +96,7 @@ for i = 2, #ARGV do
 end
 if #remove > 0 then
     redis.call('ZREM', running, unpack(remove))
-    redis.call('ZADD', waiting, unpack(add))
+    write(waiting, unpack(add))
 end
 """)
 
@@ -101,7 +110,7 @@ for i = 2, #ARGV do
     local ours = tonumber(redis.call('ZSCORE', flagged, string.match(name, '^(.*)@')) or 0) > now
     if not (ours or redis.call('ZSCORE', waiting, name) or redis.call('ZSCORE', cooling, name)
             or redis.call('ZSCORE', done, name)) then
-        redis.call('ZADD', running, 'NX', now + ARGV[1], name)
+        write(running, 'NX', now + ARGV[1], name)
     end
 end
 """)
@@ -114,6 +123,7 @@ end
 # An item with an ETA is with a worker until then; it starts a moment after its ETA.
 FREE_LOST = Script(f"""#!lua flags=allow-oom
 {_PRELUDE}
+for _, set in ipairs({{waiting, running, cooling, done, started, flagged}}) do keep(set) end
 redis.call('ZREMRANGEBYSCORE', running, '-inf', now - {RETENTION_MS})
 redis.call('ZREMRANGEBYSCORE', cooling, '-inf', now - {RETENTION_MS})
 local lost = redis.call('ZCOUNT', waiting, '-inf', now - {JUST_TAKEN_MS}) - ARGV[1]
@@ -124,7 +134,7 @@ local ended = {{}}
 for _, name in ipairs(names) do ended[#ended + 1], ended[#ended + 2] = now, name end
 if #names > 0 then
     redis.call('ZREM', waiting, unpack(names))
-    redis.call('ZADD', running, unpack(ended))
+    write(running, unpack(ended))
 end
 return #names
 """)
@@ -147,10 +157,10 @@ for i = 2, #ARGV do
         names[#names + 1] = ARGV[i]
     end
 end
-if #extend > 0 then redis.call('ZADD', running, 'XX', 'GT', unpack(extend)) end
+if #extend > 0 then write(running, 'XX', 'GT', unpack(extend)) end
 if #begin > 0 then
     redis.call('ZREM', waiting, unpack(names))
-    redis.call('ZADD', running, 'GT', unpack(begin))
+    write(running, 'GT', unpack(begin))
 end
 """)
 
@@ -165,6 +175,7 @@ for i = 1, #ARGV, 2 do
         redis.call('ZADD', waiting, now + wait, name)
     end
 end
+keep(waiting)
 """)
 
 # End the leases of items whose ETA has not come.
@@ -187,6 +198,7 @@ redis.call('ZREM', waiting, unpack(ARGV, 2))
 redis.call('ZREM', running, unpack(ARGV, 2))
 if tonumber(ARGV[1]) > 0 then
     for i = 2, #ARGV do redis.call('ZADD', cooling, now + ARGV[1], ARGV[i]) end
+    keep(cooling)
 end
 """)
 
@@ -228,8 +240,8 @@ for i, name in ipairs(names) do
 end
 if #gone > 0 then
     redis.call('ZREM', waiting, unpack(gone))
-    redis.call('ZADD', running, unpack(ends))
-    redis.call('ZADD', started, unpack(fresh))
+    write(running, unpack(ends))
+    write(started, unpack(fresh))
 end
 return suspects
 """)
@@ -262,8 +274,8 @@ if redis.call('ZSCORE', started, name) then
     end
 end
 redis.call('ZREM', waiting, name)
-redis.call('ZADD', running, now + ARGV[1], name)
-redis.call('ZADD', started, now, name)
+write(running, now + ARGV[1], name)
+write(started, now, name)
 return 0
 """)
 
@@ -284,7 +296,7 @@ for i = 3, 2 + ARGV[2] do
 end
 if #remove > 0 then
     if redis.call('ZREM', running, unpack(remove)) < #remove then redis.call('ZREM', waiting, unpack(remove)) end
-    redis.call('ZADD', done, unpack(add))
+    write(done, unpack(add))
 end
 """)
 

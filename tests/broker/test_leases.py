@@ -223,6 +223,51 @@ class TestEnd:
 
 
 class TestCandidates:
+    @pytest.mark.usefixtures("ours")
+    def test_all_sets_of_a_system_that_is_switched_off_expire(self, client: redis.Redis) -> None:
+        """Each part writes sets that do not exist yet, as the last one before the system is switched off."""
+        kept_ms = leases.scripts.SETS_RETENTION_MS
+
+        def fresh(*dispatched: str) -> Leases:
+            client.flushdb()
+            ours = Leases("trial-end", minutes(1))
+            if dispatched:
+                dispatch(ours, *dispatched)
+            return ours
+
+        def expired(*sets: str) -> None:
+            keys = Leases("trial-end").keys._asdict()
+            ttls = {name: client.pttl(key) for name, key in keys.items() if client.exists(key)}
+            assert set(sets) <= set(ttls)
+            assert {name: ttl for name, ttl in ttls.items() if not kept_ms - 600_000 < ttl <= kept_ms} == {}
+
+        fresh().take([ONE], flagged_for=minutes(1))
+        expired("running", "flagged")
+        fresh(ONE)
+        expired("waiting")
+        fresh().hold_unknown([ONE])
+        expired("running")
+        fresh(ONE).renew([ONE])
+        expired("running")
+        ours = fresh(ONE)
+        ours.renew([ONE])
+        ours.mark_sent_again({ONE: minutes(1)})
+        expired("waiting")
+        fresh(ONE).release([ONE], cool_down=hours(1))
+        expired("cooling")
+        with fresh(ONE).alone(ONE):
+            expired("running", "started")
+        with fresh(ONE).batch([ONE]) as attempts:
+            expired("running", "started")
+            attempts.done.add(ONE)
+        expired("done")
+
+    def test_a_scan_keeps_the_sets_of_items_that_wait_for_long(self, client: redis.Redis, ours: Leases) -> None:
+        dispatch(ours, ONE)
+        client.pexpire(ours.keys.waiting, 60_000)
+        ours.free_lost(1)
+        assert client.pttl(ours.keys.waiting) > 60_000
+
     def test_candidates_are_the_leases_in_a_state_unless_there_are_too_many(
         self, ours: Leases, client: redis.Redis
     ) -> None:
