@@ -2,7 +2,8 @@
 
     {system, event: dispatched, at, items, task, is_manual?, expires_at}            a batch, kept for a day
     {system, event: executed, at, items, task?, worker, took_ms, expires_at}        a batch, kept for a day
-    {system, event: retried | failed | lost, at, id, attempt?, error, worker, task, expires_at}   kept for 30 days
+    {system, event: retried, at, id, attempt?, error, worker, task, expires_at}     kept for a day
+    {system, event: failed | lost, at, id, attempt?, error, worker, task, expires_at}      kept for 30 days
 
 `items` has a line for each item: the name of its lease, and why it was skipped if it was. `task` is what the ids of a
 dispatched batch's tasks begin with, followed by the position of the item; elsewhere it is the id of one task.
@@ -34,7 +35,7 @@ from queue_manager.core.redis_client import PerProcess
 
 ITEM_EVENTS_COLLECTION = "qm_item_events"
 BY_TIME, BY_ITEM, BY_TASK, BY_EXPIRY = "events_by_time", "events_of_an_item", "events_of_a_task", "expired_events"
-BATCH_RETENTION, ATTEMPT_RETENTION = hours(24), hours(24 * 30)
+EVENT_RETENTION, FAILURE_RETENTION = hours(24), hours(24 * 30)
 EVENT_INSERT_TIMEOUT = seconds(1)
 EVENT_RETRY_DELAY = 5.0  # seconds in which nothing is recorded after the server failed
 MAX_EVENT_ERROR_LENGTH = 2_000  # characters
@@ -113,13 +114,13 @@ def record_attempt(
         "worker": process_name(),
         **number,
     }
-    now = estimated_now()
-    _record({"system": system, "event": event, "at": now, **about, "expires_at": now + ATTEMPT_RETENTION})
+    now, kept_for = estimated_now(), EVENT_RETENTION if event == "retried" else FAILURE_RETENTION
+    _record({"system": system, "event": event, "at": now, **about, "expires_at": now + kept_for})
 
 
 def _record_batch(system: str, event: BatchEvent, lines: Sequence[str], about: Document) -> None:
     items, now = "\n".join(line.replace("\n", " ") for line in lines), estimated_now()
-    _record({"system": system, "event": event, "at": now, **about, "items": items, "expires_at": now + BATCH_RETENTION})
+    _record({"system": system, "event": event, "at": now, **about, "items": items, "expires_at": now + EVENT_RETENTION})
 
 
 class _EventInserter:

@@ -309,15 +309,17 @@ class TestTimeline:
         assert [one.events[-1].task for one in (first, second, third)] == [item.task_id for item in items]
         assert first.events[0].took == seconds(1)
 
-    def test_batches_are_kept_for_a_day_and_failed_attempts_for_a_month(self, work: DocumentWork) -> None:
+    def test_batches_and_retries_are_kept_for_a_day_and_failures_for_a_month(self, work: DocumentWork) -> None:
         make_room(server_now() - minutes(5))
         items = scan(work)
         work.record_executed(items, [{"success": True}], took=seconds(1))
-        work.record_attempt(items[0], "failed", error="Boom", attempt=1)
+        for event in ("retried", "failed", "lost"):
+            work.record_attempt(items[0], event, error="Boom", attempt=1)
         events = collection("qm_item_events")
-        eventually(lambda: events.count_documents({}) == 3)
+        eventually(lambda: events.count_documents({}) == 5)
         kept = {one["event"]: one["expires_at"] - one["at"] for one in events.find()}
-        assert kept == {"dispatched": hours(24), "executed": hours(24), "failed": hours(24 * 30)}
+        day, month = hours(24), hours(24 * 30)
+        assert kept == {"dispatched": day, "executed": day, "retried": day, "failed": month, "lost": month}
 
     def test_entries_come_newest_first_and_with_those_of_the_document(self, work: DocumentWork) -> None:
         room = make_room(server_now() - minutes(5))
