@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 
+from bson import json_util
 from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
@@ -81,6 +82,21 @@ def missing(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
     found = {name: _indexes_of(name) for name in wanted}
     names = ((name, index.document["name"]) for name, indexes in wanted.items() for index in indexes)
     return [f"{name}.{index}" for name, index in names if index not in found[name]]
+
+
+def multikey(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
+    """Return the names of the indexes in which a document ever had a list, as `collection.index`.
+
+    MongoDB does not sort by them, nor skip from one value to the next, as long as the index exists.
+    """
+    found = {name: _indexes_of(name) for name in wanted}
+    names = ((name, index.document["name"]) for name, indexes in wanted.items() for index in indexes)
+    return [f"{name}.{index}" for name, index in names if index in found[name] and _is_multikey(name, index)]
+
+
+def _is_multikey(name: str, index: str) -> bool:
+    plan = database().command("explain", {"find": name, "hint": index}, verbosity="queryPlanner")
+    return '"isMultiKey": true' in json_util.dumps(plan)
 
 
 def _indexes_of(name: str) -> Mapping[str, object]:

@@ -82,8 +82,8 @@ CHECKS = (
     ),
     Check(
         name="indexes",
-        statement="Every index exists, and no document violates one.",
-        find=mongodb.obstacles,
+        statement="Every index exists, and no document violates one or makes it slow.",
+        find=mongodb.indexes,
         rules=(Rule.MISSING_INDEXES,),
         needs=(SETTINGS, "mongodb"),
     ),

@@ -15,6 +15,7 @@ from models import (
     failed_item,
     history,
     item_events,
+    job,
     job_queue,
     mark,
     outbox,
@@ -93,13 +94,20 @@ def write_concern() -> Iterator[Findings]:
             )
 
 
-def obstacles() -> Iterator[Findings]:
-    """Yield the documents because of which `migrate` cannot create an index."""
+def indexes() -> Iterator[Findings]:
+    """Yield the documents because of which `migrate` cannot create an index, or reading an index of jobs is slow."""
     for system in _systems():
         if schema.missing(system.collections()) and (lines := system.obstacles()):
             yield Finding(
                 f"{system.name}: {'; '.join(lines)}", "Repair these documents, then run `queue-manager migrate`."
             )
+
+    if settings().runs_jobs and (slow := schema.multikey(job.collections())):
+        yield Finding(
+            f"A job had a list instead of a value, so reading {', '.join(slow)} is slow",
+            "Correct the job if it still exists, drop these indexes in mongosh, and run `queue-manager migrate`. No "
+            "jobs are started in between.",
+        )
 
 
 def malformed() -> Iterator[Findings]:

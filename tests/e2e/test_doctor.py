@@ -16,7 +16,7 @@ from pymongo import MongoClient
 
 from dev.ports import LOOPBACK, free_port
 from dev.servers import DATABASE, Valkey
-from models import schema
+from models import job, schema
 from models.database import collection
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import worker_heartbeats
@@ -66,6 +66,7 @@ def said(directory: Path, **env: str) -> str:
 
 
 def test_doctor_exits_with_0_if_nothing_is_wrong(well: Servers, tmp_path: Path) -> None:
+    rebuild_indexes_of_jobs()  # other tests have stored lists
     answer = doctor(tmp_path, QM_JOBS="true", QM_MESSAGE_QUEUE="true")
     assert (answer.exit_code, answer.with_status("ok")) == (0, [*answer.checks])
 
@@ -237,6 +238,22 @@ def test_documents_that_prevent_an_index_are_named_with_it(well: Servers, tmp_pa
     assert missing.startswith("Missing in MongoDB: projects.pulse.")
     assert obstacle.startswith("review-requests: ")
     assert str(account) in obstacle
+
+
+def test_indexes_of_jobs_that_lists_made_slow_are_named(well: Servers, tmp_path: Path) -> None:
+    rebuild_indexes_of_jobs()
+    any_job = {"name": "mail", "state": "pending", "attempts": 0}
+    id = job.jobs().insert_one({**any_job, "_id": ObjectId(), "waiting": [T0, T0]}).inserted_id
+    job.jobs().delete_one({"_id": id})
+    problem = doctor(tmp_path, QM_JOBS="true").only_problem("indexes")
+    assert "so reading jobs_data.due_names, jobs_data.next_of_a_name is slow" in problem
+    rebuild_indexes_of_jobs()
+    assert doctor(tmp_path, QM_JOBS="true").checks["indexes"]["status"] == "ok"
+
+
+def rebuild_indexes_of_jobs() -> None:
+    job.jobs().drop_indexes()
+    schema.create_indexes(job.collections())
 
 
 def test_malformed_documents_of_our_collections_are_counted_and_named(well: Servers, tmp_path: Path) -> None:
