@@ -3,7 +3,8 @@
     queue = async_message_queue()
     await queue.enqueue([{"type": "send_mail", "payload": {"to": "ada@example.org"}}])
 
-Guarantee: that of `MessageQueue`. The scripts of concurrent calls share a round trip, in the order of the calls.
+Guarantee: that of `MessageQueue`. The scripts of concurrent calls in one event loop share a round trip, in the order of
+the calls.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from queue_manager.core.background import CallThread
 from services.message_queue.errors import SearchIncomplete
@@ -24,14 +26,12 @@ DELIVERIES = ("dequeue", "dequeue_typed")  # not sent for a caller that was canc
 
 
 class AsyncMessageQueue:
-    """One queue on one server, for one event loop."""
+    """One queue on one server, for the event loops of all threads."""
 
     def __init__(self, scripts: Scripts, options: QueueOptions) -> None:
         self.options = options
         self._scripts, self._operations = scripts, Operations(options)
-        self._waiting: list[tuple[ScriptCall, asyncio.Future[Any]]] = []
-        self._sender: asyncio.Task[None] | None = None
-        self._thread = CallThread("message-queue")  # redis-py's pipeline takes less time than its coroutines
+        self._loops = WeakKeyDictionary[asyncio.AbstractEventLoop, _Calls]()
 
     async def enqueue(self, messages: Sequence[NewMessage | Mapping[str, Any]]) -> list[EnqueueResult]:
         """Like `MessageQueue.enqueue_batch`."""
@@ -69,29 +69,50 @@ class AsyncMessageQueue:
             reply = await self._send(call)
 
     async def _send(self, call: ScriptCall) -> Any:
+        loop = asyncio.get_running_loop()
+        if (calls := self._loops.get(loop)) is None:
+            calls = self._loops[loop] = _Calls(self._scripts)
+        return await calls.send(call)
+
+
+class _Calls:
+    """The calls of one event loop."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+        self._waiting: list[tuple[ScriptCall, asyncio.Future[Any]]] = []
+        self._sender: asyncio.Task[None] | None = None
+        self._thread = CallThread("message-queue")  # redis-py's pipeline takes less time than its coroutines
+
+    async def send(self, call: ScriptCall) -> Any:
         reply = asyncio.get_running_loop().create_future()
         self._waiting.append((call, reply))
         if self._sender is None:
-            self._sender = asyncio.create_task(self._send_waiting())
+            self._start_sender()
         return await reply
 
+    def _start_sender(self) -> None:
+        self._sender = asyncio.create_task(self._send_waiting())
+        self._sender.add_done_callback(self._sender_ended)
+
+    def _sender_ended(self, _: asyncio.Task[None]) -> None:
+        """Send what is left: a program that ends cancels all tasks, also the sender, and may still reject messages."""
+        self._sender = None
+        self._waiting = [(call, reply) for call, reply in self._waiting if not reply.done()]
+        if self._waiting:
+            self._start_sender()
+
     async def _send_waiting(self) -> None:
-        try:
-            while self._waiting:
-                calls, self._waiting = (
-                    self._waiting[:MAX_CALLS_PER_ROUND_TRIP],
-                    self._waiting[MAX_CALLS_PER_ROUND_TRIP:],
-                )
-                calls = [(call, future) for call, future in calls if not (call[0] in DELIVERIES and future.done())]
-                for (_, future), reply in zip(calls, await self._replies([call for call, _ in calls]), strict=True):
-                    if future.done():  # the caller was cancelled
-                        continue
-                    if isinstance(reply, Exception):
-                        future.set_exception(reply)
-                    else:
-                        future.set_result(reply)
-        finally:
-            self._sender = None
+        while self._waiting:
+            calls, self._waiting = self._waiting[:MAX_CALLS_PER_ROUND_TRIP], self._waiting[MAX_CALLS_PER_ROUND_TRIP:]
+            calls = [(call, future) for call, future in calls if not (call[0] in DELIVERIES and future.done())]
+            for (_, future), reply in zip(calls, await self._replies([call for call, _ in calls]), strict=True):
+                if future.done():  # the caller was cancelled
+                    continue
+                if isinstance(reply, Exception):
+                    future.set_exception(reply)
+                else:
+                    future.set_result(reply)
 
     async def _replies(self, calls: Sequence[ScriptCall]) -> Sequence[Any]:
         if not calls:

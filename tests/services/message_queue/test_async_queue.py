@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from services.message_queue import AsyncMessageQueue, LockLost, QueueFull, QueueUnavailable
 from services.message_queue.async_queue import MAX_CALLS_PER_ROUND_TRIP
 from services.message_queue.scripts import ScriptCall
+from tests.eventually import eventually
 from tests.services.message_queue.message_lab import Lab
 
 
@@ -136,3 +140,85 @@ def test_every_concurrent_call_raises_the_outage(
 
     assert [type(error) for error in refused] == [QueueUnavailable, QueueUnavailable]
     assert together(enqueue(queue, "b"), queue.take())[1].id == "b"
+
+
+LIMIT = 10.0  # seconds
+
+
+@pytest.fixture
+def slow_answer(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> tuple[Event, Event]:
+    """Set when the first round trip is on its way, and to be set so that it ends."""
+    sent, may_end = Event(), Event()
+    run_all = lab.scripts.run_all
+
+    def slow(calls: Sequence[ScriptCall]) -> list[Any]:
+        sent.set()
+        assert may_end.wait(LIMIT)
+        return run_all(calls)
+
+    monkeypatch.setattr(lab.scripts, "run_all", slow)
+    return sent, may_end
+
+
+def test_loops_of_several_threads_use_one_queue(queue: AsyncMessageQueue, slow_answer: tuple[Event, Event]) -> None:
+    sent, may_end = slow_answer
+
+    async def enqueue_first() -> Any:
+        return await asyncio.wait_for(enqueue(queue, "first"), LIMIT)
+
+    async def enqueue_second() -> Any:
+        call = asyncio.create_task(enqueue(queue, "second"))
+        await asyncio.sleep(0)  # it has begun
+        may_end.set()
+        return await asyncio.wait_for(call, LIMIT)
+
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(lambda: asyncio.run(enqueue_first()))
+        assert sent.wait(LIMIT)
+        second = threads.submit(lambda: asyncio.run(enqueue_second()))
+        assert [added.id for called in (first, second) for added in called.result()] == ["first", "second"]
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_a_program_that_ends_can_reject_its_message(
+    lab: Lab, queue: AsyncMessageQueue, slow_answer: tuple[Event, Event], is_sent: bool
+) -> None:
+    lab.queue.enqueue("job", id="held", priority=3)
+    held = lab.take()
+    sent, may_end = slow_answer
+
+    async def consume() -> None:
+        try:
+            await asyncio.sleep(LIMIT)
+        finally:
+            await queue.nack(held.id, held.lock_token)
+
+    async def run() -> None:
+        consumer = asyncio.create_task(consume())
+        call = asyncio.create_task(enqueue(queue, "other"))
+        await asyncio.sleep(0)  # both have begun
+        if is_sent:
+            await asyncio.to_thread(sent.wait, LIMIT)
+        others = asyncio.all_tasks() - {consumer, asyncio.current_task()}
+        for task in (consumer, *others):  # as asyncio does when a program ends, also with what sends the calls
+            task.cancel()
+        may_end.set()
+        done, _ = await asyncio.wait([consumer, call], timeout=LIMIT)
+        assert done == {consumer, call}
+
+    asyncio.run(run())
+    assert lab.take().id == "held"
+
+
+def test_nothing_is_kept_of_a_loop_that_ended(queue: AsyncMessageQueue) -> None:
+    async def run() -> None:
+        asyncio.create_task(enqueue(queue, "given-up"))  # noqa: RUF006
+        await enqueue(queue, "kept")
+
+    asyncio.run(run())
+
+    def is_empty() -> bool:
+        gc.collect()
+        return not queue._loops
+
+    eventually(is_empty)
