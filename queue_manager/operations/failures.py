@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from urllib.parse import urlencode
@@ -26,7 +25,6 @@ from services.message_queue.fields import is_id
 
 MAX_GROUPS = 200
 REPLAY_SLICE_SIZE = 500
-MAX_REPLAY_DURATION = 20.0  # seconds after which no further slice is begun
 DETAILS_PAGES: dict[FailureKind, str] = {"message": "/messages/failed", "job": "/jobs"}
 
 log = get_logger("QM/failures")
@@ -136,8 +134,8 @@ def find_group(id: str) -> tuple[FailureGroup, bool]:
     return group, all(one.is_complete for one in found.sources if one.system == group.system)
 
 
-def replay(group: FailureGroup, ids: Sequence[str], actor: Actor) -> tuple[int, bool]:
-    """Replay members in slices; return how many were replayed, and False if the time was over before the last."""
+def replay(group: FailureGroup, ids: Sequence[str], actor: Actor, *, is_over: Callable[[], bool]) -> tuple[int, bool]:
+    """Replay members in slices until `is_over`; return how many were replayed, and False if slices are left."""
     is_in_redis = group.kind in ("message", "broker")
     selected = {"name": group.name, "reason": group.reason}
     with recorded(
@@ -148,7 +146,7 @@ def replay(group: FailureGroup, ids: Sequence[str], actor: Actor) -> tuple[int, 
         ids=ids,
         is_in_redis=is_in_redis,
     ) as action:
-        is_in_time = _replay_slices(group, ids, action)
+        is_in_time = _replay_slices(group, ids, action, is_over)
         action.detail = "" if is_in_time else INCOMPLETE_DETAIL
     log.info(
         "Failures were replayed by an operator",
@@ -160,13 +158,13 @@ def replay(group: FailureGroup, ids: Sequence[str], actor: Actor) -> tuple[int, 
     return action.count or 0, is_in_time
 
 
-def _replay_slices(group: FailureGroup, ids: Sequence[str], action: AuditedAction) -> bool:
+def _replay_slices(group: FailureGroup, ids: Sequence[str], action: AuditedAction, is_over: Callable[[], bool]) -> bool:
     """Record in the action what was replayed; return False if the time was over before the last slice."""
-    ends_at, action.count = time.monotonic() + MAX_REPLAY_DURATION, 0
+    action.count = 0
     size = 1 if group.kind == "job" else REPLAY_SLICE_SIZE  # jobs are changed one by one
     replayed = list[str]()
     for begin in range(0, len(ids), size):
-        if time.monotonic() >= ends_at:
+        if is_over():
             return False
         replayed += _REPLAYS[group.kind](group, ids[begin : begin + size])
         action.succeeded(replayed)

@@ -201,7 +201,7 @@ def test_jobs_of_a_group_of_failures_that_were_retried_before_an_outage_are_coun
     monkeypatch.setattr(jobs, "retry_failed", fail_at_third)
     group = FailureGroup(kind="job", system=system.name, name=INVOICE, reason="Boom", sample="Boom")
     with pytest.raises(Unavailable):
-        failures.replay(group, ids, ADA)
+        failures.replay(group, ids, ADA, is_over=lambda: False)
     assert (audited().outcome, audited().count) == ("unknown", 2)
 
 

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import anyio
 import pytest
 from anyio import create_task_group, to_thread, wait_all_tasks_blocked
 from bson import ObjectId
+from fastapi import Request
 
 from models.database import server_now
 from models.job import JobState, jobs
 from queue_manager.broker import dead_letters
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.redis_client import connect
+from queue_manager.operations import failures as operations
 from queue_manager.operations.failures import replay
 from queue_manager.web.routes import failures
-from queue_manager.web.routes.failures import FailureReader
+from queue_manager.web.routes.failures import FailureReader, ReplayedFailures, ReplayUntil
 from services import message_queue
 from services.audit import Actor
-from services.failures import MAX_FAILURES, NO_REASON, FailureGroup, FailureKind, Failures, FailureSource
+from services.failures import MAX_FAILURES, NO_REASON, FailureGroup, FailureKind, FailureMember, Failures, FailureSource
 from tasks.systems import require_tasks
 from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
@@ -37,6 +40,7 @@ from tests.tasks.hand_worker import waiting_messages
 from tests.web.credentials import KEYS, VIEWER
 from tests.web.queue_client import NAME, Queue, empty_queue, environment
 
+ADA = Actor(who="ada", via="page", address="here")
 MESSAGES, ROOMS, JOBS = "overdue-messages", "support-snooze", "job-queues"
 
 
@@ -215,11 +219,33 @@ def test_the_audit_of_a_replay_names_only_what_was_replayed(own_queue: Queue) ->
     }
     for system, (kind, id) in failed.items():
         group = FailureGroup(kind=kind, system=system, name="any", reason="lost", sample="lost")
-        assert replay(group, [str(ObjectId()), id], Actor(who="ada", via="page", address="here")) == (1, True)
+        assert replay(group, [str(ObjectId()), id], ADA, is_over=lambda: False) == (1, True)
     entries = {entry["system"]: entry for entry in queue.get("/audit?limit=3").body["entries"]}
     assert {system: (entry["ids"], entry["count"], entry["total"]) for system, entry in entries.items()} == {
         system: ([id], 1, 2) for system, (_, id) in failed.items()
     }
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_replay_begins_no_slice_after_the_process_was_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending, slices = asyncio.Event(), list[list[str]]()
+
+    def end_during_second(_: FailureGroup, ids: list[str]) -> list[str]:
+        slices.append(ids)
+        if len(slices) == 2:
+            ending.set()
+        return ids
+
+    members = [FailureMember(id=id, at=server_now()) for id in ("1", "2", "3")]
+    group = FailureGroup(kind="job", system=JOBS, name=INVOICE, reason="lost", sample="lost", members=members)
+    monkeypatch.setattr(failures, "find_group", lambda _: (group, True))
+    monkeypatch.setitem(operations._REPLAYS, "job", end_during_second)
+    request = cast(Request, SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(ending=ending))))
+
+    answer = failures.replay_failures(request, "any", ReplayUntil(), ADA)
+
+    assert slices == [["3"], ["2"]]
+    assert answer == ReplayedFailures(replayed=2, of=3, is_complete=False)
 
 
 def test_only_the_newest_failures_are_read(clean: Servers, queue: Queue) -> None:

@@ -553,10 +553,10 @@ export interface paths {
         put?: never;
         /**
          * Replay Failures
-         * @description Replay the dead letters, or retry the items or jobs, of a group, for about 20 s.
+         * @description Replay the dead letters, or retry the items or jobs, of a group.
          *
-         *     Those that fail with the same reason after `until` are left alone. Of more than 5,000 failures, only the newest are
-         *     replayed: repeat it then.
+         *     Those that fail with the same reason after `until` are left alone. It stops after 50 s, and of more than 5,000
+         *     failures only the newest are replayed; `is_complete` is false: repeat it then.
          */
         post: operations["failures_replay_failures"];
         delete?: never;

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Annotated
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 
 from beat_schedule import systems
@@ -20,7 +20,7 @@ from queue_manager.operations.failures import GroupedFailures, find_group, group
 from queue_manager.operations.schemas import At, EmptyIsNone, Members
 from queue_manager.web.auth.authorization import CurrentActor
 from queue_manager.web.http.errors import errors
-from queue_manager.web.http.requests import JsonBody
+from queue_manager.web.http.requests import JsonBody, time_check
 from services.failures import Failures, read_failures
 
 MIN_READ_INTERVAL = 3.0  # seconds
@@ -89,17 +89,19 @@ async def failures(
 
 @commands.post("/failures/{id}/replay")
 def replay_failures(
+    request: Request,
     id: str,
     body: Annotated[ReplayUntil, Depends(JsonBody(ReplayUntil, is_required=False))],
     actor: CurrentActor,
 ) -> ReplayedFailures:
-    """Replay the dead letters, or retry the items or jobs, of a group, for about 20 s.
+    """Replay the dead letters, or retry the items or jobs, of a group.
 
-    Those that fail with the same reason after `until` are left alone. Of more than 5,000 failures, only the newest are
-    replayed: repeat it then.
+    Those that fail with the same reason after `until` are left alone. It stops after 50 s, and of more than 5,000
+    failures only the newest are replayed; `is_complete` is false: repeat it then.
     """
+    is_over = time_check(request)
     group, is_complete = find_group(id)
     ids = group.until(body.until)
-    replayed, is_in_time = replay(group, ids, actor)
+    replayed, is_in_time = replay(group, ids, actor, is_over=is_over)
     _reader.forget()
     return ReplayedFailures(replayed=replayed, of=len(ids), is_complete=is_complete and is_in_time)
