@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections import Counter
@@ -28,6 +27,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
+from queue_manager.core.background import CallThread
 from queue_manager.core.clock import EPOCH
 from queue_manager.core.errors import reason
 from queue_manager.core.redis_url import is_encrypted, parse_redis_url
@@ -208,7 +208,7 @@ class AsyncConnection(redis.asyncio.Connection):
 
     async def _connect(self) -> None:
         if self._find is not None:
-            self.host, self.port = await asyncio.to_thread(self._find)
+            self.host, self.port = await CallThread("find-redis").run(self._find)
         await super()._connect()  # type: ignore[no-untyped-call]
 
     async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:

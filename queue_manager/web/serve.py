@@ -1,6 +1,8 @@
 """`queue-manager web`: the application on uvicorn, in one process or several, until SIGTERM or Ctrl-C.
 
-Guarantee: it stops within about 2 s, also while clients are connected; without keys it listens on loopback only.
+Guarantee: it stops within about 2 s, also while clients are connected, unless a request is being handled in a thread:
+that is completed first, in up to about 15 s if a server does not answer, so that what it changes is recorded.
+Without keys it listens on loopback only.
 Several processes accept connections on one socket; one that dies is replaced, one that cannot start ends them all.
 They end with the one that started them. The memory and the time that a client can take to send a request are bounded.
 """

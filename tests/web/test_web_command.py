@@ -85,6 +85,16 @@ def test_process_ends_orderly_although_a_client_is_connected(
         assert "timeout graceful shutdown exceeded" not in process.log
 
 
+def test_process_ends_soon_although_its_servers_do_not_answer(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        urls = {"REDIS_URL": f"redis://{address}/0", "MONGO_DB_URL": f"mongodb://{address}/any?replicaSet=any"}
+        with web(tmp_path, QM_MESSAGE_QUEUE="true", QM_JOBS="true", **urls) as process:
+            os.kill(process.child.pid, signal.SIGTERM)
+            assert process.child.wait(3) == 0  # a command that was sent to Redis waits 5 s for its answer
+            assert "Traceback" not in process.log
+
+
 def test_several_processes_share_the_port_and_a_dead_one_is_replaced(servers: Servers, tmp_path: Path) -> None:
     with web(tmp_path, "--workers", "2", QM_MESSAGE_QUEUE="true") as process:
         first = children(process.child.pid)

@@ -5,7 +5,6 @@ Guarantee: that of `event_feed`, also over restarts and step-downs of MongoDB, a
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
@@ -20,6 +19,7 @@ from fastapi import APIRouter, Request
 from models import database
 from models.database import server_now
 from models.job_changes import Changes, JobChange, Lost
+from queue_manager.core.background import CallThread
 from queue_manager.core.clock import to_iso
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.operations.job_schemas import job_as_json
@@ -132,6 +132,6 @@ class _Clock:
     async def now(self) -> datetime:
         """Raises the driver's errors."""
         if self._read is None or time.monotonic() - self._read[1] > CLOCK_INTERVAL:
-            self._read = (await asyncio.to_thread(server_now), time.monotonic())
+            self._read = (await CallThread("job-events").run(server_now), time.monotonic())
         now, read_at = self._read
         return now + timedelta(seconds=time.monotonic() - read_at)

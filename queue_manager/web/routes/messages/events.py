@@ -20,6 +20,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from redis.exceptions import RedisError, ResponseError
 
+from queue_manager.core.background import CallThread
 from queue_manager.core.errors import Unavailable
 from queue_manager.core.redis_client import make_async_client, outage
 from queue_manager.core.settings import redact_url, settings
@@ -135,7 +136,7 @@ class MessageEvents(EventSource[EntryId]):
                 await asyncio.sleep(READ_PAUSE)
 
     async def prepare(self, events: Sequence[QueueEvent]) -> Sequence[QueueEvent]:
-        return await asyncio.to_thread(_with_messages, events, self._admin)
+        return await CallThread("message-events").run(_with_messages, events, self._admin)
 
     async def close(self) -> None:
         await self._client.aclose()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from queue_manager.core.background import cancel
+from queue_manager.core.background import CallThread, cancel
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
@@ -124,7 +124,7 @@ class OverdueSweeper:
         Any error is passed over: a dead sweeper would be noticed only by messages that stay overdue.
         """
         try:
-            done = await asyncio.to_thread(step)
+            done = await CallThread("overdue-sweeper").run(step)
         except Exception as error:
             if failed not in self._failing:
                 log.error(failed, error=reason(error))
