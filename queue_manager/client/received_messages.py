@@ -167,11 +167,16 @@ class Received(Resource):
         if error is None:
             yield from Received.ack(self)
             return
-        only_within = None if isinstance(error, Exception) else INTERRUPTED_TIMEOUT
+        only_within = INTERRUPTED_TIMEOUT if _is_interruption(error) else None
         try:
             yield from self._nack(_reason_of(error), only_within=only_within)
         except ClientError as error_of_nack:  # the caller must see the error of the block
             log.warning("The message %s could not be rejected: %s", self.id, error_of_nack)
+
+
+def _is_interruption(error: BaseException | None) -> bool:
+    """Return True for an error such as KeyboardInterrupt, after which the program must end."""
+    return error is not None and not isinstance(error, Exception)
 
 
 def _reason_of(error: BaseException) -> str:
@@ -198,7 +203,8 @@ class ReceivedMessage(Received, SyncResource):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._is_over.set()
-        self._heartbeat.join()
+        if not _is_interruption(error):
+            self._heartbeat.join()
         self._run(self._settle(error))
 
     def _beat_until_over(self) -> None:

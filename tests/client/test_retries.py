@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import ThreadingHTTPServer
+from itertools import chain, repeat
 from math import inf
 from socketserver import StreamRequestHandler
+from typing import NoReturn
 
 import httpx2
 import pytest
@@ -163,10 +166,8 @@ def test_the_delay_that_an_event_sets_is_bounded(milliseconds: int, delay: float
 # Heartbeats
 
 
-@pytest.fixture
-def beat(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Exchange[float | None]]:
-    """The heartbeat of a message with an ack timeout of 30 s."""
-    monkeypatch.setattr("queue_manager.client.received_messages.time", clock)
+def received(http: httpx2.Client) -> ReceivedMessage:
+    """Return a message with an ack timeout of 30 s."""
     received_at = datetime(2026, 1, 1, tzinfo=UTC)
     fields = StoredMessage(
         id="1",
@@ -178,8 +179,15 @@ def beat(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Exchange
         dequeued_at=received_at,
         deadline_at=received_at + timedelta(seconds=30),
     )
+    return ReceivedMessage(http, RETRY_FOR, fields, None)
+
+
+@pytest.fixture
+def beat(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Exchange[float | None]]:
+    """The heartbeat of a message with an ack timeout of 30 s."""
+    monkeypatch.setattr("queue_manager.client.received_messages.time", clock)
     with httpx2.Client(base_url="http://127.0.0.1", timeout=60) as http:
-        yield ReceivedMessage(http, RETRY_FOR, fields, None)._beat()
+        yield received(http)._beat()
 
 
 def test_a_lost_heartbeat_leaves_time_for_another(beat: Exchange[float | None], clock: HandClock) -> None:
@@ -214,6 +222,30 @@ def test_heartbeats_end_when_the_lock_is_lost(
         beat.send(httpx2.Response(status, json={"error": "LOCK_LOST", "message": "requeued"}))
     assert end.value.value is None
     assert caplog.messages == [f"The lock of the message 1 was lost: {status} LOCK_LOST: requeued"]
+
+
+def test_an_interrupted_block_does_not_wait_for_its_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    intervals = chain([0.0], repeat(60.0))  # seconds; the first one comes at once
+    monkeypatch.setattr(ReceivedMessage, "_heartbeat_interval", property(lambda _: next(intervals)))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        httpx2.Client(base_url=url_of(server.getsockname()[1]), timeout=60) as http,
+    ):
+        server.settimeout(30)
+        message = received(http)
+        sent = list[socket.socket]()
+
+        def interrupt() -> NoReturn:
+            with message:
+                sent.append(server.accept()[0])
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+        with sent[0] as touch:
+            assert message._heartbeat.is_alive()
+            touch.sendall(b"HTTP/1.1 409 Conflict\r\ncontent-length: 0\r\n\r\n")
+            message._heartbeat.join()
 
 
 # Long polls
