@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import redis
 import typer
@@ -28,6 +27,7 @@ from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.terminal import console, printable
 from queue_manager.core import log as logging
 from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.process import end_at_sigterm
 from queue_manager.core.redis_client import connect, describe_outage
 from queue_manager.core.server_check import until_reachable
 from queue_manager.core.settings import settings
@@ -154,7 +154,7 @@ def migrate(
     Example: `queue-manager migrate`
     """
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
-    signal.signal(signal.SIGTERM, _end)  # which the first process of a container would ignore
+    end_at_sigterm()
     url = settings().mongo_db_url
     until_reachable(require_replica_set, server="MongoDB", url=url, log=log)
     on = [system for system in systems() if system.is_switched_on(settings())]
@@ -178,11 +178,6 @@ def migrate(
     except schema.Obstructed as error:
         _log_indexes(error.indexes)
         raise
-
-
-def _end(number: int, _: object) -> NoReturn:
-    signal.signal(number, signal.SIG_IGN)
-    raise SystemExit(128 + number)
 
 
 def _refuse_other_releases() -> None:

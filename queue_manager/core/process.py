@@ -1,12 +1,15 @@
-"""Processes: their names, their memory, and when Python collects their garbage."""
+"""Processes: their names, their memory, when Python collects their garbage, and how SIGTERM ends them."""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
+from threading import current_thread, main_thread
+from typing import NoReturn
 
 
 def process_name(pid: int | None = None) -> str:
@@ -36,6 +39,20 @@ def resident_memory(pid: int) -> int | None:
     with suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return None
+
+
+def end_at_sigterm() -> None:
+    """Raise SystemExit at SIGTERM, whose default action does not end the first process of a container.
+
+    Changes nothing in a thread that is not the main one, which cannot set a handler.
+    """
+    if current_thread() is main_thread():
+        signal.signal(signal.SIGTERM, _end)
+
+
+def _end(number: int, _: object) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
 
 
 # A worker keeps thousands of messages alive. With Python's default, every 700 new objects trigger a collection, many of

@@ -11,6 +11,7 @@ from typing import Any
 
 from billiard.util import get_pdeathsig
 from celery import signals
+from celery.apps.worker import Worker
 
 from beat_schedule import warnings
 from models import database
@@ -55,7 +56,9 @@ def _is_not_advice(record: LogRecord) -> bool:
 
 
 @signals.worker_init.connect
-def check_worker(**_: Any) -> None:
+def check_worker(sender: Any, **_: Any) -> None:
+    if isinstance(sender, Worker):  # not embedded in a program
+        process.end_at_sigterm()  # while it waits for a server: Celery sets its handler later
     with _ending_the_process():
         configure_logging(WARNING)  # Celery does it only after this
         _log_warnings()

@@ -149,6 +149,7 @@ def test_process_that_waits_for_a_server_can_be_terminated(command: str, tmp_pat
         with promptly(5):
             process.signal(signal.SIGTERM)
             eventually(lambda: not process.is_alive())
+        assert process.exit_code() != -signal.SIGTERM  # the default action, which does not end process 1 of a container
 
 
 def test_flower_starts_with_our_application(clean: Servers, tmp_path: Path) -> None:
