@@ -51,6 +51,25 @@ def in_thread(work: Callable[[Event], object], *, name: str) -> Iterator[None]:
         thread.join()
 
 
+class ServiceThread:
+    """Runs `work` in a thread from `start` to `stop`, whose event is set then; it may be started again."""
+
+    def __init__(self, work: Callable[[Event], object], *, name: str) -> None:
+        self._work, self._name = work, name
+        self._is_over: Event | None = None
+
+    def start(self) -> None:
+        """Begin; a second call before `stop` changes nothing."""
+        if self._is_over is None:
+            self._is_over = Event()
+            Thread(target=self._work, args=[self._is_over], name=self._name, daemon=True).start()
+
+    def stop(self) -> None:
+        if self._is_over is not None:
+            self._is_over.set()
+            self._is_over = None
+
+
 T = TypeVar("T")
 Calls: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
 

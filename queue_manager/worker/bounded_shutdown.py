@@ -4,7 +4,8 @@ Long tasks, such as the run of a job queue, notice the shutdown (`core/shutdown.
 sends SIGTERM, and SIGKILL later: a message that was requeued before is redelivered at once, one that SIGKILL interrupts
 only after its lease has ended.
 
-Only a prefork pool can stop its tasks. Other pools complete them, however long that takes.
+Only a prefork pool of the command line can stop its tasks. Other pools, and a worker that is embedded in a program,
+complete them, however long that takes.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ class BoundedShutdown(bootsteps.StartStopStep):
     def create(self, worker: Any) -> None:
         """Prepare before the pool forks."""
         shutdown.share()
-        self._can_stop_tasks = worker.pool.uses_semaphore
+        is_embedded = not isinstance(worker, Worker)  # in a program, such as a test, which continues after it
+        self._can_stop_tasks = worker.pool.uses_semaphore and not is_embedded  # by a signal, which ends a program
         signals.worker_shutting_down.connect(self._on_signal)
-        if not isinstance(worker, Worker):  # embedded in a program, such as a test, which continues after it
+        if is_embedded:
             worker.blueprint.on_stopped = partial(self._end, worker)
 
     def close(self, worker: Any) -> None:
@@ -60,8 +62,6 @@ class BoundedShutdown(bootsteps.StartStopStep):
         """Forget the shutdown: all steps have stopped, so that the pool has ended."""
         worker.on_stopped()
         shutdown.forget()
-        if self._limit is not None:
-            self._limit.cancel()
 
 
 def _requeue_tasks(seconds: float) -> None:

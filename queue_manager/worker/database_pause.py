@@ -11,7 +11,7 @@ This works with every broker. Pools other than prefork execute what they have re
 from __future__ import annotations
 
 from collections import defaultdict
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 from celery import bootsteps
@@ -21,6 +21,7 @@ from kombu import Queue
 
 from beat_schedule import systems
 from models import database
+from queue_manager.core.background import ServiceThread
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
@@ -34,27 +35,25 @@ PING_TIMEOUT = seconds(3)  # less than an election of MongoDB may take: nothing 
 log = get_logger("QM/tasks")
 
 
-class _Pings:
+class Pings:
     """Pings MongoDB from a thread of the worker's main process."""
 
     problem: str | None = None
     """Why MongoDB cannot be reached; `None` if it can."""
 
     def __init__(self) -> None:
-        self._is_over = Event()
-        self._thread: Thread | None = None
+        self._thread = ServiceThread(self._run, name="mongodb-pings")
 
     def start(self) -> None:
         """Begin; a second call (a consumer that restarted) changes nothing."""
-        if self._thread is None:
-            self._thread = Thread(target=self._run, name="mongodb-pings", daemon=True)
-            self._thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
-        self._is_over.set()
+        self._thread.stop()
+        self.problem = None  # another worker of this process begins without a pause
 
-    def _run(self) -> None:
-        while not self._is_over.wait(DATABASE_PING_INTERVAL):
+    def _run(self, is_over: Event) -> None:
+        while not is_over.wait(DATABASE_PING_INTERVAL):
             if not _item_queues():
                 self.problem = None
                 continue
@@ -67,7 +66,7 @@ class _Pings:
                 self.problem = None
 
 
-pings = _Pings()
+pings = Pings()
 
 
 class DatabasePause(bootsteps.StartStopStep):

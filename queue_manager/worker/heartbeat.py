@@ -15,13 +15,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from threading import Event, Thread
+from threading import Event
 
 from celery.worker import state
 from celery.worker.request import Request
 
 from models.database import is_outage, server_now
 from queue_manager.batching.request import lost_requests
+from queue_manager.core.background import ServiceThread
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
@@ -36,8 +37,7 @@ class Heartbeat:
     """One thread of the worker's main process."""
 
     def __init__(self) -> None:
-        self._stop = Event()
-        self._thread: Thread | None = None
+        self._thread = ServiceThread(self._run, name="heartbeat")
         self._seen: set[str] = set()
         self._renewed: set[str] = set()
         self._renewed_at = self._claims_renewed_at = 0.0
@@ -45,17 +45,15 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begin renewing; a second call (a consumer that restarted) changes nothing."""
-        if self._thread is None:
-            self._thread = Thread(target=self._run, name="heartbeat", daemon=True)
-            self._thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
-        self._stop.set()
+        self._thread.stop()
 
-    def _run(self) -> None:
+    def _run(self, is_over: Event) -> None:
         is_failing = False
         steps = (self.supervise, self.renew_leases, self.release_lost, server_now)
-        while not self._stop.wait(RENEWAL_INTERVAL):
+        while not is_over.wait(RENEWAL_INTERVAL):
             failed = [act for act in steps if not _try(act)]
             if is_failing and not failed:
                 log.info("The heartbeat works again")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 from celery import signals
@@ -10,6 +10,7 @@ from celery import signals
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.broker.old_keys import OldKeys
 from queue_manager.core import redis_client
+from queue_manager.core.background import ServiceThread
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
@@ -19,7 +20,6 @@ PERIOD = 3.0  # seconds
 DRAIN_LOCK = "qm:old_keys:turn"
 
 log = get_logger("QM/broker")
-_stop = Event()
 
 
 def queues_by_task() -> dict[str, str]:
@@ -29,20 +29,20 @@ def queues_by_task() -> dict[str, str]:
 
 @signals.worker_ready.connect
 def start(sender: Any, **_: Any) -> None:
-    url = settings().broker_redis_url
-    if url is not None and DEFAULT_QUEUE in sender.app.amqp.queues.consume_from:
-        Thread(target=_run, args=(url,), name="old-keys", daemon=True).start()
+    if settings().broker_redis_url is not None and DEFAULT_QUEUE in sender.app.amqp.queues.consume_from:
+        _thread.start()
 
 
 @signals.worker_shutdown.connect
 def stop(**_: Any) -> None:
-    _stop.set()
+    _thread.stop()
 
 
-def _run(url: str) -> None:
-    old = OldKeys(queues_by_task())
+def _run(is_over: Event) -> None:
+    old, url = OldKeys(queues_by_task()), settings().broker_redis_url
+    assert url is not None
     with redis_client.connect(url) as client:
-        while not _stop.wait(PERIOD):
+        while not is_over.wait(PERIOD):
             try:
                 # The lock expires a little before the next turn: the worker that comes first takes it.
                 if (
@@ -53,3 +53,6 @@ def _run(url: str) -> None:
                     log.info("Messages of release 0.1 and of callers without a queue were moved", messages=moved)
             except redis_client.RedisError as error:
                 log.debug("The keys of release 0.1 could not be read", error=reason(error))
+
+
+_thread = ServiceThread(_run, name="old-keys")

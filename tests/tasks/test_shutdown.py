@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +19,13 @@ from celery.concurrency.base import BasePool
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.signals import worker_shutting_down
-from celery.worker import state
+from celery.worker import WorkController, state
 
 from queue_manager.broker import keys
 from queue_manager.core import shutdown
 from queue_manager.worker.bounded_shutdown import BoundedShutdown
+from queue_manager.worker.database_pause import Pings
+from queue_manager.worker.heartbeat import Heartbeat
 from tasks import app
 from tests.e2e.celery_processes import CeleryProcess, worker
 from tests.e2e.commands import environment
@@ -203,9 +206,40 @@ def test_a_cold_stop_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step._limit is None
 
 
-def prepared(pool: type[BasePool]) -> tuple[BoundedShutdown, Any]:
+@pytest.mark.usefixtures("new_shutdown")
+def test_an_embedded_worker_has_no_limit_that_would_end_its_program() -> None:
+    step, worker = prepared(PreforkPool, kind=WorkController)
+    step.close(worker)
+    assert shutdown.has_begun()
+    assert step._limit is None
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Heartbeat, "heartbeat"), (Pings, "mongodb-pings")])
+def test_a_second_worker_of_a_process_has_its_threads(kind: type[Heartbeat | Pings], name: str) -> None:
+    def running() -> int:
+        return sum(thread.name == name for thread in threading.enumerate())
+
+    before, one = running(), kind()
+    for _ in range(2):
+        one.start()
+        one.start()  # by a consumer that restarted
+        assert running() == before + 1
+        one.stop()
+        eventually(lambda: running() == before)
+
+
+def test_a_second_worker_of_a_process_is_not_paused_for_an_earlier_outage() -> None:
+    pings = Pings()
+    pings.start()
+    pings.problem = "MongoDB does not answer"
+    pings.stop()
+    assert pings.problem is None
+
+
+def prepared(pool: type[BasePool], *, kind: type[WorkController] = Worker) -> tuple[BoundedShutdown, Any]:
     """Return the step of a worker that has such a pool, before it starts."""
-    worker = Worker.__new__(Worker)
+    worker: Any = object.__new__(kind)
+    worker.blueprint = SimpleNamespace()
     worker.pool = SimpleNamespace(uses_semaphore=pool.uses_semaphore)
     step = BoundedShutdown(worker)
     step.create(worker)
