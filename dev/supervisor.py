@@ -1,7 +1,7 @@
 """Keeps the processes of a Procfile running: restarts what dies, and ends them all together.
 
-Guarantee: a process that ends is started again after a wait of 1, 2, 4 … 30 s, from 1 s again once it lived
-for a minute. `stop` returns when every process and what it started is gone, within its grace.
+Guarantee: a process that ends, or cannot be started, is started again after a wait of 1, 2, 4 … 30 s, from 1 s again
+once it lived for a minute. `stop` returns when every process and what it started is gone, within its grace.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from queue_manager.core.child_processes import HEALTHY_AFTER, RESTART
 from queue_manager.core.retry import RetryPolicy
 
 STOP_GRACE = 6.0  # seconds; with the servers' own, everything has ended within 10
+CANNOT_START = 126  # as a shell reports it
 LAST_LINES = 1.0  # seconds to read the rest of a dead process's output; longer only if a runaway holds it open
 
 
@@ -70,11 +71,15 @@ class Supervisor:
         self.stop()
 
     def run(self, process: Process) -> int:
-        """Run `process` once, to its end; return its exit code, negative for a signal."""
+        """Run `process` once, to its end; return its exit code, negative for a signal; 126 if it cannot be started."""
         with self._starting:
             if self._is_stopping.is_set():
                 return -signal.SIGTERM
-            child = self._spawn(process)
+            try:
+                child = self._spawn(process)
+            except OSError as error:  # the limit of processes, of open files, or of memory
+                self._log.write(process.name, f"could not be started: {error.strerror}")
+                return CANNOT_START
             self._running[process.name] = child
         assert child.stdout is not None
         reader = Thread(target=self._log.relay, args=[process.name, child.stdout], daemon=True)

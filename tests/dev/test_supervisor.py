@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dev import procfile
+from dev.children import Child, spawn
 from dev.output import LONGEST_LINE, LogStream
 from dev.procfile import Process, ProcfileError
 from dev.supervisor import Supervisor
@@ -39,6 +43,25 @@ def test_a_process_that_dies_is_restarted_after_growing_delays(tmp_path: Path) -
         eventually(lambda: output.getvalue().count("alive") >= 4)
     said = [line for line in output.getvalue().splitlines() if "starts again" in line]
     assert said[:3] == [f"dying | (exited with 3; starts again in {wait} s)" for wait in ("0.05", "0.1", "0.2")]
+
+
+def test_a_process_that_cannot_be_started_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = count(1)
+
+    def spawn_second(*command: Any, **options: Any) -> Child:
+        if next(attempts) == 1:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")  # the limit of processes
+        return spawn(*command, **options)
+
+    monkeypatch.setattr("dev.supervisor.spawn", spawn_second)
+    output = io.StringIO()
+    with supervise(tmp_path, output, late="echo up; sleep 300") as supervisor:
+        supervisor.start()
+        eventually(lambda: "late | up" in output.getvalue())
+    assert output.getvalue().splitlines()[:2] == [
+        "late | could not be started: Resource temporarily unavailable",
+        "late | (exited with 126; starts again in 0.05 s)",
+    ]
 
 
 def test_everything_ends_within_the_grace_period_including_processes_that_ignore_signals(tmp_path: Path) -> None:
