@@ -8,6 +8,7 @@ killed. Ctrl-Z stops all of them, and they continue with it.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ from queue_manager.core.retry import RetryPolicy
 RESTART = RetryPolicy(max_attempts=None, base=seconds(1), cap=seconds(30))
 HEALTHY_AFTER = 60.0  # seconds of life after which an end counts as the first one
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+PR_SET_PDEATHSIG = 1  # of Linux
 AWAITED = (*FORWARDED, signal.SIGTSTP, signal.SIGCHLD, signal.SIGALRM)
 
 log = logging.get_logger("QM/processes")
@@ -60,12 +62,14 @@ class ChildProcesses:
         # Signals are accepted one at a time: a handler could interrupt any code.
         signal.signal(signal.SIGCHLD, lambda *_: None)  # macOS discards a blocked signal that has no handler
         before = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+        parent = os.getpid()
         lifeline, held = os.pipe()  # only this process holds the second end, which is closed when it ends
         while not self._is_ending or any(child.pid for child in self._children):
             for child in self._to_start():
                 if self._fork(child):
                     os.close(held)
-                    _settle(child.name, lifeline)
+                    _settle(child.name)
+                    _end_with(parent, lifeline)
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     return child.name
             self._handle(self._next_signal())
@@ -150,15 +154,26 @@ class ChildProcesses:
         log.error(event, process=child.name, **about, restart_in=wait)
 
 
-def _settle(name: str, lifeline: int) -> None:
-    """Make this process a child of its own: Ctrl-C reaches only the parent, and the end of the parent ends it."""
+def _settle(name: str) -> None:
+    """Give this process its name and a group of its own, so that Ctrl-C reaches only the parent."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
     with suppress(OSError):  # another system than Linux
         Path("/proc/self/comm").write_text(f"qm-{name}"[:15])
-    Thread(target=_end_with_parent, args=[lifeline], daemon=True).start()
 
 
-def _end_with_parent(lifeline: int) -> None:
+def _end_with(parent: int, lifeline: int) -> None:
+    """Get SIGTERM when the parent ends; on Linux also after an `exec`, by which Celery restarts a worker at SIGHUP."""
+    try:
+        is_told = ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM) == 0
+    except AttributeError:  # another system
+        is_told = False
+    if not is_told:
+        Thread(target=_end_after, args=[lifeline], daemon=True).start()
+    elif os.getppid() != parent:  # it has ended before
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end_after(lifeline: int) -> None:
     os.read(lifeline, 1)  # returns at its end
     os.kill(os.getpid(), signal.SIGTERM)

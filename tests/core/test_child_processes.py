@@ -37,6 +37,14 @@ for number in (signal.SIGTERM, signal.SIGINT):
 os.write(1, f"{name} runs\\n".encode())
 """
 WAITS = "while True: time.sleep(60)"
+EXECUTED = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"ended after exec\\n"), os._exit(0)))
+os.write(1, b"runs after exec\\n")
+time.sleep(120)
+"""
+EXECUTES = f"os.execv(sys.executable, [sys.executable, '-c', {EXECUTED!r}])"
+WITHOUT_PRCTL = "import ctypes\nctypes.CDLL = lambda _: None\n"  # as on macOS
 
 
 @contextmanager
@@ -153,13 +161,24 @@ def test_ended_children_are_noticed_although_sigchld_was_ignored(tmp_path: Path)
         assert process.wait(20) == 0
 
 
-def test_children_end_if_the_parent_is_killed(tmp_path: Path) -> None:
-    with running(tmp_path, WAITS) as (process, output):
+@pytest.mark.parametrize("before", ["", WITHOUT_PRCTL])
+def test_children_end_if_the_parent_is_killed(before: str, tmp_path: Path) -> None:
+    with running(tmp_path, WAITS, before=before) as (process, output):
         eventually(lambda: count(output, "runs") == 2)
 
         process.kill()
 
         eventually(lambda: count(output, f"got {signal.SIGTERM.value}") == 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+def test_children_end_with_the_parent_also_after_they_executed_another_program(tmp_path: Path) -> None:
+    with running(tmp_path, EXECUTES) as (process, output):
+        eventually(lambda: count(output, "runs after exec") == 2)
+
+        process.kill()
+
+        eventually(lambda: count(output, "ended after exec") == 2)
 
 
 def test_a_child_that_cannot_start_ends_all(tmp_path: Path) -> None:
