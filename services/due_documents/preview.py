@@ -12,6 +12,7 @@ from models.document_id import shown_id
 from models.due_documents import StillDue, Update
 from queue_manager.core.errors import typed_reason
 from services.due_documents.declaration import Run
+from services.due_documents.updates import update_of
 from services.due_documents.work import DocumentWork
 
 
@@ -31,7 +32,7 @@ def previews(work: DocumentWork, documents: Sequence[Document], *, now: datetime
     for document in documents:
         about: dict[str, Any] = {"id": shown_id(document["_id"]), "due_at": work.documents.due_at(document)}
         try:
-            update = work.updates.update_of(document, run)
+            update = update_of(work.system, document, run)
             work.documents.rehearse(document, update, now=run.now)
         except StillDue:
             yield Preview(**about, error=work.still_due("the document"))

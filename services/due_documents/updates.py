@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
@@ -23,114 +22,116 @@ _COMPARED_ALIKE = (str, bool, int, ObjectId)  # types whose values are equal in 
 MAX_CATCH_UP_TIME = 5.0  # seconds for the dates that a repeating item missed; the next scan continues with the rest
 
 
-@dataclass(frozen=True, kw_only=True)
-class Updates:
-    """The updates of one system's documents, before they are written. Methods raise the errors of the function."""
+def update_of(system: DueDocuments, document: Document, run: Run) -> Update:
+    """Return the update of one document; if it repeats and missed several dates, that of the last one.
 
-    system: DueDocuments
+    Raises the errors of the function, and PermanentError for a malformed update.
+    """
+    ends_at = time.monotonic() + MAX_CATCH_UP_TIME
+    may_repeat, due_at = system.catch_up == "once", value_at(document, system.due)
+    update, later = _checked(system, _call(system, document, run))
+    # A date that is not later is no repetition: such an update may leave `where`, and is refused if it does not.
+    while may_repeat and later is not None and due_at < later <= run.now and time.monotonic() < ends_at:
+        document, due_at = with_value(document, system.due, later), later
+        update, later = _checked(system, _call(system, document, run))
+    return update
 
-    def update_of(self, document: Document, run: Run) -> Update:
-        """Return the update of one document; if it repeats and missed several dates, that of the last one."""
-        ends_at = time.monotonic() + MAX_CATCH_UP_TIME
-        may_repeat, due_at = self.system.catch_up == "once", value_at(document, self.system.due)
-        update, later = self._checked(self._call(document, run))
-        # A date that is not later is no repetition: such an update may leave `where`, and is refused if it does not.
-        while may_repeat and later is not None and due_at < later <= run.now and time.monotonic() < ends_at:
-            document, due_at = with_value(document, self.system.due, later), later
-            update, later = self._checked(self._call(document, run))
-        return update
 
-    def grouped_updates(
-        self, documents: Sequence[Document], run: Run, *, unreached: list[Any] | None
-    ) -> list[UpdateGroup]:
-        """Call the function for each document; documents with equal updates are written together.
+def grouped_updates(
+    system: DueDocuments, documents: Sequence[Document], run: Run, *, unreached: list[Any] | None
+) -> list[UpdateGroup]:
+    """Call the function for each document; documents with equal updates are written together.
 
-        In a batch, a document whose function fails is left to its own task, and `unreached` gets the ids of documents
-        that were not reached within `MAX_CALL_TIME`.
-        """
-        groups: dict[bytes, UpdateGroup] = {}
-        began = time.monotonic()
-        for number, document in enumerate(documents):
-            if unreached is not None and time.monotonic() > began + MAX_CALL_TIME:
-                unreached += [one["_id"] for one in documents[number:]]
-                break
-            try:
-                update = self.update_of(document, run)
-                key = bson.encode({"update": update})
-            except Exception:
-                if unreached is not None:
-                    continue
-                raise
-            if key not in groups:
-                is_sure_to_end = self._is_sure_to_end(update, run.now)
-                groups[key] = UpdateGroup(documents=[], update=update, is_sure_to_end=is_sure_to_end)
-            groups[key].documents.append(document)
-        if time.monotonic() > began + transaction.MAX_TRANSACTION.total_seconds():
-            raise PermanentError(
-                f"the function took {time.monotonic() - began:.0f} s; a transaction may take "
-                f"{transaction.MAX_TRANSACTION.total_seconds():.0f} s: put slow work into `after`"
-            )
-        return list(groups.values())
-
-    def _call(self, document: Document, run: Run) -> Any:
-        item, own = self.system.functions.item, copy_of(document)  # which the function may change
-        assert item is not None
-        with contained():
-            return item.function(own, run=run) if item.wants_run else item.function(own)
-
-    def _checked(self, update: Any) -> tuple[Update, datetime | None]:
-        """Return the update that a function returned, and the date that it sets.
-
-        With `done="unset"`, the removal of the date is added to the update.
-        """
-        require_update(update, self.system.item_task)
-        if update == {} and self.system.done is None:
-            raise PermanentError(f'{self.system.item_task} returned {{}}, which needs `done="unset"`')
-        later = _value_set(update, self.system.due)
-        if later is not None and (not isinstance(later, datetime) or later.tzinfo is None):
-            raise PermanentError(
-                f"{self.system.item_task} sets {self.system.due} to {later!r:.100}, but it must be a datetime with a "
-                "time zone, such as run.now + timedelta(days=1)"
-            )
-        if self.system.done is None:
-            return cast(Update, update), later
-        if isinstance(update, list):
-            return [*update, {"$unset": self.system.due}], None
-        return {**update, "$unset": {**update.get("$unset", {}), self.system.due: ""}}, None
-
-    def documents_after(self, group: UpdateGroup) -> list[Document] | None:
-        """Return the documents of a group as its update left them; `None` if only the server knows."""
-        update, seen = group.update, self.system.read_fields
-        if isinstance(update, list) or not update.keys() <= {"$set", "$unset"}:
-            return None
-        set_, removed = as_stored(update.get("$set", {})), update.get("$unset", {})
-        if any("." in path for path in (*set_, *removed)):
-            return None
-        if seen is not None:
-            if any(path.startswith(tuple(f"{name}." for name in set_)) for path in seen):
-                return None
-            set_ = {name: value for name, value in set_.items() if name in seen}
-        return [
-            {name: copy_of(value) for name, value in {**document, **set_}.items() if name not in removed}
-            for document in group.documents
-        ]
-
-    def _is_sure_to_end(self, update: Update, now: datetime) -> bool:
-        """Return True if the update alone ensures that no document stays due."""
-        due = self.system.due
-        removed = _unset(update[-1] if isinstance(update, list) else update)
-        if any(due == path or due.startswith(f"{path}.") for path in removed):
-            return True
-        if isinstance(update, list):
-            return False
-        later = _value_set(update, due)
-        if isinstance(later, datetime):
-            return later > now
-        set_ = update.get("$set", {})
-        return any(
-            type(wanted) in _COMPARED_ALIKE and type(set_.get(path)) is type(wanted) and set_[path] != wanted
-            for path, wanted in self.system.where.items()
+    In a batch, a document whose function fails is left to its own task, and `unreached` gets the ids of documents
+    that were not reached within `MAX_CALL_TIME`.
+    """
+    groups: dict[bytes, UpdateGroup] = {}
+    began = time.monotonic()
+    for number, document in enumerate(documents):
+        if unreached is not None and time.monotonic() > began + MAX_CALL_TIME:
+            unreached += [one["_id"] for one in documents[number:]]
+            break
+        try:
+            update = update_of(system, document, run)
+            key = bson.encode({"update": update})
+        except Exception:
+            if unreached is not None:
+                continue
+            raise
+        if key not in groups:
+            is_sure_to_end = _is_sure_to_end(system, update, run.now)
+            groups[key] = UpdateGroup(documents=[], update=update, is_sure_to_end=is_sure_to_end)
+        groups[key].documents.append(document)
+    if time.monotonic() > began + transaction.MAX_TRANSACTION.total_seconds():
+        raise PermanentError(
+            f"the function took {time.monotonic() - began:.0f} s; a transaction may take "
+            f"{transaction.MAX_TRANSACTION.total_seconds():.0f} s: put slow work into `after`"
         )
+    return list(groups.values())
+
+
+def _call(system: DueDocuments, document: Document, run: Run) -> Any:
+    item, own = system.functions.item, copy_of(document)  # which the function may change
+    assert item is not None
+    with contained():
+        return item.function(own, run=run) if item.wants_run else item.function(own)
+
+
+def _checked(system: DueDocuments, update: Any) -> tuple[Update, datetime | None]:
+    """Return the update that a function returned, and the date that it sets.
+
+    With `done="unset"`, the removal of the date is added to the update.
+    """
+    require_update(update, system.item_task)
+    if update == {} and system.done is None:
+        raise PermanentError(f'{system.item_task} returned {{}}, which needs `done="unset"`')
+    later = _value_set(update, system.due)
+    if later is not None and (not isinstance(later, datetime) or later.tzinfo is None):
+        raise PermanentError(
+            f"{system.item_task} sets {system.due} to {later!r:.100}, but it must be a datetime with a "
+            "time zone, such as run.now + timedelta(days=1)"
+        )
+    if system.done is None:
+        return cast(Update, update), later
+    if isinstance(update, list):
+        return [*update, {"$unset": system.due}], None
+    return {**update, "$unset": {**update.get("$unset", {}), system.due: ""}}, None
+
+
+def documents_after(system: DueDocuments, group: UpdateGroup) -> list[Document] | None:
+    """Return the documents of a group as its update left them; `None` if only the server knows."""
+    update, seen = group.update, system.read_fields
+    if isinstance(update, list) or not update.keys() <= {"$set", "$unset"}:
+        return None
+    set_, removed = as_stored(update.get("$set", {})), update.get("$unset", {})
+    if any("." in path for path in (*set_, *removed)):
+        return None
+    if seen is not None:
+        if any(path.startswith(tuple(f"{name}." for name in set_)) for path in seen):
+            return None
+        set_ = {name: value for name, value in set_.items() if name in seen}
+    return [
+        {name: copy_of(value) for name, value in {**document, **set_}.items() if name not in removed}
+        for document in group.documents
+    ]
+
+
+def _is_sure_to_end(system: DueDocuments, update: Update, now: datetime) -> bool:
+    """Return True if the update alone ensures that no document stays due."""
+    due = system.due
+    removed = _unset(update[-1] if isinstance(update, list) else update)
+    if any(due == path or due.startswith(f"{path}.") for path in removed):
+        return True
+    if isinstance(update, list):
+        return False
+    later = _value_set(update, due)
+    if isinstance(later, datetime):
+        return later > now
+    set_ = update.get("$set", {})
+    return any(
+        type(wanted) in _COMPARED_ALIKE and type(set_.get(path)) is type(wanted) and set_[path] != wanted
+        for path, wanted in system.where.items()
+    )
 
 
 def require_update(update: Any, of: str | None) -> None:

@@ -23,7 +23,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.items import DueItem, Verdict
 from queue_manager.leases import Leases, MustCoolDown
 from services.due_documents.declaration import CallAgain, DueDocuments, Failure, Run, Written
-from services.due_documents.updates import Updates, require_update
+from services.due_documents.updates import documents_after, grouped_updates, require_update
 from services.due_work import Due, DueWork
 from services.item_work import ItemResult
 
@@ -47,10 +47,6 @@ class DocumentWork(DueWork):
     system: DueDocuments
     documents: DueCollection
     has_timelines: bool = True
-
-    @property
-    def updates(self) -> Updates:
-        return Updates(system=self.system)
 
     # Scan
 
@@ -246,7 +242,7 @@ class DocumentWork(DueWork):
             )
         groups = self.documents.apply(
             due_at,
-            lambda documents: self.updates.grouped_updates(documents, run, unreached=unreached),
+            lambda documents: grouped_updates(self.system, documents, run, unreached=unreached),
             fields=self.system.fields,
             now=run.now,
             record=record,
@@ -304,7 +300,7 @@ class DocumentWork(DueWork):
         found: list[tuple[database.Document, database.Document]] = []  # as it was before, as the write left it
         unknown: list[database.Document] = []
         for group in groups:
-            documents = self.updates.documents_after(group)
+            documents = documents_after(self.system, group)
             if documents is None:
                 unknown += group.documents
             else:
