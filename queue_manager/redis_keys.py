@@ -25,7 +25,7 @@ from queue_manager.system import SCANS_QUEUE, item_queues
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.telemetry.counters import source
 from services import message_queue
-from services.due_documents.work import AFTER
+from services.due_documents.after import AFTER
 
 WHAT_TO_DO = "Another program wrote it: rename or delete the key"
 _TYPE_NAMES = {"zset": "sorted set"}

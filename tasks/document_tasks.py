@@ -20,7 +20,7 @@ def dispatch(system: DueDocuments) -> ScanReport:
     report = fan_out(app.tasks[system.item_task], work_of(system), ends_at=ends_at)
     is_idle = "paused" in report.other_counts or system.name in settings().qm_dry_run
     if system.functions.after is not None and not is_idle:
-        calls = fan_out(app.tasks[after_task_name(system)], work_of(system).outbox_work(), ends_at=ends_at)
+        calls = fan_out(app.tasks[after_task_name(system)], work_of(system).after_calls, ends_at=ends_at)
         report.other_counts += Counter(after=calls.enqueued)  # not if it is 0
         report.errors += calls.errors
     return report
@@ -37,11 +37,11 @@ def after_of(system: DueDocuments) -> ItemTask:
     """Make the task that calls `after` again for one batch."""
 
     def repeat_after(batch: str, written_at: str) -> None:
-        work_of(system).repeat_after(batch)
+        work_of(system).after_calls.repeat(batch)
 
     return item_task(
         queue=str(system.queue),
-        work=lambda: work_of(system).outbox_work(),
+        work=lambda: work_of(system).after_calls,
         retry=system.functions.retry,
         name=after_task_name(system),
     )(repeat_after)

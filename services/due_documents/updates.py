@@ -23,10 +23,7 @@ MAX_CATCH_UP_TIME = 5.0  # seconds for the dates that a repeating item missed; t
 
 
 def update_of(system: DueDocuments, document: Document, run: Run) -> Update:
-    """Return the update of one document; if it repeats and missed several dates, that of the last one.
-
-    Raises the errors of the function, and PermanentError for a malformed update.
-    """
+    """Return the update of one document; if it repeats and missed several dates, that of the last one."""
     ends_at = time.monotonic() + MAX_CATCH_UP_TIME
     may_repeat, due_at = system.catch_up == "once", value_at(document, system.due)
     update, later = _checked(system, _call(system, document, run))

@@ -1,4 +1,4 @@
-"""The work of a `DueDocuments` system: its scan, its items, and its calls of `after` and `failed`."""
+"""The work of a `DueDocuments` system: what its scan finds, and the execution of its items, alone or in batches."""
 
 from __future__ import annotations
 
@@ -7,37 +7,34 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any, TypeVar
-from uuid import uuid4
 
 from pymongo.errors import BulkWriteError, DocumentTooLarge, WriteError
 from structlog.stdlib import BoundLogger
 
-from models import database, failed_item, outbox
+from models import database, failed_item
 from models.document_id import id_key, id_text, is_same_id, read_id, shown_id
-from models.due_documents import DueCollection, StillDue, UpdateGroup, ids_of
-from queue_manager.core.clock import minutes, parse_utc, seconds, to_iso
+from models.due_documents import DueCollection, StillDue
+from queue_manager.core.clock import parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason, typed_reason
 from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
 from queue_manager.items import DueItem, Verdict
 from queue_manager.leases import Leases, MustCoolDown
-from services.due_documents.declaration import CallAgain, DueDocuments, Failure, Run, Written
-from services.due_documents.updates import documents_after, grouped_updates, require_update
+from services.due_documents.after import AFTER, AfterCalls
+from services.due_documents.declaration import DueDocuments, Failure, Run
+from services.due_documents.updates import grouped_updates, require_update
 from services.due_work import Due, DueWork
 from services.item_work import ItemResult
 
 T = TypeVar("T")
 
-AFTER = ".after"  # suffix of the system's name for the leases of calls of `after`
-AFTER_RETRY_DELAY = minutes(1)
 FLAG_TIMEOUT = seconds(2)  # for the flags of a batch
 MAX_EARLY = seconds(0.1)  # our clock lags by a round trip, so an item that is dispatched ahead starts a little early
 MAX_BATCH_TIME = 1.0  # seconds after which a batch begins no further transaction; another batch executes the items left
 MAX_REFUSALS = 32  # transactions of a batch; finding three refused documents among a thousand takes at most 30
 _REFUSED = (WriteError, BulkWriteError, DocumentTooLarge, StillDue)
-
-log = get_logger("QM/systems")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +44,16 @@ class DocumentWork(DueWork):
     system: DueDocuments
     documents: DueCollection
     has_timelines: bool = True
+
+    @cached_property
+    def after_calls(self) -> AfterCalls:
+        return AfterCalls(
+            system=self.system,
+            documents=self.documents,
+            leases=Leases(f"{self.system.name}{AFTER}", self.leases.lease),
+            clock=self.clock,
+            limits=self.limits,
+        )
 
     # Scan
 
@@ -234,12 +241,7 @@ class DocumentWork(DueWork):
         self, due_at: Mapping[Any, datetime | None], run: Run, *, unreached: list[Any] | None = None
     ) -> dict[Any, database.Document]:
         """Update the documents that are due, and call `after`; return them as they were before, by id."""
-        # A new record, because a redelivered batch may write while its earlier record is still in the outbox.
-        record = None
-        if self.system.functions.after is not None:
-            record = outbox.OutboxRecord(
-                id=uuid4().hex, system=self.system.name, lease=self.leases.lease, clock=self.clock
-            )
+        record = self.after_calls.begin()
         groups = self.documents.apply(
             due_at,
             lambda documents: grouped_updates(self.system, documents, run, unreached=unreached),
@@ -253,69 +255,11 @@ class DocumentWork(DueWork):
             with suppress(database.Error):  # the update is committed; a failure that stays is not listed, and expires
                 failed_item.delete(self.system.name, list(before))
             if record is not None:
-                self._try_after(record.id, groups, run)
+                try:
+                    self.after_calls.call(record, groups, run)
+                except Exception as error:
+                    self.report_hook_error("`after` failed; it is called again", error)
         return before
-
-    # Calls of `after`
-
-    def outbox_work(self) -> Outbox:
-        """Return the calls of `after` that a crash or an error left pending."""
-        return Outbox(
-            leases=Leases(f"{self.system.name}{AFTER}", self.leases.lease),
-            clock=self.clock,
-            limits=self.limits,
-        )
-
-    def repeat_after(self, batch: str) -> None:
-        """Call `after` for the documents that a batch has written, unless its record in the outbox is gone."""
-        if (pending := outbox.get(batch)) is None:
-            return
-        documents = self._read(list(pending.due_at))
-        written = [
-            Written(id=id, due_at=at, written_at=pending.written_at, document=document)
-            for (id, at), document in zip(pending.due_at.items(), documents, strict=True)
-        ]
-        self._call_after(batch, written)
-
-    def _try_after(self, batch: str, groups: Sequence[UpdateGroup], run: Run) -> None:
-        try:
-            self._call_after(batch, self._written(groups, run))
-        except Exception as error:
-            # The update is committed, and the record is kept: the next scan repeats the call.
-            self.report_hook_error("`after` failed; it is called again", error)
-            with suppress(database.Error):
-                outbox.postpone(batch, until=self.clock())
-
-    def _call_after(self, batch: str, written: Sequence[Written]) -> None:
-        call = self.system.functions.after
-        assert call is not None
-        try:
-            require_done(call(written), "`after`")
-        except CallAgain as again:
-            outbox.postpone(batch, until=self.clock() + again.wait)
-        else:
-            outbox.delete(batch)
-
-    def _written(self, groups: Sequence[UpdateGroup], run: Run) -> list[Written]:
-        found: list[tuple[database.Document, database.Document]] = []  # as it was before, as the write left it
-        unknown: list[database.Document] = []
-        for group in groups:
-            documents = documents_after(self.system, group)
-            if documents is None:
-                unknown += group.documents
-            else:
-                found += zip(group.documents, documents, strict=True)
-        if unknown:
-            found += zip(unknown, self._read(ids_of(unknown)), strict=True)
-        return [
-            Written(id=before["_id"], due_at=self.documents.due_at(before), written_at=run.now, document=document)
-            for before, document in found
-        ]
-
-    def _read(self, ids: Sequence[Any]) -> list[database.Document]:
-        """Return documents as they are now; of a deleted document, only the id."""
-        found = {id_key(one["_id"]): one for one in self.documents.get_many(ids, self.system.read_fields)}
-        return [found.get(id_key(id), {"_id": id}) for id in ids]
 
     # Results
 
@@ -353,30 +297,6 @@ class DocumentWork(DueWork):
     @property
     def _log(self) -> BoundLogger:
         return get_logger(self.system.initiator)
-
-
-class Outbox(DueWork):
-    """Batches whose call of `after` is pending: it failed, or its process died. It is repeated until it succeeds."""
-
-    @property
-    def system_name(self) -> str:
-        return self.leases.system.removesuffix(AFTER)
-
-    def find_due(self, until: datetime) -> Iterator[Due]:
-        for batch, written_at in outbox.pending(self.system_name, now=until):
-            yield Due(id=batch, due_at=written_at)
-
-    def due_ms(self, item: DueItem) -> int | None:
-        return None  # otherwise repeated calls would count as late items
-
-    def give_up(self, item: DueItem, *, error: str) -> None:
-        log.error(
-            "`after` failed; it is called again after a cool-down",
-            system=self.system_name,
-            batch=item.args[0],
-            error=error,
-        )
-        self.leases.release([item.lease], cool_down=AFTER_RETRY_DELAY)
 
 
 def _halves(part: Mapping[Any, T]) -> list[dict[Any, T]]:

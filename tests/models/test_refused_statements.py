@@ -162,8 +162,8 @@ def test_documents_are_written_once_and_each_has_its_call_of_after(
 
     for _ in each_statement(refusing, how, act):
         work.execute_batch([item_of(work, one) for one in accounts])
-        for item in scan(work.outbox_work()):
-            work.repeat_after(item.args[0])
+        for item in scan(work.after_calls):
+            work.after_calls.repeat(item.args[0])
         accounts.append(make_account())
     work.execute_batch([item_of(work, one) for one in accounts])
     assert {get_account(one)["times"] for one in accounts} == {1}

@@ -227,7 +227,7 @@ class Dispatch(DispatchRules):
 
     @step
     def announce(self, item: Item) -> Steps[Item]:
-        # DocumentWork._call_after: by the worker that wrote, or later by the task of a record that is left. No other
+        # AfterCalls._call: by the worker that wrote, or later by the task of a record that is left. No other
         # step depends on these two, so they are explored last.
         for due in item.owed - item.announced if item.is_over else ():
             yield f"`after` is called for {due}", item._replace(announced=item.announced | {due})

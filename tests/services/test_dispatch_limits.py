@@ -156,7 +156,7 @@ class TestPause:
 
     def test_pausing_also_holds_back_outstanding_calls_of_after(self, work: DocumentWork) -> None:
         pauses.pause("calls", by="a test")
-        assert [batch.other_counts for batch in work.outbox_work().take_due(Backlog)] == [{"paused": 1}]
+        assert [batch.other_counts for batch in work.after_calls.take_due(Backlog)] == [{"paused": 1}]
 
 
 class TestDryRun:

@@ -871,17 +871,17 @@ class TestAfter:
         assert get_account(id)["status"] == "expired"
         if error is SystemExit:
             clock.advance(ours.leases.lease - seconds(1))
-            assert scan(ours.outbox_work()) == []  # the process that wrote may still be at it
+            assert scan(ours.after_calls) == []  # the process that wrote may still be at it
             clock.advance(seconds(1))
 
-        (call,) = scan(ours.outbox_work())
-        assert ours.outbox_work().due_ms(call) is None  # it is in no latency of the system
-        ours.repeat_after(call.args[0])
+        (call,) = scan(ours.after_calls)
+        assert ours.after_calls.due_ms(call) is None  # it is in no latency of the system
+        ours.after_calls.repeat(call.args[0])
 
         assert calls[0] == calls[1]
         assert [(one.id, one.due_at, one.written_at) for one in calls[1]] == [(id, OVER, T0)]
-        assert scan(ours.outbox_work()) == []
-        ours.repeat_after(call.args[0])
+        assert scan(ours.after_calls) == []
+        ours.after_calls.repeat(call.args[0])
         assert len(calls) == 2
 
     def test_scans_leave_the_hook_call_to_the_process_that_wrote_for_one_lease_after_its_write(
@@ -892,7 +892,7 @@ class TestAfter:
             return EXPIRE
 
         def after(written: Sequence[Written]) -> None:
-            repeated.extend(scan(ours.outbox_work()))
+            repeated.extend(scan(ours.after_calls))
 
         repeated: list[DueItem] = []
         system = declare(end)
@@ -913,7 +913,7 @@ class TestAfter:
             with pytest.raises(WriteError):
                 execute(ours, items[1])
         clock.advance(minutes(10))
-        assert scan(ours.outbox_work()) == []
+        assert scan(ours.after_calls) == []
         assert [one.id for one in calls] == [good]
         assert get_account(refused)["status"] == "trial"
 
@@ -956,14 +956,14 @@ class TestAfter:
             {"_id": "b", "system": system.name, "at": OVER, "items": [{"id": id, "due_at": OVER}]}
         )
         collection("accounts").delete_one({"_id": id})
-        (call,) = scan(ours.outbox_work())
-        ours.repeat_after(call.args[0])
+        (call,) = scan(ours.after_calls)
+        ours.after_calls.repeat(call.args[0])
         assert [one.document for one in calls] == [{"_id": id}]
 
     def test_hook_call_of_release_0_2_is_left_to_its_process_for_10_s(
         self, clock: AgingClock, system: DueDocuments
     ) -> None:
-        calls = work_on(system, clock).outbox_work()
+        calls = work_on(system, clock).after_calls
         # Release 0.2 writes no `postponed_until`.
         collection(outbox.OUTBOX_COLLECTION).insert_one({"_id": "b", "system": system.name, "at": T0, "items": []})
         clock.advance(seconds(9))
@@ -974,7 +974,7 @@ class TestAfter:
     def test_hook_call_that_used_its_attempts_is_repeated_after_a_cool_down(
         self, clock: AgingClock, system: DueDocuments
     ) -> None:
-        calls = work_on(system, clock).outbox_work()
+        calls = work_on(system, clock).after_calls
         collection(outbox.OUTBOX_COLLECTION).insert_one({"_id": "b", "system": system.name, "at": OVER, "items": []})
         (call,) = scan(calls)
         calls.give_up(call, error="boom")

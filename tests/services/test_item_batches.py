@@ -214,8 +214,8 @@ def test_event_is_sent_although_the_room_is_snoozed_again_after_waking(
     support_room.rooms().update_one({"_id": room}, {"$set": {"snooze_time": again, "status": "snoozed"}})
     clock.advance(minutes(1))
 
-    (owed,) = scan(snooze.outbox_work())
-    snooze.repeat_after(owed.args[0])
+    (owed,) = scan(snooze.after_calls)
+    snooze.after_calls.repeat(owed.args[0])
 
     ((_, data, _),) = events.sent
     assert data["timestamp"] == first["unsnoozed_at"]

@@ -495,12 +495,12 @@ class TestItem:
         result = snooze.execute(str(room), to_iso(OVER), task_id="t")
         clock.advance(minutes(1))
 
-        (owed,) = scan(snooze.outbox_work())
-        snooze.repeat_after(owed.args[0])
+        (owed,) = scan(snooze.after_calls)
+        snooze.after_calls.repeat(owed.args[0])
 
         ((_, data, _),) = events.sent
         assert (data["room_id"], data["timestamp"]) == (str(room), result["unsnoozed_at"])
-        assert scan(snooze.outbox_work()) == []
+        assert scan(snooze.after_calls) == []
 
     def test_event_is_sent_again_when_every_server_is_connected_also_if_the_room_is_snoozed_again(
         self, snooze: DocumentWork, clock: AgingClock, events: RecordedEvents
@@ -510,18 +510,18 @@ class TestItem:
         result = snooze.execute(str(room), to_iso(OVER), task_id="t")
         resnooze(room, T0 + hours(1))
         clock.advance(seconds(59))
-        assert scan(snooze.outbox_work()) == []
+        assert scan(snooze.after_calls) == []
         clock.advance(seconds(1))
         events.again_in = seconds(0)
 
-        (owed,) = scan(snooze.outbox_work())
-        snooze.repeat_after(owed.args[0])
+        (owed,) = scan(snooze.after_calls)
+        snooze.after_calls.repeat(owed.args[0])
 
         assert [(data["room_id"], data["timestamp"]) for _, data, _ in events.sent] == [
             (str(room), result["unsnoozed_at"])
         ] * 2
         clock.advance(minutes(5))
-        assert scan(snooze.outbox_work()) == []
+        assert scan(snooze.after_calls) == []
 
     def test_failed_write_is_logged_and_raised(
         self, snooze: DocumentWork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
