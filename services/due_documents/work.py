@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from pymongo.errors import BulkWriteError, DocumentTooLarge, WriteError
 from structlog.stdlib import BoundLogger
@@ -27,8 +27,6 @@ from services.due_documents.declaration import DueDocuments, Failure, Run
 from services.due_documents.updates import grouped_updates, require_update
 from services.due_work import Due, DueWork
 from services.item_work import ItemResult
-
-T = TypeVar("T")
 
 FLAG_TIMEOUT = seconds(2)  # for the flags of a batch
 MAX_EARLY = seconds(0.1)  # our clock lags by a round trip, so an item that is dispatched ahead starts a little early
@@ -55,13 +53,12 @@ class DocumentWork(DueWork):
             limits=self.limits,
         )
 
-    # Scan
+    # Scan, and the flag for another program that works on the documents
 
     def find_due(self, until: datetime) -> Iterator[Due]:
         flag = self.system.flag_field
         fields = () if flag is None else (flag,)
-        found = self.documents.find(until, fields=fields, batch=self.limits.batch)
-        return map(self.due_of, found)
+        return map(self.due_of, self.documents.find(until, fields=fields, batch=self.limits.batch))
 
     def due_of(self, document: database.Document) -> Due:
         """Return the item of a due document."""
@@ -133,7 +130,7 @@ class DocumentWork(DueWork):
             raise
         if key in written:
             return self.system.result(written[key], written_at=run.now)
-        return self._not_written(key, expected, run.now)
+        return {"skipped": True, "reason": self._reason_to_skip(key, expected, run.now)}
 
     def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | Verdict | None]:
         """Act on many documents as `execute` does, in one transaction, or in several if they are large or take long.
@@ -144,51 +141,25 @@ class DocumentWork(DueWork):
         Returns:
             The result of each item; `None` if its own task must execute it; `UNREACHED` if `MAX_BATCH_TIME` was over.
         """
-        ends_at = time.monotonic() + MAX_BATCH_TIME
         arguments = [self._readable_arguments(item) for item in items]
         run = Run(id=items[0].task_id, now=self.clock())
         early = [one[1] - run.now for one in arguments if one and one[1] and run.now < one[1] <= run.now + MAX_EARLY]
         if early:
             raise NotYetDue(max(early))
-        parts, refusals = [{one[0]: one[1] for one in arguments if one}], 0
-        results: list[ItemResult | Verdict | None] = [None] * len(items)
-        while parts and (part := parts.pop()):
-            unreached: list[Any] = []
-            try:
-                written = self._write(part, run, unreached=unreached)
-            except _REFUSED as error:
-                refusals += 1
-                if refusals == 1:
-                    self._log.warning("An update was refused; its batch is written in parts", error=reason(error))
-                if refusals <= MAX_REFUSALS:
-                    parts += _halves(part)
-            except Exception as error:
-                if not any(results):
-                    raise
-                self._log.warning("A batch was written only in part", error=reason(error))
-                break
-            else:
-                for number, one in enumerate(arguments):
-                    if one and one[0] in written:
-                        results[number] = self._result(written, *one, run)
-                if unreached:
-                    parts.append({key: part[key] for key in map(id_key, unreached)})
-            if time.monotonic() > ends_at:
-                break
-        remaining = set().union(*parts)
+        due_at, unreached = {one[0]: one[1] for one in arguments if one}, set[Any]()
+        results: list[ItemResult | None] = [None] * len(items)
+        for written in self._write_in_parts(due_at, run, unreached=unreached):
+            for number, one in enumerate(arguments):
+                if one and (found := written.get(one[0])) is not None and self._is_of_item(found, *one):
+                    results[number] = self.system.result(found, written_at=run.now)
         return [
-            Verdict.UNREACHED if one and one[0] in remaining else result
+            Verdict.UNREACHED if one and one[0] in unreached else result
             for one, result in zip(arguments, results, strict=True)
         ]
 
-    def _result(
-        self, written: Mapping[Any, database.Document], key: Any, expected: datetime | None, run: Run
-    ) -> ItemResult | None:
-        """Return the result of one item of a batch; `None` if the written document was that of another item."""
-        found = written.get(key)
-        if found is None or not is_same_id(found["_id"], key) or expected not in (None, self.documents.due_at(found)):
-            return None
-        return self.system.result(found, written_at=run.now)
+    def _is_of_item(self, written: database.Document, key: Any, expected: datetime | None) -> bool:
+        """Return False if a written document is that of another item, whose key is equal in Python."""
+        return is_same_id(written["_id"], key) and expected in (None, self.documents.due_at(written))
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Record that the last attempt failed; the document is tried again after a growing cool-down."""
@@ -237,6 +208,35 @@ class DocumentWork(DueWork):
 
     # Writing
 
+    def _write_in_parts(
+        self, due_at: Mapping[Any, datetime | None], run: Run, *, unreached: set[Any]
+    ) -> Iterator[dict[Any, database.Document]]:
+        """Yield what each transaction wrote; `unreached` gets the ids that were left when `MAX_BATCH_TIME` was over."""
+        ends_at, parts, refusals, has_written = time.monotonic() + MAX_BATCH_TIME, [list(due_at)], 0, False
+        while parts and (part := parts.pop()):
+            not_read: list[Any] = []
+            try:
+                written = self._write({id: due_at[id] for id in part}, run, unreached=not_read)
+            except _REFUSED as error:
+                refusals += 1
+                if refusals == 1:
+                    self._log.warning("An update was refused; its batch is written in parts", error=reason(error))
+                if refusals <= MAX_REFUSALS and (middle := len(part) // 2):
+                    parts += [part[middle:], part[:middle]]
+            except Exception as error:
+                if not has_written:
+                    raise
+                self._log.warning("A batch was written only in part", error=reason(error))
+                break
+            else:
+                has_written = has_written or bool(written)
+                yield written
+                if not_read:
+                    parts.append([*map(id_key, not_read)])
+            if time.monotonic() > ends_at:
+                break
+        unreached.update(*parts)
+
     def _write(
         self, due_at: Mapping[Any, datetime | None], run: Run, *, unreached: list[Any] | None = None
     ) -> dict[Any, database.Document]:
@@ -263,18 +263,18 @@ class DocumentWork(DueWork):
 
     # Results
 
-    def _not_written(self, key: Any, expected: datetime | None, now: datetime) -> ItemResult:
-        document = self.documents.get(key)
+    def _reason_to_skip(self, key: Any, expected: datetime | None, now: datetime) -> str:
+        """Return why a document was not written, and clear its flag. Raises NotYetDue."""
+        document, reasons = self.documents.get(key), self.system.reasons
         if document is None:
-            return skipped(self.system.reasons.not_found)
+            return reasons.not_found
         due_at = self.documents.due_at(document)
-        is_as_expected = isinstance(due_at, datetime) and expected in (None, due_at)
-        if is_as_expected and due_at > now:
+        if isinstance(due_at, datetime) and due_at > now and expected in (None, due_at):
             if expected is not None:
                 raise NotYetDue(due_at - now)
-            return skipped(self.system.reasons.not_due)
+            return reasons.not_due
         self._clear_flag(document)
-        return skipped(self.system.reasons.changed)
+        return reasons.changed
 
     def _arguments(self, id: Any, due_at: Any = None) -> tuple[Any, datetime | None]:
         names = self.system.arguments
@@ -297,13 +297,3 @@ class DocumentWork(DueWork):
     @property
     def _log(self) -> BoundLogger:
         return get_logger(self.system.initiator)
-
-
-def _halves(part: Mapping[Any, T]) -> list[dict[Any, T]]:
-    """Return the two halves of a part; nothing for a part with one document."""
-    ids, middle = list(part), len(part) // 2
-    return [{id: part[id] for id in half} for half in (ids[middle:], ids[:middle])] if middle else []
-
-
-def skipped(reason: str) -> ItemResult:
-    return {"skipped": True, "reason": reason}
