@@ -37,6 +37,7 @@ from models.transaction import transact
 from queue_manager.core.clock import EPOCH, seconds, truncate
 from queue_manager.core.process import process_name
 
+RENEWALS_PER_LEASE = 3  # of a claim, so that two renewals may fail
 RESERVATION = seconds(1)
 """Time for which jobs are reserved. A run starts them within a fraction of it, because clocks may differ."""
 

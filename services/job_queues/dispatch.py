@@ -19,7 +19,7 @@ from models import database, executing_job, job, job_attempt, job_counts, job_op
 from models.database import Document
 from models.executing_job import ExecutingJob
 from models.job import JobState
-from models.job_attempt import JobOutcome
+from models.job_attempt import RENEWALS_PER_LEASE, JobOutcome
 from queue_manager.beat import leader_lock
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes, seconds
@@ -43,7 +43,6 @@ JOBS_INITIATOR = "QM/jobs"
 LOST_ERROR = "The worker was lost while it executed the job"
 FINISHED_BATCH_SIZE = 1_000  # finished jobs that one transaction deletes, or adds to the counts
 MAX_FINISHED_TIME = 1.0  # seconds for each of the two in one dispatch
-RENEWALS_PER_LEASE = 3  # so that two renewals may fail
 MIN_LOSS_BACKOFF, MAX_LOSS_BACKOFF = seconds(5), minutes(10)
 
 log = get_logger(JOBS_INITIATOR)

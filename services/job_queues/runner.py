@@ -21,7 +21,7 @@ from billiard.common import terminate_handler_fired
 from models import job, job_attempt, job_queue
 from models.database import Document, Error, estimated_now
 from models.job import JobState, NameBusy
-from models.job_attempt import EndedAttempt, JobOutcome, TimeLimit, may_share_batch
+from models.job_attempt import RENEWALS_PER_LEASE, EndedAttempt, JobOutcome, TimeLimit, may_share_batch
 from queue_manager.core import shutdown
 from queue_manager.core.background import in_thread
 from queue_manager.core.clock import minutes, unix_ms
@@ -30,7 +30,6 @@ from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
 from queue_manager.core.process import drop_tracebacks
 from queue_manager.telemetry import error_reports, latency
-from services.job_queues.dispatch import JOBS_INITIATOR, RENEWALS_PER_LEASE
 from services.job_queues.job_run import JOB_RETRY_POLICY, JobRun, as_text
 from services.job_queues.registry import Registry, UnknownJob
 from services.job_queues.repetition import due_after_success
@@ -43,7 +42,7 @@ READ_TTL = 0.2  # seconds until the order of jobs, a pause and the leader are re
 WRITE_RETRY_DELAY = 0.5  # seconds between two attempts to write an outcome
 UNREGISTERED_DELAY = minutes(1)  # before a job is retried that reached a worker without its function
 
-log = get_logger(JOBS_INITIATOR)
+log = get_logger("QM/jobs")
 
 
 @dataclass(kw_only=True)
