@@ -19,8 +19,8 @@ The life of a job, and the module of each step:
     limited     `job_run`: the function sees that it should stop; `dispatch`: the worker's main process kills it
     repeated    `runner`: a repeating job that succeeded is `pending` again (`repetition` has its due times, and stores
                 the jobs that code declares)
-    retried     `runner`: a failed job is due again after a backoff; `dispatch`: a job whose worker was lost, once its
-                lease has expired, and every failed job when a new leader takes over
+    retried     `runner`: a failed job is due again after a backoff; `lost_jobs`: a job whose worker was lost, once its
+                lease has expired; `dispatch`: every failed job when a new leader takes over
     adopted     `adoption`: documents of the JavaScript package become jobs, by an operator
     read        `jobs`: one job, pages, search; `stats`: the numbers and problems that the dashboard shows
 """

@@ -1,4 +1,4 @@
-"""Dispatch of job queues: finds names with due jobs, and requeues jobs whose worker was lost.
+"""Dispatch of job queues: the leader sends one message for each name that has a due job. The declaration is last.
 
 What is due: a queue that is not paused, executes no job, and has a job that is due before the next dispatch.
 Guarantee: only the newest leader dispatches. A queue in flight is not dispatched again; its lease ends with its run.
@@ -12,38 +12,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 from models import database, executing_job, job, job_attempt, job_counts, job_operations, job_queue, old_claims
 from models.database import Document
-from models.executing_job import ExecutingJob
-from models.job import JobState
-from models.job_attempt import RENEWALS_PER_LEASE, JobOutcome
 from queue_manager.beat import leader_lock
 from queue_manager.broker.backlog import Backlog
-from queue_manager.core.clock import minutes, seconds
+from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Contended, Unavailable, reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.process import has_ended
-from queue_manager.core.retry import doubling
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem
 from queue_manager.leases import Attempts, Leases, lease_server
 from queue_manager.system import System, SystemStats
 from services.due_work import Due, DueBatch, DueWork
+from services.job_queues import lost_jobs
 from services.job_queues.adoption import adoption_notes
 from services.job_queues.explanation import explain
-from services.job_queues.job_run import CANCELED, Stop, timed_out
 from services.job_queues.registry import registry
 from services.job_queues.repetition import declared_details, store_declared
 from services.job_queues.stats import read_stats
 
 JOBS_INITIATOR = "QM/jobs"
-LOST_ERROR = "The worker was lost while it executed the job"
 FINISHED_BATCH_SIZE = 1_000  # finished jobs that one transaction deletes, or adds to the counts
 MAX_FINISHED_TIME = 1.0  # seconds for each of the two in one dispatch
-MIN_LOSS_BACKOFF, MAX_LOSS_BACKOFF = seconds(5), minutes(10)
 
 log = get_logger(JOBS_INITIATOR)
 
@@ -59,8 +51,7 @@ class DueQueue(Due):
 
 def lease_name(name: str, epoch: int | None) -> str:
     """Return the name of a queue's lease. It contains the epoch, because messages of an older leader are refused and
-    must not delay the dispatch of a newer one.
-    """
+    must not delay the dispatch of a newer one."""
     return f"{name}@{'' if epoch is None else epoch}"
 
 
@@ -86,16 +77,15 @@ class Dispatch(DueWork):
         store_declared(self.declared, now)
         if malformed := executing_job.fail_unclaimed(now):
             log.warning(executing_job.MALFORMED_CLAIM_ERROR, jobs=malformed)
-        reaped = [lost.name for lost in self._find_lost(now) if _reap(lost, now)]
-        if reaped:
+        if reaped := lost_jobs.reap_all(now, lease=self.leases.lease):
             yield DueBatch(other_counts={"reaped": len(reaped)})
             epoch = self._current_epoch()
             self.leases.release([lease_name(name, epoch) for name in reaped])
         yield from super().take_due(measure)
         _in_batches(job_counts.add_finished)
         if self.retention is not None:
-            remove = partial(job_operations.remove_finished, now - self.retention)
-            if deleted := _in_batches(remove):
+            deleted = _in_batches(job_operations.remove_finished, now - self.retention)
+            if deleted:
                 yield DueBatch(other_counts={"deleted": deleted})
         _recount(now)  # last, because it may take long
 
@@ -125,12 +115,7 @@ class Dispatch(DueWork):
                 )
 
     def lost(self, item: DueItem) -> None:
-        now = self.clock()
-        for lost in executing_job.find({"claim.token": item.task_id}):
-            is_over_limit = lost.ends_at is not None and lost.ends_at <= now
-            # A task that is delivered twice has one token: the job may belong to another process, which is alive.
-            if is_over_limit or lost.worker is None or has_ended(lost.worker):
-                _reap(lost, now, is_over_limit=is_over_limit)
+        lost_jobs.reap_of_task(item.task_id, self.clock())
         super().lost(item)
 
     def renew_claims(self, running: Mapping[str, int]) -> None:
@@ -138,7 +123,7 @@ class Dispatch(DueWork):
 
     def over_limit(self, running: Mapping[str, int]) -> dict[str, str]:
         found = job_attempt.over_limit(running, self.clock())
-        return {one.token: f"The job {one.id} of {one.name} {_stop(one).text}" for one in found}
+        return {one.token: f"The job {one.id} of {one.name} {lost_jobs.stop_of(one).text}" for one in found}
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Start a cool-down of one lease duration: the run itself failed, not one of its jobs."""
@@ -161,40 +146,41 @@ class Dispatch(DueWork):
             return True
         try:
             # A lease lasts longer after its last renewal, and dispatches are more frequent.
-            min_gap = max(self.leases.lease / RENEWALS_PER_LEASE, 2 * self.ahead)
+            min_gap = max(self.leases.lease / job_attempt.RENEWALS_PER_LEASE, 2 * self.ahead)
             is_settling = job_queue.lead(self.epoch, now=now, min_gap=min_gap)
         except job_queue.NewerLeader:
             log.warning("A dispatch of an older leader was refused", epoch=self.epoch)
             _raise_epoch(now)
             return False
         if is_settling:
-            log.info(
-                "A new leader dispatches; failed jobs are due now", failed=job.make_failed_due(now), epoch=self.epoch
-            )
+            failed = job.make_failed_due(now)
+            log.info("A new leader dispatches; failed jobs are due now", failed=failed, epoch=self.epoch)
             job_queue.settle(self.epoch)
         return True
-
-    def _find_lost(self, now: datetime) -> list[ExecutingJob]:
-        """Return the jobs whose lease has ended.
-
-        If it ended while the database was unavailable, or no dispatch ran, its worker may be alive, so it gets time for
-        a renewal first.
-        """
-        ended = [one for one in executing_job.find() if one.claimed_until <= now]
-        gap = job_queue.last_gap() if ended else None
-        if gap is None or now >= gap.ended + self.leases.lease / RENEWALS_PER_LEASE:
-            return ended
-        return [one for one in ended if one.claimed_until <= gap.began]
 
     def _current_epoch(self) -> int | None:
         return job_queue.leader_epoch() if self.epoch is None else self.epoch
 
 
-def _in_batches(act: Callable[..., int]) -> int:
+def _raise_epoch(now: datetime) -> None:
+    """Raise the epoch in Redis above the one in MongoDB, in case Redis lost its data and counts from one again."""
+    if (leader := job_queue.leader()) is None:
+        return
+    known, age = int(leader["epoch"]), now - leader["since"]
+    try:
+        with lease_server() as client:
+            is_raised = leader_lock.raise_epoch(client, leader_lock.LEADER_LOCK, known=known, age=age)
+        if is_raised:
+            log.warning("Redis had lost the epoch; the leader takes a new one", known_epoch=known)
+    except Unavailable as error:
+        log.warning("The epoch could not be raised; the next dispatch tries again", error=reason(error))
+
+
+def _in_batches(act: Callable[..., int], *arguments: Any) -> int:
     """Count or delete finished jobs until none is left, the time is over, or they are locked; return their number."""
     ends_at, done = time.monotonic() + MAX_FINISHED_TIME, 0
     try:
-        while some := act(limit=FINISHED_BATCH_SIZE):
+        while some := act(*arguments, limit=FINISHED_BATCH_SIZE):
             done += some
             if time.monotonic() >= ends_at:
                 break
@@ -211,50 +197,6 @@ def _recount(now: datetime) -> None:
         job_counts.recount(now)
     except (database.Error, Contended) as error:
         log.warning("Finished jobs could not be recounted; a later dispatch tries again", error=reason(error))
-
-
-def _raise_epoch(now: datetime) -> None:
-    """Raise the epoch in Redis above the one in MongoDB, in case Redis lost its data and counts from one again."""
-    leader = job_queue.leader()
-    if leader is None:
-        return
-    known, age = int(leader["epoch"]), now - leader["since"]
-    try:
-        with lease_server() as client:
-            is_raised = leader_lock.raise_epoch(client, leader_lock.LEADER_LOCK, known=known, age=age)
-        if is_raised:
-            log.warning("Redis had lost the epoch; the leader takes a new one", known_epoch=known)
-    except Unavailable as error:
-        log.warning("The epoch could not be raised; the next dispatch tries again", error=reason(error))
-
-
-def _reap(lost: ExecutingJob, now: datetime, *, is_over_limit: bool = False) -> bool:
-    """Record that the process of a job died, or was killed because the job was canceled or exceeded its limit.
-
-    A lost job is due at once after the first loss, and with backoff after further losses.
-    """
-    is_loss = not (lost.is_canceled or is_over_limit)
-    if is_loss:
-        backoff = doubling(MIN_LOSS_BACKOFF, lost.losses - 1, cap=MAX_LOSS_BACKOFF) if lost.losses else seconds(0)
-        outcome = JobOutcome(state=JobState.FAILURE, backoff=backoff, error=LOST_ERROR)
-    else:
-        outcome = _stop(lost).outcome(lost.attempt)
-    try:
-        is_reaped = job_attempt.reap(lost, outcome, now=now, is_loss=is_loss)
-    except database.Error as error:
-        if database.is_outage(error):
-            raise
-        # One document that cannot be changed, such as one of 16 MB, must not stop the dispatch of all jobs.
-        log.error("The end of a job could not be recorded", job=str(lost.id), name=lost.name, error=reason(error))
-        return False
-    if is_reaped and is_loss:
-        log.warning(LOST_ERROR, job=str(lost.id), name=lost.name)
-    return is_reaped
-
-
-def _stop(executing: ExecutingJob) -> Stop:
-    """Return why the process of a job is killed."""
-    return CANCELED if executing.is_canceled else timed_out(seconds(executing.timeout_seconds or 0))
 
 
 def dispatch(epoch: int | None = None) -> Dispatch:

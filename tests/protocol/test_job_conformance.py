@@ -21,7 +21,7 @@ from models.job import INACTIVE_STATES, JobState, NameBusy
 from models.job_attempt import EndedAttempt, JobOutcome
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.process import process_name
-from services.job_queues.dispatch import _reap
+from services.job_queues.lost_jobs import reap
 from tests.job_lab import LEASE, Lab
 from tests.protocol.checker import reachable
 from tests.protocol.jobs import Claim, Ended, Job, JobProtocol, Queue, Read, Reservation, Run
@@ -124,7 +124,7 @@ class RealQueue:
 
     def reap(self) -> None:
         (lost,) = executing_job.find()
-        assert _reap(lost, NOW)
+        assert reap(lost, NOW)
 
     def change(self, at: int, changed: Document) -> None:
         assert job.jobs().update_one({"_id": IDS[at]}, {"$set": changed}).modified_count == 1
