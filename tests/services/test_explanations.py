@@ -77,7 +77,7 @@ class TestNotDue:
     @pytest.mark.parametrize("period", [seconds(10), hours(1), timedelta.max])
     def test_a_room_that_is_snoozed_until_the_last_date(self, work: DocumentWork, period: timedelta) -> None:
         for until in (LAST_DATE, AFTER_LAST_DATE):
-            found = why(make_room(until), work, T0, period=period)
+            found = why(make_room(until), work, T0, system=replace(support_snooze.system, every=period))
             assert (found.label, found.due_at) == ("snoozed", LAST_DATE)
             assert "; the scan that can take it runs at 31 Dec 9999, 23:59:5" in found.answer
 
