@@ -11,7 +11,7 @@ import redis
 from queue_manager import leases
 from queue_manager.core.clock import from_unix_ms, hours, minutes, seconds
 from queue_manager.leases import Leases, MustCoolDown
-from queue_manager.leases.scripts import MAX_ARGUMENTS
+from queue_manager.leases.scripts import MAX_ARGUMENTS, RETENTION_MS
 from queue_manager.server_calls import redis_server
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -151,6 +151,21 @@ class TestWaiting:
         dispatch(ours, ONE)
         assert ours.free_lost(0) == 0
 
+    def test_waiting_message_is_not_considered_lost_when_the_eta_of_another_item_has_just_come(
+        self, ours: Leases, client: redis.Redis
+    ) -> None:
+        dispatch(ours, ONE)
+        client.zadd("qm:lease:trial-end:waiting", {ONE: 1_000})  # its message has waited for long
+        take(ours, TWO)
+        ours.mark_sent_again({TWO: seconds(0)})  # a worker holds its message, and will renew its lease
+        assert ours.free_lost(1) == 0
+
+    def test_leases_and_cool_downs_that_ended_a_day_ago_are_removed(self, ours: Leases, client: redis.Redis) -> None:
+        client.zadd("qm:lease:trial-end:running", {ONE: 1_000})
+        client.zadd("qm:lease:trial-end:cooling", {TWO: 1_000})
+        ours.free_lost(0)
+        assert client.keys("qm:lease:*") == []
+
 
 class TestHolding:
     def test_renewal_extends_and_never_shortens_a_lease(self, ours: Leases) -> None:
@@ -177,10 +192,27 @@ class TestHolding:
         ours.release([TWO], cool_down=seconds(0.01))
         eventually(lambda: take(ours, TWO) == [TWO])
 
+    def test_item_that_was_taken_by_force_cools_down_no_longer(self, ours: Leases) -> None:
+        take(ours, ONE)
+        ours.release([ONE], cool_down=minutes(1))
+        take(ours, ONE, is_forced=True)
+        ours.release([ONE])
+        assert states(ours, ONE) == ["free"]
+
     def test_item_of_another_program_is_held_once_for_one_lease(self, short: Leases, ours: Leases) -> None:
         short.hold_unknown([ONE])
         eventually(lambda: states(ours, ONE) == ["stuck"])
         ours.hold_unknown([ONE])  # known by now
+        assert take(ours, ONE) == [ONE]
+
+    def test_item_that_ended_a_moment_ago_is_not_held_for_another_program(
+        self, client: redis.Redis, ours: Leases
+    ) -> None:
+        dispatch(ours, ONE)
+        with ours.batch([ONE]) as attempts:
+            attempts.done.add(ONE)
+        ours.hold_unknown([ONE])  # by a scanner that had read it before
+        client.zadd("qm:lease:trial-end:done", {ONE: 1_000})  # a moment later
         assert take(ours, ONE) == [ONE]
 
     def test_full_server_renews_releases_and_ends_leases(self, client: redis.Redis, ours: Leases) -> None:
@@ -220,6 +252,15 @@ class TestEnd:
             pass
         ours.release([THREE])
         assert set(client.keys("qm:lease:*")) <= {"qm:lease:trial-end:done"}
+
+    def test_items_that_ended_and_flags_that_were_set_long_ago_are_forgotten(
+        self, client: redis.Redis, ours: Leases
+    ) -> None:
+        client.zadd("qm:lease:trial-end:done", {ONE: 1_000})
+        client.zadd("qm:lease:trial-end:flagged", {"room-1": 1_000})
+        with ours.alone(TWO):
+            pass
+        assert client.keys("qm:lease:*") == ["qm:lease:trial-end:running"]
 
 
 class TestCandidates:
@@ -284,6 +325,17 @@ class TestCandidates:
         assert ours.candidates("in-progress", limit=2_002) == {*waiting, received, done}
         assert ours.candidates("stuck", limit=1_999) is None
         assert ours.candidates("in-progress", limit=2_001) is None
+
+    def test_a_sample_of_what_cools_down_has_nothing_whose_cool_down_is_over(
+        self, ours: Leases, client: redis.Redis
+    ) -> None:
+        names = [leases.name(f"room-{number}", AT) for number in range(200)]
+        over, cooling = names[:100], names[100:]
+        client.zadd("qm:lease:trial-end:cooling", dict.fromkeys(over, 1_000))
+        ours.release(cooling, cool_down=minutes(1))
+        sample = ours.cooling(limit=20)
+        assert len(sample) == 20
+        assert {*sample} <= {*cooling}
 
 
 class TestScan:
@@ -389,6 +441,15 @@ class TestAttempts:
             pass
         assert ours.often_lost() == {}
 
+    def test_losses_of_a_day_ago_do_not_count(self, client: redis.Redis, ours: Leases) -> None:
+        losses = "qm:lease:trial-end:losses"
+        client.hset(losses, mapping={ONE: "7:1000", TWO: "7:1000"})
+        assert ours.often_lost() == {}
+        die(ours, ONE)
+        with ours.alone(ONE):  # the first loss
+            assert client.hkeys(losses) == [ONE]
+            assert 0 < client.pttl(losses) <= RETENTION_MS
+
     def test_outdated_start_records_are_removed(self, client: redis.Redis, ours: Leases) -> None:
         die(ours, ONE, TWO)
         client.zadd("qm:lease:trial-end:started", {ONE: 1_000})
@@ -403,3 +464,18 @@ class TestAttempts:
         assert suspects(ours, ONE, TWO) == set()
         with ours.alone(ONE):
             pass
+
+    def test_starts_are_recorded_again_only_a_while_after_redis_was_unavailable(
+        self, clean: Servers, client: redis.Redis, ours: Leases, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(leases, "LEASE_RETRY_DELAY", 60.0)
+        recorder = leases._Recorder("redis://127.0.0.1:1/0")
+        monkeypatch.setattr(leases, "_recorder", lambda: recorder)
+        with ours.alone(ONE):
+            pass
+        recorder._client = leases._Recorder(clean.valkey.url)._client  # it is back
+        with ours.alone(ONE):
+            assert client.keys("qm:lease:*") == []
+        monkeypatch.setattr(recorder, "_retry_at", 0.0)  # a while later
+        with ours.alone(ONE):
+            assert "qm:lease:trial-end:started" in client.keys("qm:lease:*")
