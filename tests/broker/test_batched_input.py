@@ -162,6 +162,14 @@ def test_unreadable_message_is_dead_lettered(server: Valkey, client: Redis, mess
         assert held(client) == (1, 1)
 
 
+def test_only_the_newest_dead_letters_are_kept(server: Valkey, client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "MAX_DEAD_LETTERS", 3)
+    with connected(server.url) as connection:
+        client.lpush("q", *(b"garbage %d" % number for number in range(5)))
+        Taker(connection, "q").take(timeout=0.1)
+    assert [letter.message for letter in dead_letters.latest(client)] == ["garbage 4", "garbage 3", "garbage 2"]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

@@ -13,6 +13,7 @@ from redis import Redis
 
 from dev.servers import Valkey
 from queue_manager.broker import dead_letters
+from queue_manager.broker.unacked import TAGS_PER_COMMAND
 from tests.broker.taking import Taker, connected, envelope, held, send, waiting
 from tests.eventually import eventually
 
@@ -56,6 +57,50 @@ def test_consumer_cancelled_within_a_batch_gets_no_more_messages(server: Valkey,
         assert taker.bodies == [0]
         assert waiting(client, "q") == [*range(1, 20)]
         assert held(client) == (1, 1)
+
+
+def test_message_that_was_acknowledged_before_its_dispatch_failed_is_not_delivered_again(
+    connection: Connection, client: Redis
+) -> None:
+    class Failing(Taker):
+        def received(self, message: Any) -> None:
+            super().received(message)
+            message.ack()
+            raise ValueError("after the ack")
+
+    taker = Failing(connection, "q")
+    connection.transport.has_event_loop = True  # acks are collected
+    send(connection, "q", "one")
+    assert taker.drain() == ["one"]
+    taker.channel.qos.flush_acks()
+    assert (held(client), client.llen("q"), dead_letters.count(client)) == ((0, 0), 0, 0)
+
+
+def test_message_that_failed_dispatch_twice_does_not_count_as_prefetched(connection: Connection, client: Redis) -> None:
+    class Failing(Taker):
+        def received(self, message: Any) -> None:
+            if message.payload == "bad":
+                raise ValueError("bad")
+            super().received(message)
+            message.ack()
+
+    taker = Failing(connection, "q", prefetch=1)
+    send(connection, "q", "bad", "good")
+    taker.drain()
+    assert dead_letters.count(client) == 1
+    send(connection, "q", "later")
+    assert taker.drain() == ["good", "later"]
+
+
+def test_acknowledged_messages_are_not_kept_in_memory(connection: Connection) -> None:
+    class Acknowledging(Taker):
+        def received(self, message: Any) -> None:
+            message.ack()
+
+    taker = Acknowledging(connection, "q")
+    send(connection, "q", *range(2 * TAGS_PER_COMMAND + 1))
+    taker.drain()
+    assert len(taker.channel.qos._delivered) <= TAGS_PER_COMMAND
 
 
 def test_name_of_a_queue_may_be_any_text(server: Valkey, client: Redis) -> None:
@@ -179,6 +224,20 @@ def test_messages_registered_by_the_stock_transport_are_requeued(
     assert (waiting(client, "q"), waiting(client, "orders")) == (["bound"], ["direct"])
     assert held(client) == (0, 0)
     assert sorted(letter.queue for letter in dead_letters.latest(client)) == ["", "", "orders"]
+
+
+def test_message_of_the_stock_transport_stays_registered_while_the_memory_is_full(
+    connection: Connection, client: Redis
+) -> None:
+    client.hset("unacked", "direct", json.dumps([envelope("direct"), "", "orders"]))
+    client.zadd("unacked_index", {"direct": 1})
+    client.config_set("maxmemory", 1)
+    connection.default_channel.qos.restore_visible()
+    assert (held(client), dead_letters.count(client)) == ((1, 1), 0)
+
+    client.config_set("maxmemory", 0)
+    connection.default_channel.qos.restore_visible()
+    assert waiting(client, "orders") == ["direct"]
 
 
 def test_stock_transport_requeues_messages_held_by_ours(server: Valkey, client: Redis) -> None:
