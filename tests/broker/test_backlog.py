@@ -130,6 +130,16 @@ def test_scan_ends_at_the_limit_while_no_worker_takes_a_message(monkeypatch: pyt
     assert sent_by_one_scan(queue, found=1_000, limit=100, batch=20) == 100
 
 
+def test_scan_goes_on_with_the_room_that_is_left_if_its_batches_are_larger_than_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backlog, "STALLED_AFTER", 0.05)
+    room_left = Backlog(length=lambda: 5)
+    assert [room_left.room(10, at_least=100) for _ in range(2)] == [10, 10]
+    room_left.add(10)
+    assert [room_left.room(10, at_least=100) for _ in range(2)] == [5, 5]
+
+
 def test_scan_continues_past_its_time_budget_until_it_has_sent_something() -> None:
     backlog = Backlog(time_left=seconds(0))
     backlog.add(0)  # a batch whose items are all cooling down
