@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from celery.exceptions import Ignore, Retry
-from pymongo.errors import AutoReconnect
+from pymongo.errors import AutoReconnect, OperationFailure
 
 from models.database import server_now
 from models.due_documents import DueCollection
 from queue_manager.core.clock import minutes
-from queue_manager.core.errors import ConfigurationError, PermanentError
+from queue_manager.core.errors import ConfigurationError, PermanentError, ScanFailed
 from queue_manager.telemetry import error_reports
 from services.job_queues import queue_run
 from tasks.item import MAX_FREE_REPEATS
@@ -97,6 +97,18 @@ def test_a_scan_that_keeps_failing_is_reported_once(
         with pytest.raises(Exception, match="no such field"):
             scan_expired_snoozes()
     assert [exception(event)["type"] for event in events] == ["KeyError"]
+
+
+def test_a_refusal_of_mongodb_in_a_scan_is_not_reported(
+    clean: Servers, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OperationFailure("not authorized", 13)
+
+    monkeypatch.setattr("tasks.document_tasks.fan_out", fail)
+    with pytest.raises(ScanFailed, match="not authorized"):
+        scan_expired_snoozes()
+    assert events == []
 
 
 def test_a_job_failure_is_reported_only_if_it_is_not_retried(

@@ -88,10 +88,9 @@ def test_a_dry_run_does_not_count_pending_calls_of_after(
     assert waiting_messages(broker, QUEUE) == []
 
 
-def test_pending_calls_of_after_get_the_time_that_the_rooms_left(
-    broker: str, pending_call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_room(server_now() - minutes(1))
+@pytest.fixture
+def times_left(monkeypatch: pytest.MonkeyPatch) -> list[timedelta]:
+    """The time that a scan leaves to the items of each kind."""
     times: list[timedelta] = []
     real = Backlog.of_queue
 
@@ -100,9 +99,26 @@ def test_pending_calls_of_after_get_the_time_that_the_rooms_left(
         return real(*arguments, time_left=time_left)
 
     monkeypatch.setattr(Backlog, "of_queue", measured)
+    return times
+
+
+def test_pending_calls_of_after_get_the_time_that_the_rooms_left(
+    broker: str, pending_call: str, times_left: list[timedelta]
+) -> None:
+    make_room(server_now() - minutes(1))
     scan_expired_snoozes()
-    of_rooms, of_calls = times
+    of_rooms, of_calls = times_left
     assert of_calls < of_rooms
+
+
+def test_a_scan_ends_after_a_minute_even_if_its_period_is_longer(
+    broker: str, change_settings: Callable[..., None], times_left: list[timedelta]
+) -> None:
+    change_settings(QM_SNOOZE_SCAN_SECONDS="3600")
+    make_room(server_now() - minutes(1))
+    scan_expired_snoozes.delay()
+    run(take(broker, "scans"))
+    assert times_left[0] <= minutes(1)
 
 
 def test_room_due_soon_is_sent_with_its_exact_time(broker: str, change_settings: Callable[..., None]) -> None:
