@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery.worker import state
@@ -54,3 +56,17 @@ def test_rate_limited_request_that_was_requeued_is_not_executed(bucket: TokenBuc
     assert kept in state.reserved_requests
     assert put_back not in state.reserved_requests
     assert put_back.id not in state.requests
+
+
+def test_request_that_waited_for_its_eta_does_not_count_as_prefetched_after_it_was_requeued() -> None:
+    done: list[Any] = []
+    qos = SimpleNamespace(decrement_eventually=lambda: done.append("decremented"))
+    consumer = SimpleNamespace(timer=SimpleNamespace(cancel=done.append), qos=qos)
+    request = ReceivedRequest("waiting")
+    request._eta_timer_entry = "its timer"
+    state.task_scheduled(request)
+
+    request.put_back(consumer)
+
+    assert (done, request.rejected) == (["its timer", "decremented"], [True])
+    assert request not in state.scheduled_requests
