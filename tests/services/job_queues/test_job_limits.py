@@ -161,7 +161,7 @@ def test_executing_job_that_is_canceled_and_fails_is_not_retried(lab: Lab) -> No
 
     lab.works["mail"] = fail
     id = lab.run("mail")
-    lab.run_through()
+    assert lab.run_through().canceled == 1
     assert lab.state(id) == "canceled"
 
 
@@ -175,7 +175,7 @@ def test_executing_job_that_finishes_before_noticing_its_cancellation_succeeds(l
 def test_repeating_job_that_is_canceled_while_it_executes_is_not_repeated(lab: Lab) -> None:
     lab.works["mail"] = lambda run: lab.jobs.cancel(run.id)
     id = lab.run("mail", every=minutes(1))
-    lab.run_through()
+    assert lab.run_through().canceled == 1
     assert lab.state(id) == "canceled"
 
 

@@ -360,6 +360,23 @@ def test_progress_is_shown_while_the_job_runs_and_at_most_twice_a_second(
     assert only(lab)["progress"] == {"percent": 100.0, "note": "? done"}
 
 
+def test_progress_of_an_attempt_is_not_that_of_the_next_one(lab: Lab) -> None:
+    seen = []
+
+    def act(*_: Any, run: Any) -> None:
+        seen.append("progress" in only(lab))
+        run.progress(50)
+        raise ValueError
+
+    lab.run("mail")
+    lab.works["mail"] = act
+    for _ in range(2):
+        lab.run_through()
+        assert only(lab)["progress"]["percent"] == 50
+        lab.hand.advance(minutes(10))
+    assert seen == [False, False]
+
+
 def test_progress_is_not_written_after_another_worker_took_the_job(lab: Lab) -> None:
     id = lab.run("mail")
     seen: list[tuple[str, bool]] = []
