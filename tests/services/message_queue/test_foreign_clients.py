@@ -154,6 +154,27 @@ def test_message_abandoned_by_another_consumer_is_requeued(lab: Lab) -> None:
     assert (message.id, message.attempt, message.fields["last_error"]) == ("a", 2, "Processing timeout")
 
 
+def test_message_held_by_another_consumer_is_moved_with_its_delivery(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a")
+    lab.client.xgroup_create("q", "q_group", "0")
+    lab.client.xreadgroup("q_group", "another", {"q": ">"})
+    assert lab.contents.move(["a"], to="dead") == {"a": "MOVED"}
+    assert lab.pending("q") == []
+
+
+def test_touch_begins_the_time_anew_that_other_consumers_count(lab: Lab) -> None:
+    def times() -> tuple[float, float]:
+        record = json.loads(lab.client.hget("q_metadata", "a") or "")
+        return record["processing_started_at"], record["dequeued_at"]
+
+    lab.queue.enqueue("job", id="a")
+    message = lab.take()
+    started_at, _ = times()
+    lab.until_passed(lab.now_ms())
+    lab.queue.touch("a", message.lock_token)
+    assert times()[0] == started_at < times()[1]
+
+
 def test_message_held_by_another_consumer_gets_one_deadline(lab: Lab) -> None:
     lab.client.xadd("q_p1", {"data": data(id="a", custom_ack_timeout=500)})
     take_as_another(lab, "q_p1")

@@ -102,6 +102,7 @@ def test_deleted_message_is_unknown(lab: Lab) -> None:
     lab.queue.enqueue("job", id="gone")
     message = lab.take()
     lab.contents.delete(["gone"])
+    assert lab.pending("q") == []
     before = lab.dump()
 
     with pytest.raises(LockLost):

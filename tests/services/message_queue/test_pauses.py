@@ -279,6 +279,14 @@ def test_parked_message_that_another_program_deletes_is_passed_over(parked: Lab)
     assert parked.client.exists("q:pauses", "q:parked:mail") == 0
 
 
+def test_clear_deletes_what_another_program_left_of_a_parked_message(parked: Lab) -> None:
+    parked.client.xdel("q", parked.client.xrange("q")[0][0])
+    parked.client.hdel("q_metadata", "m1")
+
+    assert parked.clear("main") == 3
+    assert parked.client.exists("q:parked:mail") == 0
+
+
 def test_group_that_another_program_deletes_loses_no_parked_message(parked: Lab) -> None:
     parked.client.xgroup_destroy("q", "q_group")
     parked.contents.resume(["mail"])

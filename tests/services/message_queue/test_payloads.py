@@ -168,6 +168,15 @@ def test_payload_of_another_producer_stays_as_it_was_written(lab: Lab) -> None:
     assert fields[b"data"] == data.encode()
 
 
+def test_payload_that_was_changed_after_the_failure_is_replayed_as_a_whole(lab: Lab) -> None:
+    payload = "," * 500  # the outcome that the entry had was appended after such a character
+    lab.queue.enqueue("job", max_attempts=1, id="m")
+    lab.queue.nack("m", lab.take().lock_token, "broken")
+    lab.contents.update("m", {"payload": as_json(payload)})
+    lab.contents.replay(["m"])
+    assert lab.take().payload == payload
+
+
 def test_entry_of_a_dead_letter_has_its_outcome_which_a_replay_removes(lab: Lab) -> None:
     """Readers of the streams alone, such as those of an older service, find the reason where they look for it."""
     lab.queue.enqueue("job", Json("[1, 2.50]"), max_attempts=1, id="m")

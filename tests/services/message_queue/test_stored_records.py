@@ -136,6 +136,20 @@ def test_acknowledging_many_keeps_the_last_100_and_forgets_the_others(lab: Lab) 
     assert lab.client.hlen("q_metadata") == 100
 
 
+def test_message_that_another_program_added_again_keeps_its_record_when_its_earlier_ack_is_forgotten(lab: Lab) -> None:
+    for number in range(100):
+        lab.queue.enqueue("job", id=f"m{number}")
+        lab.queue.ack(f"m{number}", lab.take().lock_token)
+    added = {"data": '{"id":"m0","type":"job","priority":0,"created_at":1,"payload":1}'}
+    record = b'{"at":"0:%b"}' % lab.client.xadd("q", added)
+    lab.client.hset("q_metadata", "m0", record)
+    lab.queue.enqueue("job", id="last", priority=1)
+    lab.queue.ack("last", lab.take().lock_token)
+
+    assert lab.client.hget("q_metadata", "m0") == record
+    assert lab.ids("acknowledged")[-1] == "m1"
+
+
 @pytest.mark.slow
 def test_receiving_many_large_messages_stops_early(lab: Lab) -> None:
     for _ in range(20):
