@@ -248,6 +248,13 @@ def test_a_replay_begins_no_slice_after_the_process_was_told_to_end(monkeypatch:
     assert answer == ReplayedFailures(replayed=2, of=3, is_complete=False)
 
 
+def test_a_failure_after_the_time_of_the_database_counts_as_one_of_this_hour() -> None:
+    now = server_now()
+    later = FailureMember(id="1", at=now + seconds(1))
+    group = FailureGroup(kind="broker", system="broker", name="scans", reason="x", sample="x", members=[later])
+    assert group.by_hour(now) == [0] * 23 + [1]
+
+
 def test_only_the_newest_failures_are_read(clean: Servers, queue: Queue) -> None:
     with connect(clean.valkey.url) as client:
         letter = {"at": time.time(), "queue": "scans", "reason": "x", "message": "{}"}
