@@ -16,8 +16,7 @@ from models.listing import NoPosition
 from queue_manager.core.errors import InvalidField
 
 MAX_CURSOR_LENGTH = 4_096
-MAX_INTEGER = 2**63 - 1
-PLAIN_TYPES = (datetime, ObjectId, str, float, bytes, Decimal128, Timestamp, DBRef, MinKey, MaxKey)
+PLAIN_TYPES = (datetime, ObjectId, str, int, float, bytes, Decimal128, Timestamp, DBRef, MinKey, MaxKey)
 CURSOR_JSON_OPTIONS = CANONICAL_JSON_OPTIONS.with_options(tz_aware=True)
 
 
@@ -59,4 +58,4 @@ def _is_plain(value: Any) -> bool:
     """Return True for the BSON types of dates, numbers and ids."""
     if isinstance(value, dict):
         return not any(name.startswith("$") for name in value)
-    return value is None or isinstance(value, PLAIN_TYPES) or (isinstance(value, int) and abs(value) <= MAX_INTEGER)
+    return value is None or isinstance(value, PLAIN_TYPES)

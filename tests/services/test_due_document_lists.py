@@ -18,9 +18,11 @@ from models.document_id import id_text
 from models.listing import NoPosition
 from queue_manager import leases
 from queue_manager.core.clock import hours, milliseconds, minutes, seconds
+from queue_manager.core.errors import InvalidField
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem, Item, State
+from queue_manager.operations import cursors
 from queue_manager.operations import items as operations
 from queue_manager.operations.system_schemas import ItemCount, Items
 from services.due_documents import listing
@@ -190,6 +192,17 @@ def test_a_page_ends_after_so_many_documents_of_other_states(
 def test_cursor_of_another_list_is_refused(clock: AgingClock, after: tuple[Any, ...]) -> None:
     with pytest.raises(NoPosition):
         list(DocumentList(work=work_on(declare(), clock)).items("stuck", after=after))
+
+
+@pytest.mark.parametrize("id", [-(2**63), 2**63 - 1])
+def test_cursor_may_have_every_number_that_mongodb_stores(id: int) -> None:
+    assert cursors.decode(cursors.encode([T0, id], of="accounts"), of="accounts") == (T0, id)
+
+
+@pytest.mark.parametrize("id", [-(2**63) - 1, 2**63])
+def test_cursor_with_a_number_that_mongodb_does_not_store_is_refused(id: int) -> None:
+    with pytest.raises(InvalidField, match="cursor"):
+        cursors.decode(cursors.encode([T0, id], of="accounts"), of="accounts")
 
 
 @pytest.fixture
