@@ -160,7 +160,7 @@ end
 if #extend > 0 then write(running, 'XX', 'GT', unpack(extend)) end
 if #begin > 0 then
     redis.call('ZREM', waiting, unpack(names))
-    write(running, 'GT', unpack(begin))
+    write(running, unpack(begin))
 end
 """)
 
