@@ -21,7 +21,7 @@ from queue_manager.items import DueItem
 from queue_manager.leases import Leases
 from services.due_documents import work_of
 from services.due_documents.work import DocumentWork
-from services.due_work import DueBatch
+from services.due_work import DueBatch, Limits
 from tests.real_servers import Servers
 from tests.rooms import T0, HandClock
 
@@ -166,6 +166,12 @@ class TestDryRun:
         add(1, T0 + seconds(1))
         for _ in range(2):
             assert scan(work) == [DueBatch(found=3, items=[], other_counts={"dry_run": 3})]
+
+    @pytest.mark.usefixtures("dry_run")
+    def test_dry_run_ends_when_the_scan_would(self, work: DocumentWork) -> None:
+        add(3)
+        one_by_one = replace(work, limits=Limits(batch=1, max_queue=10, ahead=0))
+        assert [batch.found for batch in one_by_one.take_due(lambda: Backlog(time_left=seconds(0)))] == [1]
 
     @pytest.mark.usefixtures("dry_run")
     def test_an_unknown_name_in_qm_dry_run_is_refused_at_start(self) -> None:
