@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from bson import Decimal128, Int64, ObjectId
-from pymongo.errors import OperationFailure, WriteError
+from pymongo.errors import AutoReconnect, OperationFailure, WriteError
 
 from models import database, failed_item, outbox, schema, transaction
 from models.database import collection
@@ -312,10 +312,13 @@ class TestUpdate:
             execute(work, item_of(work, id))
         assert get_account(id) == before
 
-    def test_value_that_only_mongodb_considers_equal_does_not_end_the_item(self, clock: AgingClock) -> None:
-        update = {"$set": {"amount": Decimal128("1.0")}, "$inc": {"told": 1}}
-        work = work_on(declare(lambda _: update, where={"amount": 1}), clock)
-        id = make_account(amount=1)
+    @pytest.mark.parametrize(("wanted", "written"), [(1, Decimal128("1.0")), (Decimal128("2.00"), Decimal128("2.0"))])
+    def test_value_that_only_mongodb_considers_equal_does_not_end_the_item(
+        self, clock: AgingClock, wanted: Any, written: Any
+    ) -> None:
+        update = {"$set": {"amount": written}, "$inc": {"told": 1}}
+        work = work_on(declare(lambda _: update, where={"amount": wanted}), clock)
+        id = make_account(amount=wanted)
         with pytest.raises(PermanentError, match=r"left .* due"):
             execute(work, item_of(work, id))
         assert "told" not in get_account(id)
@@ -635,6 +638,12 @@ class TestBatch:
         assert early.value.remaining == seconds(0.05)
         clock.advance(seconds(0.05))
         assert None not in ours.execute_batch(items)
+
+    def test_batch_does_not_wait_for_an_item_that_is_due_much_later(self, clock: AgingClock) -> None:
+        ours = work_on(declare(), clock)
+        items = [item_of(ours, make_account(at), at) for at in (OVER, T0 + hours(1))]
+        now, later = ours.execute_batch(items)
+        assert (isinstance(now, dict) and now["success"], later) == (True, None)
 
     @pytest.mark.parametrize("order", [1, -1])
     def test_only_the_message_for_the_due_time_of_a_document_is_executed(self, clock: AgingClock, order: int) -> None:
@@ -1087,10 +1096,54 @@ class TestFailure:
         assert lease_state(ours, item) == "cooling"
         assert collection(failed_item.FAILED_ITEMS_COLLECTION).count_documents({}) == 1
 
+    def test_hook_writes_nothing_to_a_document_that_left_the_condition_meanwhile(self, clock: AgingClock) -> None:
+        system = declare()
+
+        @system.failed
+        def tell(failure: Failure) -> Document:
+            collection("accounts").update_one({"_id": failure.id}, {"$set": {"status": "paid"}})
+            return {"$set": {"error": failure.error}}
+
+        ours = work_on(system, clock)
+        id = make_account()
+        self.fail(ours, 1, clock)
+        assert "error" not in get_account(id)
+
+    def test_outage_during_the_hook_is_not_an_error_of_the_hook(
+        self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away(*_: Any) -> None:
+            raise AutoReconnect("connection closed")
+
+        system = declare()
+        system.failed(lambda failure: {"$set": {"error": failure.error}})
+        ours = work_on(system, clock)
+        make_account()
+        (item,) = scan(ours)
+        monkeypatch.setattr(type(ours.documents), "update_if_due", away)
+        with pytest.raises(AutoReconnect):
+            ours.give_up(item, error="boom")
+
+    def test_item_succeeds_although_its_failure_record_cannot_be_deleted(
+        self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away(*_: Any) -> None:
+            raise AutoReconnect("connection closed")
+
+        written: list[Written] = []
+        system = declare()
+        system.after(written.extend)
+        ours = work_on(system, clock)
+        item = item_of(ours, make_account())
+        monkeypatch.setattr(failed_item, "delete", away)
+        assert execute(ours, item)["success"] is True
+        assert len(written) == 1
+
     def test_document_of_a_failed_task_without_a_due_time_cools_down(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
         item = item_of(ours, make_account(), None)
-        ours.postpone([item], wait=seconds(0))
+        with ours.attempt(item):
+            assert lease_state(ours, item) == "in-progress"
         ours.give_up(item, error="boom")
         assert scan(ours) == []
         assert [one.id for one in DocumentList(work=ours).items("failed")] == [item.args[0]]
