@@ -197,13 +197,22 @@ def test_interrupted_run_keeps_the_outcomes_of_its_batch(lab: Lab, monkeypatch: 
 
 @pytest.mark.usefixtures("unhurried")
 def test_first_job_of_a_batch_that_was_canceled_does_not_change_the_order(lab: Lab) -> None:
-    ids = [lab.run("mail", number) for number in range(6)]
+    jobs = MAX_JOBS_PER_BATCH + 5  # more than the batch
+    ids = [lab.run("mail", number) for number in range(jobs)]
     lab.works["mail"] = lambda number, run: number == 0 and lab.jobs.cancel(ids[1])
     lab.run_through()
-    assert [arguments[0] for arguments in lab.ran] == [0, 2, 3, 4, 5]
+    assert [arguments[0] for arguments in lab.ran] == [0, *range(2, jobs)]
 
 
 # Reservations
+
+
+def test_job_that_must_run_alone_since_it_was_read_is_not_reserved(lab: Lab) -> None:
+    batch = [lab.jobs.get(lab.run("mail", number)) for number in range(3)]
+    job.jobs().update_one({"_id": batch[1]["_id"]}, {"$set": {"alone": True}})
+    now = lab.clock()
+    _, started = job_attempt.finish_and_start([], batch, token="elsewhere", now=now, until=now + LEASE)
+    assert [one["_id"] for one in started] == [batch[0]["_id"], batch[2]["_id"]]
 
 
 @pytest.mark.usefixtures("no_wait")
