@@ -1,6 +1,6 @@
 """Runs of scans: those of 24 hours, in collection `scan_runs`; which run now and the last one, in `scan_marks`.
 
-    scan_runs   {scan, found, claimed, enqueued, errors, duration_ms, at, error?}
+    scan_runs   {scan, found, claimed, enqueued, errors, duration_ms, at, error?, and further counts of the system}
     scan_marks  {_id: the scan's task name, runs: [{token, until}], last?: a document as in `scan_runs`}
 
 `runs` has those that have not ended, so that a manual trigger does not start a second one. They expire at `until`,
@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
+from bson import ObjectId
+from pydantic import Field
 from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
@@ -27,6 +30,7 @@ from models.job import as_count
 from models.listing import Position
 from models.malformed import readable, readable_one, typed
 from queue_manager.core.clock import hours, minutes
+from queue_manager.core.json_types import Moment, Number, optional
 
 RUNS_COLLECTION, RUNNING_COLLECTION = "scan_runs", "scan_marks"
 RUN_RETENTION = hours(24)
@@ -38,25 +42,52 @@ BY_SCAN, WITH_ERRORS = "last_runs_of_a_scan", "runs_with_errors"
 HAS_ERRORS: Document = {"errors": {"$gt": 0}}
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScanRun:
+    """One run of a scan."""
+
+    at: Annotated[Moment, Field(description="When it began.")]
+    found: Annotated[int, Field(description="Due items that were not in flight.")]
+    claimed: Annotated[int, Field(description="Items that were leased.")]
+    enqueued: Annotated[int, Field(description="Items that were dispatched.")]
+    errors: Annotated[int, Field(description="Steps that failed.")]
+    duration_ms: Annotated[Number, Field(description="Its duration in milliseconds.")]
+    is_paused: Annotated[bool, Field(description="True if it dispatched nothing, because the system was paused.")]
+    error: Annotated[str | None, optional("Why it failed.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scan(ScanRun):
+    """One run of a scan in a list."""
+
+    id: str
+    noted: Annotated[Mapping[str, Any], Field(description="Further numbers that the system reports about the scan.")]
+    position: Annotated[Position, Field(exclude=True)]
+
+
+_COUNTS = ("found", "claimed", "enqueued", "errors", "duration_ms")
+_FIELDS = {"_id", "scan", *(one.name for one in fields(ScanRun))}
+
+
 def record(scan: str, stats: Mapping[str, int], *, error: str | None, now: datetime) -> None:
     """Store the result of a run of `scan`."""
     error_field = {} if error is None else {"error": error}
-    run = {"scan": scan, **stats, **error_field, "at": now}
-    collection(RUNS_COLLECTION).insert_one({**run})
+    run = {"_id": ObjectId(), "scan": scan, **stats, **error_field, "at": now}
+    collection(RUNS_COLLECTION).insert_one(run)
     _running().update_one({"_id": scan}, {"$set": {"last": run}}, upsert=True)
 
 
-def last(scan: str) -> Document | None:
+def last(scan: str) -> Scan | None:
     """Return the latest run of `scan`, however long ago it was; `None` if none is known."""
     return next(iter(latest(scan, limit=1)), None)
 
 
-def latest(scan: str, *, limit: int) -> list[Document]:
+def latest(scan: str, *, limit: int) -> list[Scan]:
     """Return the latest runs of `scan` in the last 24 hours, newest first; if there were none, the one before."""
     newest = collection(RUNS_COLLECTION).find({"scan": scan}, sort=[("at", DESCENDING)], batch_size=limit + 1)
     soon = estimated_now() + MAX_FUTURE  # a run with a later time would hide for long that the scan does not run
     with closing(newest):
-        runs = (run for run in readable(newest, read_run, of=RUNS_COLLECTION) if run.pop("_id") and run["at"] <= soon)
+        runs = (run for run in readable(newest, read_run, of=RUNS_COLLECTION) if run.at <= soon)
         found = list(islice(runs, limit))
     if not found:
         mark = _running().find_one({"_id": scan, "last.at": {"$lte": soon}}, {"last": 1})
@@ -65,8 +96,8 @@ def latest(scan: str, *, limit: int) -> list[Document]:
     return found
 
 
-def page(scan: str, *, after: Position | None, limit: int) -> list[Document]:
-    """Return runs of `scan` with their ids, newest first, after a position."""
+def page(scan: str, *, after: Position | None, limit: int) -> list[Scan]:
+    """Return runs of `scan`, newest first, after a position."""
     found = listing.walk(
         collection(RUNS_COLLECTION),
         {"scan": scan},
@@ -79,21 +110,27 @@ def page(scan: str, *, after: Position | None, limit: int) -> list[Document]:
     return list(islice(readable(found, read_run, of=RUNS_COLLECTION), limit))
 
 
-def slowest(scan: str, *, limit: int) -> list[Document]:
-    """Return the slowest runs of `scan` with their ids, slowest first. Reads all runs, which are those of a day."""
+def slowest(scan: str, *, limit: int) -> list[Scan]:
+    """Return the slowest runs of `scan`, slowest first. Reads all runs, which are those of a day."""
     order = [("duration_ms", DESCENDING), *((field, DESCENDING) for field in RUN_ORDER)]
     found = collection(RUNS_COLLECTION).find({"scan": scan}, sort=order, limit=limit, hint=BY_SCAN)
     return list(readable(found, read_run, of=RUNS_COLLECTION))
 
 
-def read_run(document: Document) -> Document:
-    """Return a run without values of unexpected types. Raises TypeError if it lacks a required field."""
-    typed(document, "at", datetime)
-    for name in ("found", "claimed", "enqueued", "errors", "duration_ms"):
-        typed({name: 0, **document}, name, int)
+def read_run(document: Document) -> Scan:
+    """Return a run without values of unexpected types. Raises TypeError or KeyError if a field of each run is wrong."""
     typed({"error": "", **document}, "error", str)
-    kinds = (int, str, datetime)
-    return {name: value for name, value in document.items() if name == "_id" or isinstance(value, kinds)}
+    at, kinds = typed(document, "at", datetime), (int, str, datetime)
+    counts = {name: typed({name: 0, **document}, name, int) for name in _COUNTS}
+    return Scan(
+        id=str(document["_id"]),
+        position=(at, document["_id"]),
+        at=at,
+        **counts,
+        is_paused=bool(document.get("paused")),
+        error=document.get("error"),
+        noted={name: one for name, one in document.items() if name not in _FIELDS and isinstance(one, kinds)},
+    )
 
 
 def count_errors(since: datetime) -> dict[str, int]:

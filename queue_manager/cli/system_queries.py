@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 
 from beat_schedule import systems
+from models.scan_run import ScanRun
 from queue_manager import pauses
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
@@ -32,7 +34,7 @@ STATUS_COLUMNS = (
     *("name", "state", "due", "in_progress", "stuck", "failed", "lag_seconds", "done_per_minute"),
     *("failed_per_minute", "next_scan_at"),
 )
-SCAN_COLUMNS = ("at", "found", "claimed", "enqueued", "errors", "duration_ms", "error")
+SCAN_COLUMNS = tuple(one.name for one in fields(ScanRun) if one.name != "is_paused")
 SCHEDULE_COLUMNS = ("name", "state", "period_seconds", "cron", "is_running", "next_run_at")
 
 SystemName = Annotated[
@@ -83,7 +85,7 @@ def scans(
     if as_json:
         print_answer(page)
     else:
-        shown = [dict(scan) for scan in page.scans]
+        shown = [vars(scan) for scan in page.scans]
         print_table(shown, SCAN_COLUMNS, nothing="no scan in 24 hours", cursor=page.cursor)
 
 

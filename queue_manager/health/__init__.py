@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from beat_schedule import systems
+from models.scan_run import ScanRun
 from queue_manager.core.clock import to_iso
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.explanation import Idle
 from queue_manager.health.problems import all_problems, problems_of_components, problems_of_system
-from queue_manager.health.readings import Readings, read
+from queue_manager.health.readings import InMongoDB, Readings, read
 from queue_manager.health_rules import Problem
-from queue_manager.system import SystemStats
+from queue_manager.system import System, SystemStats
 
 __all__ = [
     "Health",
@@ -33,6 +34,7 @@ HOW_TO_RESUME: dict[Idle, str] = {
     "paused": "until `queue-manager systems resume NAME`",
     "dry run": "until it is removed from QM_DRY_RUN",
 }
+_RUN = TypeAdapter(ScanRun)
 
 
 class Health(BaseModel):
@@ -57,7 +59,7 @@ def health() -> Health:
         redis=redact_url(chosen.redis_url),
         broker=redact_url(chosen.broker),
         leader=_leader(found),
-        scans={} if found.in_mongodb is None else {one.name: _run(found.in_mongodb.last_runs[one.name]) for one in on},
+        scans={} if found.in_mongodb is None else {one.name: _scan(one, found.in_mongodb) for one in on},
         systems={name: found.numbers_of(name) for name, stats in found.stats.items() if isinstance(stats, SystemStats)},
         details=list(_details(found)),
         problems=all_problems(found),
@@ -71,8 +73,10 @@ def _leader(found: Readings) -> dict[str, Any] | None:
     return {**asdict(leader), "since": to_iso(leader.since), "lease_left": lease_left}
 
 
-def _run(run: dict[str, Any] | None) -> dict[str, Any] | None:
-    return None if run is None else {**run, "at": to_iso(run["at"])}
+def _scan(system: System, mongo: InMongoDB) -> dict[str, Any] | None:
+    if (run := mongo.last_runs[system.name]) is None:
+        return None
+    return {"scan": system.scan_task, **run.noted, **_RUN.dump_python(run, mode="json", exclude={"is_paused"})}
 
 
 def _details(found: Readings) -> Iterator[str]:

@@ -116,14 +116,14 @@ def _of_scan(system: System, readings: Readings) -> Iterator[tuple[Rule, str]]:
     if missing := mongo.missing_indexes[system.name]:
         yield Rule.MISSING_INDEXES, _missing(missing)
     run = mongo.last_runs[system.name]
-    if run is None or mongo.now - run["at"] > system.late_after(settings()):
+    if run is None or mongo.now - run.at > system.late_after(settings()):
         if not readings.is_starting(system):
             last = "it has not run in the last 24 hours"
             if run is not None:
-                last = f"it last ran at {clock(run['at'], mongo.now)}"
+                last = f"it last ran at {clock(run.at, mongo.now)}"
             yield Rule.LATE_SCAN, f"The scan is late: {last}"
-    elif run["errors"]:
-        yield Rule.SCAN_ERRORS, f"The last scan had {many(run['errors'], 'error')}: {run.get('error')}"
+    elif run.errors:
+        yield Rule.SCAN_ERRORS, f"The last scan had {many(run.errors, 'error')}: {run.error}"
 
 
 def _of_queue(system: System, redis: InRedis | None) -> Iterator[tuple[Rule, str]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from threading import Semaphore
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import redis
 from pymongo import IndexModel
@@ -21,6 +21,7 @@ from pymongo import IndexModel
 from beat_schedule import systems
 from models import scan_run, schema
 from models.database import is_forbidden, require_replica_set, server_now
+from models.scan_run import Scan
 from queue_manager import pauses, redis_keys
 from queue_manager.beat.status import Leadership, leadership, next_runs, older_leader
 from queue_manager.broker import dead_letters, start_check
@@ -100,7 +101,7 @@ class InMongoDB:
     """How far the server's clock is ahead of this machine's, without the time of the call."""
     missing_shared_indexes: Sequence[str]
     missing_indexes: Mapping[str, Sequence[str]]
-    last_runs: Mapping[str, dict[str, Any] | None]
+    last_runs: Mapping[str, Scan | None]
     errors: Mapping[str, int] | None
     """By scan: errors of the last 24 hours; `None` while a shared index, which counting needs, is missing."""
     running: Set[str]
@@ -155,7 +156,7 @@ class Readings:
         if self.leader is None:
             return run is None
         late_after = system.late_after(settings())
-        ran_in_time = run is None or self.leader.since - late_after <= run["at"] < self.leader.since
+        ran_in_time = run is None or self.leader.since - late_after <= run.at < self.leader.since
         return ran_in_time and abs(now - self.leader.since) <= late_after
 
 

@@ -7,7 +7,6 @@ why.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from beat_schedule import systems
 from models.due_documents import MAX_COUNT
@@ -17,7 +16,7 @@ from queue_manager.core.settings import settings
 from queue_manager.health import Readings, problems_of_components, problems_of_system, read
 from queue_manager.health_rules import Problem
 from queue_manager.operations.schemas import latency_of
-from queue_manager.operations.system_schemas import Leader, Overview, ScanRun, Servers, SystemState
+from queue_manager.operations.system_schemas import Leader, Overview, Servers, SystemState
 from queue_manager.system import System, SystemStats
 
 STATS_FIELDS = {
@@ -31,8 +30,6 @@ STATS_FIELDS = {
 
 PAGE_STATES = {"lag_seconds": "late", "pending": "due", "in_progress": "in-progress", "cooling_off": "failed"}
 """The states of lists, by the statistics of what is in them, where the names differ."""
-
-RUN_NUMBERS = ("found", "claimed", "enqueued", "errors", "duration_ms")
 
 
 async def read_overview() -> Overview:
@@ -76,7 +73,7 @@ def _system(system: System, found: Readings) -> SystemState:
         latency=None if recent is None or not is_on else latency_of(system, recent.hour),
         duration_names={**system.duration_names},
         errors=None if mongo is None or mongo.errors is None else mongo.errors.get(system.scan_task, 0),
-        last_scan=None if mongo is None else scan_of(mongo.last_runs[system.name]),
+        last_scan=None if mongo is None else mongo.last_runs[system.name],
         next_scan_at=None if redis is None or redis.leader is None or not is_on else redis.next_runs.get(system.name),
         is_running=mongo is not None and system.scan_task in mongo.running,
         is_starting=is_on and redis is not None and found.is_starting(system),
@@ -106,13 +103,3 @@ def leader_of(leader: Leadership | None) -> Leader | None:
         lease_left_seconds=round(leader.lease_left.total_seconds(), 1),
         epoch=leader.epoch,
     )
-
-
-def scan_of(run: dict[str, Any] | None) -> ScanRun | None:
-    return None if run is None else ScanRun(**numbers_of(run))
-
-
-def numbers_of(run: dict[str, Any]) -> dict[str, Any]:
-    """Return the members of a run that every scan has."""
-    numbers = {name: run.get(name, 0) for name in RUN_NUMBERS}
-    return {"at": run["at"], **numbers, "is_paused": bool(run.get("paused")), "error": run.get("error")}

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from models.mark import MAX_MARKS, MAX_TEXT_LENGTH, ChartMark
-from queue_manager.core.json_types import Moment, Number, optional
+from models.scan_run import Scan, ScanRun
+from queue_manager.core.json_types import Moment, Number
 from queue_manager.explanation import Idle
 from queue_manager.health_rules import Problem, by_severity
 from queue_manager.items import State
@@ -43,19 +44,6 @@ class Leader(BaseModel):
     since: Moment
     lease_left_seconds: float = Field(description="Seconds until its lease ends unless it is renewed.")
     epoch: int = Field(description="The number of takeovers, including that of this leader.")
-
-
-class ScanRun(BaseModel):
-    """One run of a scan."""
-
-    at: Moment = Field(description="When it began.")
-    found: int = Field(description="Due items that were not in flight.")
-    claimed: int = Field(description="Items that were leased.")
-    enqueued: int = Field(description="Items that were dispatched.")
-    errors: int = Field(description="Steps that failed.")
-    duration_ms: Number = Field(description="Its duration in milliseconds.")
-    is_paused: bool = Field(description="True if it dispatched nothing, because the system was paused.")
-    error: str | None = optional("Why it failed.")
 
 
 class SystemState(BaseModel):
@@ -173,13 +161,6 @@ class NewMark(Members):
     )
 
 
-class Scan(ScanRun):
-    """One run of a scan in a list."""
-
-    id: str
-    noted: dict[str, Any] = Field(description="Further numbers that the system reports about the scan.")
-
-
 class Scans(BaseModel):
     """A page of the scans of the last 24 hours, the newest first."""
 
@@ -203,7 +184,7 @@ class ScheduleEntry(BaseModel):
     next_run_at: Moment | None = Field(description="Null while no beat is the leader or the system is off.")
     is_running: bool
     last_run: ScanRun | None
-    last_runs: list[ScanRun] = Field(description="The last ten runs, the newest first.")
+    last_runs: Sequence[ScanRun] = Field(description="The last ten runs, the newest first.")
 
 
 class Schedule(BaseModel):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from beat_schedule import systems, unknown_system
-from models import listing, mark, scan_run
+from models import mark, scan_run
 from models.database import server_now
 from models.mark import ChartMark
 from queue_manager.beat.status import leadership, next_runs
@@ -14,15 +14,13 @@ from queue_manager.core.errors import NotFound
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.operations import cursors
-from queue_manager.operations.overview import leader_of, numbers_of
+from queue_manager.operations.overview import leader_of
 from queue_manager.operations.schemas import latency_of, percentiles_of
 from queue_manager.operations.system_schemas import (
     History,
     OneSystem,
     Overview,
     PercentileSeries,
-    Scan,
-    ScanRun,
     Scans,
     Schedule,
     ScheduleEntry,
@@ -37,7 +35,6 @@ from services.audit import Actor, recorded
 from services.history import Range
 
 MAX_LAST_RUNS = 10
-RUN_FIELDS = {"_id", "scan", "at", "found", "claimed", "enqueued", "errors", "duration_ms", "error"}
 
 log = get_logger("QM/systems")
 
@@ -64,14 +61,14 @@ def scan_page(system: System, cursor: str | None, limit: int, sort: Literal["at"
     if sort == "duration":
         with mongodb():
             runs = scan_run.slowest(system.scan_task, limit=limit)
-            return Scans(scans=list(map(_scan, runs)), cursor=None, server_time=server_now())
+            return Scans(scans=runs, cursor=None, server_time=server_now())
     with mongodb(), cursors.checked():
         found = scan_run.page(system.scan_task, after=after, limit=limit + 1)
         now = server_now()
     shown, has_more = found[:limit], len(found) > limit
     return Scans(
-        scans=[_scan(run) for run in shown],
-        cursor=cursors.encode(listing.position(shown[-1], scan_run.RUN_ORDER), of=system.name) if has_more else None,
+        scans=shown,
+        cursor=cursors.encode(shown[-1].position, of=system.name) if has_more else None,
         server_time=now,
     )
 
@@ -87,8 +84,7 @@ def read_schedule() -> Schedule:
         entries = []
         for system in systems():
             is_on = system.is_on(settings())
-            runs = scan_run.latest(system.scan_task, limit=MAX_LAST_RUNS)
-            last_runs = [ScanRun(**numbers_of(run)) for run in runs]
+            last_runs = scan_run.latest(system.scan_task, limit=MAX_LAST_RUNS)
             entries.append(
                 ScheduleEntry(
                     name=system.name,
@@ -107,11 +103,6 @@ def read_schedule() -> Schedule:
                 )
             )
     return Schedule(server_time=now, leader=leader_of(leader), hooks=settings().qm_hooks, entries=entries)
-
-
-def _scan(run: dict[str, Any]) -> Scan:
-    noted = {name: value for name, value in run.items() if name not in RUN_FIELDS}
-    return Scan(id=str(run["_id"]), noted=noted, **numbers_of(run))
 
 
 def last_day(listed: Sequence[System]) -> History:

@@ -42,7 +42,7 @@ def test_backlog_beyond_the_limit_of_the_queue_drains_in_one_scan(tmp_path: Path
         app.send_task(SCAN, queue="scans")
         eventually(is_drained)
         run = eventually(lambda: scan_run.last(SCAN))
-    assert (run["found"], run["enqueued"], run["errors"]) == (DUE, DUE, 0)
+    assert (run.found, run.enqueued, run.errors) == (DUE, DUE, 0)
     assert max(lengths) <= LIMIT
 
 
@@ -53,4 +53,4 @@ def test_scan_ends_at_the_limit_without_a_worker(tmp_path: Path, clean: Servers)
         with worker(tmp_path / "worker.log", "--queues", "scans", env=ENV):
             app.send_task(SCAN, queue="scans")
             run = eventually(lambda: scan_run.last(SCAN))
-        assert run["enqueued"] == client.llen(QUEUE) == LIMIT
+        assert run.enqueued == client.llen(QUEUE) == LIMIT

@@ -177,5 +177,5 @@ def test_worker_slower_than_the_lease_wakes_each_room_once(tmp_path: Path) -> No
         eventually(lambda: "A batch of tasks ended" in process.log)
         assert min(map(float, re.findall(r"A batch of tasks ended .* seconds=(\S+)", process.log))) > lease
     runs = scan_run.latest("tasks.support_snooze.scan_expired_snoozes", limit=1000)
-    assert sum(run["enqueued"] for run in runs) == len(rooms)
+    assert sum(run.enqueued for run in runs) == len(rooms)
     assert [len(moments) for moments in woken(rooms)] == [1] * len(rooms)

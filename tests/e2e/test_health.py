@@ -22,7 +22,7 @@ from queue_manager import leases, redis_keys
 from queue_manager.beat.leader_lock import LEADER_LOCK, LeaderLock
 from queue_manager.beat.status import OLD_LEADER_LOCK, SCHEDULE_KEY
 from queue_manager.broker.dead_letters import DEAD_LETTERS
-from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.redis_client import connect
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
@@ -311,10 +311,18 @@ def test_a_beat_of_release_0_1_that_leads_is_named(clean: Servers, tmp_path: Pat
 
 
 def test_a_stopped_scan_is_late_without_a_leader_too(clean: Servers, tmp_path: Path) -> None:
-    scan_run.record(SYSTEMS[0].scan_task, RUN, error=None, now=server_now() - minutes(10))
+    at, scan = server_now() - minutes(10), SYSTEMS[0].scan_task
+    scan_run.record(scan, {**RUN, "stamped": 2}, error="boom", now=at)
     with repeated(show_worker):
         answer = health(tmp_path)
     assert answer.ids == [("beat", "no-leader"), ("support-snooze", "late-scan")]
+    assert answer.state["scans"]["support-snooze"] == {
+        "scan": scan,
+        **RUN,
+        "stamped": 2,
+        "error": "boom",
+        "at": to_iso(at),
+    }
     assert answer.problems[0].startswith("No beat is the leader")
 
 

@@ -62,7 +62,7 @@ def test_dispatch_sends_one_message_per_name_with_the_epoch_of_the_leader(lab: L
     messages = waiting_messages(broker, JOBS_QUEUE)
     assert sorted(message.args for message in messages) == [["mail", 3], ["report", 3]]
     assert dispatch_due_jobs(epoch=3)["enqueued"] == 0
-    assert scan_run.latest(NAME, limit=2)[1]["enqueued"] == 2
+    assert scan_run.latest(NAME, limit=2)[1].enqueued == 2
 
 
 def test_message_runs_all_due_jobs_of_its_queue_and_releases_it(lab: Lab, broker: str) -> None:

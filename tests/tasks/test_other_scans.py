@@ -211,4 +211,4 @@ def test_report_of_a_scan_is_unchanged_if_its_count_of_resets_cannot_be_publishe
         scan_stale_thumbnails()
     stored = scan_run.last("tasks.stale_thumbnails.scan_stale_thumbnails")
     assert stored is not None
-    assert (stored["found"], stored["enqueued"], stored["errors"]) == (1, 1, 1)
+    assert (stored.found, stored.enqueued, stored.errors) == (1, 1, 1)
