@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, with_config
 
 from queue_manager import leases
+from queue_manager.core.json_types import ALWAYS_PRESENT, Moment
 
 State = Literal["due", "in-progress", "stuck", "failed"]
 """`due`: the next scan takes it. `in-progress`: sent, or being worked on. `stuck`: its lease ended without a result.
@@ -43,24 +46,27 @@ class Verdict(Enum):
     """The time of the batch was over before this item's turn: another batch executes it."""
 
 
+@with_config(ALWAYS_PRESENT)
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One item of a list; a field is `None` while it is unknown."""
+    """One item of a system; what is unknown is null."""
 
-    id: str
-    title: str
-    """Its title on the page, such as the account of a room or the collection of a site."""
+    id: Annotated[str, Field(description="Its id, in extended JSON unless it is an ObjectId.")]
+    title: Annotated[str, Field(description="Its title, such as the account of a room.")]
     state: State
-    position: Position
+    position: Annotated[Position, Field(exclude=True)]
     """Its position in the list of its state."""
-    due_at: datetime | None = None
-    since: datetime | None = None
-    """The time at which it came into its state."""
-    reason: str | None = None
-    attempts: int = 0
-    """How many times in a row all its attempts failed; for a site, its resets in a row. 0 if unknown."""
-    next_at: datetime | None = None
-    """When it may be tried again, or when the lease of its worker ends."""
+    due_at: Moment | None = None
+    since: Annotated[Moment | None, Field(description="The time at which it came into this state.")] = None
+    reason: Annotated[str | None, Field(description="Why its last attempt failed.")] = None
+    attempts: Annotated[
+        int,
+        Field(
+            description="How many times in a row all its attempts failed; for a site, its resets in a row. "
+            "0 if unknown."
+        ),
+    ] = 0
+    next_at: Annotated[Moment | None, Field(description="When it is retried, or when its worker's lease ends.")] = None
 
 
 class Listed(ABC):

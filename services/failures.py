@@ -12,9 +12,10 @@ from datetime import datetime
 from functools import partial
 from hashlib import sha1
 from itertools import islice
-from typing import Literal
+from typing import Annotated, Literal
 
 import redis
+from pydantic import Field
 
 from models import job_pages
 from models.database import Error, describe, within
@@ -98,16 +99,15 @@ class FailureGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailureSource:
+class FailureList:
     """A list of failures, as far as it was read."""
 
     kind: FailureKind
     system: str
     title: str
     read: int
-    is_complete: bool
-    problem: str | None = None
-    """Why it could not be read to its end."""
+    is_complete: Annotated[bool, Field(description=f"False if there are more than the newest {MAX_FAILURES:,}.")]
+    problem: Annotated[str | None, Field(description="Why it could not be read.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class Failures:
     """All failures that were read, in groups, the latest failure first."""
 
     groups: Sequence[FailureGroup]
-    sources: Sequence[FailureSource]
+    sources: Sequence[FailureList]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ def _read(
     title: str,
     walk: Callable[[], Iterator[_Found]],
     groups: dict[tuple[str, str, str], FailureGroup],
-) -> FailureSource:
+) -> FailureList:
     read, problem = 0, None
     try:
         with within(LIST_TIMEOUT):
@@ -167,7 +167,7 @@ def _read(
         problem = _away(error)
     except AppError as error:
         problem = str(error)
-    return FailureSource(
+    return FailureList(
         kind=kind,
         system=system,
         title=title,

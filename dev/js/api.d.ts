@@ -14,7 +14,7 @@ interface Failure {
 
 type Diagnosis = Schemas["Diagnosis"];
 type Found = Schemas["Explanation"];
-type Item = Schemas["ListedItem"];
+type Item = Schemas["Item"];
 type ItemPage = Schemas["Items"];
 type ItemState = Item["state"];
 type Latency = Schemas["Latency"];

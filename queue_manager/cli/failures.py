@@ -17,8 +17,8 @@ from queue_manager.cli.errors import report_errors
 from queue_manager.cli.terminal import AnswerJsonOption, console, print_answer, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.operations import failures as operations
-from queue_manager.operations.failures import FailureCounts, FailureList
-from services.failures import read_failures
+from queue_manager.operations.failures import FailureCounts
+from services.failures import FailureList, read_failures
 from services.message_queue.explanation import reason_text
 
 failures_cli = typer.Typer(

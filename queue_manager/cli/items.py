@@ -6,9 +6,11 @@ Guarantee: the commands call the functions that the HTTP API calls, so that they
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 import typer
+from pydantic import TypeAdapter
 
 from queue_manager.cli.changes import YesOption, confirm, current_actor
 from queue_manager.cli.completion import complete_system_with_items
@@ -25,17 +27,19 @@ from queue_manager.cli.terminal import (
 )
 from queue_manager.cli.why import print_diagnosis
 from queue_manager.core.wording import without_traceback
-from queue_manager.items import STATES, State
+from queue_manager.items import STATES, Item, State
 from queue_manager.operations import items as operations
 from queue_manager.operations.diagnosis import diagnose
 from queue_manager.operations.schemas import validated
-from queue_manager.operations.system_schemas import MAX_RETRIED, ListedItem, RetriedItems
+from queue_manager.operations.system_schemas import MAX_RETRIED, RetriedItems
 from queue_manager.operations.systems import find_system
 from queue_manager.server_calls import mongodb
 from queue_manager.system import System
 
 ITEM_COLUMNS = ("id", "title", "state", "due_at", "since", "attempts", "next_at", "reason")
+EXPORTED_FIELDS = [one.name for one in fields(Item) if one.name != "position"]
 PAGE_SIZE = 200  # items that an export reads at once
+_ITEM = TypeAdapter(Item)
 
 items_cli = typer.Typer(
     help="List, explain, export and retry the items of a system.\n\n"
@@ -84,7 +88,7 @@ def list_items(
         print_answer(page)
     else:
         titles = {"since": "in this state since", "attempts": found.attempts_name.lower()}
-        rows = [{**dict(item), "reason": without_traceback(item.reason or "")} for item in page.items]
+        rows = [{**vars(item), "reason": without_traceback(item.reason or "")} for item in page.items]
         print_table(rows, ITEM_COLUMNS, nothing=nothing, cursor=page.cursor, renamed=titles)
 
 
@@ -141,7 +145,7 @@ def export_items(
     """
     with report_errors():
         rows = _exported(find_system(system), state, search, _order(is_oldest_first))
-        export_rows(rows, form, columns=[*ListedItem.model_fields])
+        export_rows(rows, form, columns=EXPORTED_FIELDS)
 
 
 @items_cli.command()
@@ -210,7 +214,7 @@ def _exported(system: System, state: State, search: str | None, order: Literal["
     cursor: str | None = None
     while True:
         page = operations.item_page(system, state, search=search, cursor=cursor, limit=PAGE_SIZE, order=order)
-        yield from (item.model_dump_json() for item in page.items)
+        yield from (_ITEM.dump_json(item).decode() for item in page.items)
         if (cursor := page.cursor) is None:
             return
 

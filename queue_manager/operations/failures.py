@@ -18,7 +18,7 @@ from queue_manager.operations.schemas import INCOMPLETE_DETAIL, ServerTime
 from queue_manager.operations.systems import find_system
 from queue_manager.server_calls import mongodb
 from services.audit import Actor, AuditedAction, recorded
-from services.failures import BROKER, MAX_FAILURES, FailureGroup, FailureKind, Failures, read_failures, replay_letters
+from services.failures import BROKER, FailureGroup, FailureKind, FailureList, Failures, read_failures, replay_letters
 from services.job_queues import jobs
 from services.message_queue import queue_admin
 from services.message_queue.fields import is_id
@@ -48,23 +48,12 @@ class FailureCounts(BaseModel):
     page: str | None = Field(description="The path of the page that lists them; null if there is none.")
 
 
-class FailureList(BaseModel):
-    """A list of failures, as far as it was read."""
-
-    kind: FailureKind
-    system: str
-    title: str
-    read: int
-    is_complete: bool = Field(description=f"False if there are more than the newest {MAX_FAILURES:,}.")
-    problem: str | None = Field(description="Why it could not be read.")
-
-
 class GroupedFailures(BaseModel):
     """The groups with the most failures first."""
 
     groups: list[FailureCounts]
     of: int = Field(description=f"How many groups match; at most {MAX_GROUPS} are listed.")
-    lists: list[FailureList]
+    lists: Sequence[FailureList]
     server_time: ServerTime
 
 
@@ -86,7 +75,7 @@ def grouped(found: Failures, *, system: str | None, search: str | None) -> Group
     return GroupedFailures(
         groups=[_counts(one, now) for one in matching[:MAX_GROUPS]],
         of=len(matching),
-        lists=[FailureList(**vars(one)) for one in found.sources],
+        lists=found.sources,
         server_time=now,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import islice
 from typing import Literal
 
@@ -14,7 +13,7 @@ from queue_manager.core.errors import AppError, InvalidField, NotFound
 from queue_manager.core.log import get_logger
 from queue_manager.items import Item, Listed, Position, State
 from queue_manager.operations import cursors
-from queue_manager.operations.system_schemas import MAX_RETRIED, ItemCount, Items, ListedItem, RetriedItems, Sent
+from queue_manager.operations.system_schemas import MAX_RETRIED, ItemCount, Items, RetriedItems, Sent
 from queue_manager.server_calls import mongodb
 from queue_manager.system import System
 from services.audit import Actor, recorded
@@ -52,11 +51,7 @@ def item_page(
         walk = listed.read(state, after=after, newest_first=order == "newest")
         shown, last = _page(walk, search, limit)
         now = server_now()
-    return Items(
-        items=[ListedItem.model_validate(asdict(item)) for item in shown],
-        cursor=None if last is None else cursors.encode(last, of=of),
-        server_time=now,
-    )
+    return Items(items=shown, cursor=None if last is None else cursors.encode(last, of=of), server_time=now)
 
 
 def _page(walk: Iterator[Item | Position], search: str | None, limit: int) -> tuple[list[Item], Position | None]:

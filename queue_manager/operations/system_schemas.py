@@ -13,7 +13,7 @@ from models.scan_run import Scan, ScanRun
 from queue_manager.core.json_types import Moment, Number
 from queue_manager.explanation import Idle
 from queue_manager.health_rules import Problem, by_severity
-from queue_manager.items import State
+from queue_manager.items import Item
 from queue_manager.operations.schemas import PAUSE_REASON, Latency, Members, NextCursor, ServerTime
 from queue_manager.operations.workers import queues_of
 from queue_manager.pauses import PauseState
@@ -196,25 +196,10 @@ class Schedule(BaseModel):
     entries: list[ScheduleEntry]
 
 
-class ListedItem(BaseModel):
-    """One item of a system; what is unknown is null."""
-
-    id: str = Field(description="Its id, in extended JSON unless it is an ObjectId.")
-    title: str = Field(description="Its title, such as the account of a room.")
-    state: State
-    due_at: Moment | None
-    since: Moment | None = Field(description="The time at which it came into this state.")
-    reason: str | None = Field(description="Why its last attempt failed.")
-    attempts: int = Field(
-        description="How many times in a row all its attempts failed; for a site, its resets in a row. 0 if unknown."
-    )
-    next_at: Moment | None = Field(description="When it is retried, or when its worker's lease ends.")
-
-
 class Items(BaseModel):
     """A page of items in one state."""
 
-    items: list[ListedItem]
+    items: list[Item]
     cursor: NextCursor
     server_time: ServerTime
 

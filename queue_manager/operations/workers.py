@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Annotated
 
 from pydantic import BaseModel, Field
 
@@ -16,7 +18,7 @@ from queue_manager.core.settings import settings
 from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.system import SCANS_QUEUE, SCHEDULE_PAGE, System, item_queues
 from queue_manager.telemetry import worker_heartbeats
-from queue_manager.telemetry.worker_heartbeats import ActiveWorker, PoolProcess, RunningTask
+from queue_manager.telemetry.worker_heartbeats import ActiveWorker, OnlineWorker, PoolProcess, RunningTask
 from services import job_queues
 
 MAX_WORKERS_SHOWN = 200
@@ -56,22 +58,23 @@ class WorkerProcess(BaseModel):
     running: list[WorkerTask] = Field(description="The tasks that it executes; empty while it is idle.")
 
 
-class OneWorker(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class OneWorker(OnlineWorker):
     """A worker that is online. What an older release does not report is null."""
 
-    name: str = Field(description="Celery's node name.")
-    pid: int = Field(description="Its main process.")
-    seen_at: Moment = Field(description="Its last heartbeat.")
-    reported_at: Moment | None = Field(description="When it reported what it does: on a change, or once a minute.")
-    queues: list[str] | None = Field(description="The queues that it consumes.")
-    release: str | None = Field(description="Its release; null before 0.2.")
-    paused: str | None = Field(description="Why it takes no items; null if it does.")
-    pool: str | None = Field(description="The kind of its pool, such as `prefork`.")
-    size: int | None = Field(description="The maximum number of tasks, or batches, that it executes at the same time.")
-    busy: int | None = Field(description="The number of tasks, or batches, that it executes now.")
-    done_per_minute: int | None = Field(description="Tasks that ended in the last minute, failures included.")
-    memory_bytes: int | None = Field(description="Resident memory of all its processes, shared pages in each.")
-    processes: list[WorkerProcess] = Field(description="The first 64 processes of its pool.")
+    reported_at: Annotated[
+        Moment | None, Field(description="When it reported what it does: on a change, or once a minute.")
+    ]
+    pool: Annotated[str | None, Field(description="The kind of its pool, such as `prefork`.")]
+    size: Annotated[
+        int | None, Field(description="The maximum number of tasks, or batches, that it executes at the same time.")
+    ]
+    busy: Annotated[int | None, Field(description="The number of tasks, or batches, that it executes now.")]
+    done_per_minute: Annotated[int | None, Field(description="Tasks that ended in the last minute, failures included.")]
+    memory_bytes: Annotated[
+        int | None, Field(description="Resident memory of all its processes, shared pages in each.")
+    ]
+    processes: Annotated[list[WorkerProcess], Field(description="The first 64 processes of its pool.")]
 
 
 class QueueWithoutWorker(BaseModel):
@@ -95,14 +98,13 @@ class Workers(BaseModel):
         """Return the workers that may execute what belongs to these systems, without what others have."""
         queues = queues_of(names)
         workers = [
-            one.model_copy(
-                update={
-                    "queues": None if one.queues is None else [queue for queue in one.queues if queue in queues],
-                    "processes": [
-                        process.model_copy(update={"running": [task.of_systems(names) for task in process.running]})
-                        for process in one.processes
-                    ],
-                }
+            replace(
+                one,
+                queues=one.queues and tuple(queue for queue in one.queues if queue in queues),
+                processes=[
+                    process.model_copy(update={"running": [task.of_systems(names) for task in process.running]})
+                    for process in one.processes
+                ],
             )
             for one in self.workers
             if one.queues is None or not queues.isdisjoint(one.queues)

@@ -148,7 +148,7 @@ class OnlineWorker:
     """A worker that is online."""
 
     name: Annotated[str, Field(description="Celery's node name.")]
-    pid: int
+    pid: Annotated[int, Field(description="Its main process.")]
     seen_at: Annotated[Moment, Field(description="Its last heartbeat.")]
     queues: Annotated[tuple[str, ...] | None, Field(description="The queues that it consumes; null if unknown.")]
     release: Annotated[str | None, Field(description="Its release; null before 0.2.")]

@@ -23,7 +23,7 @@ SCHEMAS: dict[type[msgspec.Struct], str] = {
     client.RetriedCount: "Sent",
     client.StoredJob: "Job",
     client.StoredMessage: "MessageWithHistory",
-    client.SystemItem: "ListedItem",
+    client.SystemItem: "Item",
     client.SystemLatency: "Latency",
     client.SystemProblem: "Problem",
     client.SystemScan: "ScanRun",

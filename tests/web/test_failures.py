@@ -28,7 +28,7 @@ from queue_manager.web.routes import failures
 from queue_manager.web.routes.failures import FailureReader, ReplayedFailures, ReplayUntil
 from services import message_queue
 from services.audit import Actor
-from services.failures import MAX_FAILURES, NO_REASON, FailureGroup, FailureKind, FailureMember, Failures, FailureSource
+from services.failures import MAX_FAILURES, NO_REASON, FailureGroup, FailureKind, FailureList, FailureMember, Failures
 from tasks.systems import require_tasks
 from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
@@ -280,7 +280,7 @@ def test_a_complete_read_is_cached_for_ten_times_its_duration(
         nonlocal now
         read.append(now)
         now += 10
-        jobs = FailureSource(kind="job", system=JOBS, title="Jobs", read=0, is_complete=not problem, problem=problem)
+        jobs = FailureList(kind="job", system=JOBS, title="Jobs", read=0, is_complete=not problem, problem=problem)
         return Failures(groups=[], sources=[jobs])
 
     monkeypatch.setattr(failures, "time", SimpleNamespace(monotonic=lambda: now))

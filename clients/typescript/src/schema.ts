@@ -2537,6 +2537,49 @@ export interface components {
             undecodable: number;
         };
         /**
+         * Item
+         * @description One item of a system; what is unknown is null.
+         */
+        Item: {
+            /**
+             * Id
+             * @description Its id, in extended JSON unless it is an ObjectId.
+             */
+            id: string;
+            /**
+             * Title
+             * @description Its title, such as the account of a room.
+             */
+            title: string;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "due" | "in-progress" | "stuck" | "failed";
+            /** Due At */
+            due_at: string | null;
+            /**
+             * Since
+             * @description The time at which it came into this state.
+             */
+            since: string | null;
+            /**
+             * Reason
+             * @description Why its last attempt failed.
+             */
+            reason: string | null;
+            /**
+             * Attempts
+             * @description How many times in a row all its attempts failed; for a site, its resets in a row. 0 if unknown.
+             */
+            attempts: number;
+            /**
+             * Next At
+             * @description When it is retried, or when its worker's lease ends.
+             */
+            next_at: string | null;
+        };
+        /**
          * ItemCount
          * @description The number of items that match.
          */
@@ -2565,7 +2608,7 @@ export interface components {
          */
         Items: {
             /** Items */
-            items: components["schemas"]["ListedItem"][];
+            items: components["schemas"]["Item"][];
             /**
              * Cursor
              * @description The `cursor` of the next page; null on the last page.
@@ -2833,49 +2876,6 @@ export interface components {
              * @description The number of takeovers, including that of this leader.
              */
             epoch: number;
-        };
-        /**
-         * ListedItem
-         * @description One item of a system; what is unknown is null.
-         */
-        ListedItem: {
-            /**
-             * Id
-             * @description Its id, in extended JSON unless it is an ObjectId.
-             */
-            id: string;
-            /**
-             * Title
-             * @description Its title, such as the account of a room.
-             */
-            title: string;
-            /**
-             * State
-             * @enum {string}
-             */
-            state: "due" | "in-progress" | "stuck" | "failed";
-            /** Due At */
-            due_at: string | null;
-            /**
-             * Since
-             * @description The time at which it came into this state.
-             */
-            since: string | null;
-            /**
-             * Reason
-             * @description Why its last attempt failed.
-             */
-            reason: string | null;
-            /**
-             * Attempts
-             * @description How many times in a row all its attempts failed; for a site, its resets in a row. 0 if unknown.
-             */
-            attempts: number;
-            /**
-             * Next At
-             * @description When it is retried, or when its worker's lease ends.
-             */
-            next_at: string | null;
         };
         /**
          * MessageActivity
@@ -3363,13 +3363,8 @@ export interface components {
              */
             seen_at: string;
             /**
-             * Reported At
-             * @description When it reported what it does: on a change, or once a minute.
-             */
-            reported_at: string | null;
-            /**
              * Queues
-             * @description The queues that it consumes.
+             * @description The queues that it consumes; null if unknown.
              */
             queues: string[] | null;
             /**
@@ -3382,6 +3377,11 @@ export interface components {
              * @description Why it takes no items; null if it does.
              */
             paused: string | null;
+            /**
+             * Reported At
+             * @description When it reported what it does: on a change, or once a minute.
+             */
+            reported_at: string | null;
             /**
              * Pool
              * @description The kind of its pool, such as `prefork`.
@@ -3423,7 +3423,10 @@ export interface components {
              * @description Celery's node name.
              */
             name: string;
-            /** Pid */
+            /**
+             * Pid
+             * @description Its main process.
+             */
             pid: number;
             /**
              * Seen At
