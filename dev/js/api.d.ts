@@ -20,7 +20,7 @@ type ItemState = Item["state"];
 type Latency = Schemas["Latency"];
 type Leader = Schemas["Leader"];
 type Mark = Schemas["ChartMark"];
-type MatchCount = Schemas["ItemCount"];
+type MatchCount = Schemas["Count"];
 type Measure = Schemas["OnTime"]["of"];
 type OneWorker = Schemas["OneWorker"];
 /** By outcome, counts per bucket, oldest first. */

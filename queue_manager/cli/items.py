@@ -100,7 +100,7 @@ def count(system: ItemSystem, state: StateOfItems = "due", search: ItemSearch = 
     """
     with report_errors():
         found = operations.count_items(find_system(system), state, search)
-    typer.echo(f"{found.count}" if found.is_complete else f"{found.count} or more")
+    typer.echo(str(found))
 
 
 @items_cli.command()
@@ -202,7 +202,7 @@ def _describe_others(system: System, state: State) -> str:
     nothing = f"no items are {_words(state)}"
     if not others:
         return nothing
-    numbers = [f"{one.count}{'' if one.is_complete else ' or more'} {_words(other)}" for other, one in others.items()]
+    numbers = [f"{one} {_words(other)}" for other, one in others.items()]
     return f"{nothing}; {', '.join(numbers)}: queue-manager items list {system.name} {next(iter(others))}"
 
 

@@ -131,8 +131,7 @@ def count(where: Filter, state: MessageStateArgument = "main") -> None:
 
     Example: `queue-manager queue count dead --type send_mail`
     """
-    found = message_queue.queue_admin().count(state, where)
-    typer.echo(f"{found.count}" if found.is_complete else f"{found.count} or more")
+    typer.echo(str(message_queue.queue_admin().count(state, where)))
 
 
 @queue.command()

@@ -5,6 +5,7 @@ A frozen dataclass with these types is a response by itself, also in a service o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -16,6 +17,17 @@ Moment = Annotated[datetime, PlainSerializer(to_iso), WithJsonSchema({"type": "s
 """A time, written as `2026-01-31T09:30:00.000Z`."""
 Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
 """A number that keeps its type: 30, not 30.0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """How many match."""
+
+    count: int
+    is_complete: Annotated[bool, Field(description="False if counting stopped early: there are that many or more.")]
+
+    def __str__(self) -> str:
+        return f"{self.count}{'' if self.is_complete else ' or more'}"
 
 
 def optional(description: str) -> Any:

@@ -10,10 +10,11 @@ from bson import json_util
 
 from models.database import server_now
 from queue_manager.core.errors import AppError, InvalidField, NotFound
+from queue_manager.core.json_types import Count
 from queue_manager.core.log import get_logger
 from queue_manager.items import Item, Listed, Position, State
 from queue_manager.operations import cursors
-from queue_manager.operations.system_schemas import MAX_RETRIED, ItemCount, Items, RetriedItems, Sent
+from queue_manager.operations.system_schemas import MAX_RETRIED, Items, RetriedItems, Sent
 from queue_manager.server_calls import mongodb
 from queue_manager.system import System
 from services.audit import Actor, recorded
@@ -69,12 +70,11 @@ def _page(walk: Iterator[Item | Position], search: str | None, limit: int) -> tu
     return shown, None
 
 
-def count_items(system: System, state: State, search: str | None = None) -> ItemCount:
+def count_items(system: System, state: State, search: str | None = None) -> Count:
     """Count the items in a state among 20,000 of any state. Raises like `item_page`."""
     listed = system.open_items()
     with mongodb():
-        matching, is_complete = counted(listed, state, search)
-    return ItemCount(count=matching, is_complete=is_complete)
+        return counted(listed, state, search)
 
 
 def item_document(system: System, id: str) -> str:
@@ -96,13 +96,12 @@ def item_document(system: System, id: str) -> str:
     return text
 
 
-def counted(listed: Listed, state: State, search: str | None) -> tuple[int, bool]:
-    """Return how many items match, and whether all were read."""
+def counted(listed: Listed, state: State, search: str | None) -> Count:
     read = matching = 0
     for one in islice(listed.read(state), MAX_COUNTED):
         read += 1
         matching += isinstance(one, Item) and matches(one, search)
-    return matching, read < MAX_COUNTED
+    return Count(count=matching, is_complete=read < MAX_COUNTED)
 
 
 def matches(item: Item, search: str | None) -> bool:

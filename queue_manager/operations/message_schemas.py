@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from queue_manager.core.json_types import Number, optional
+from queue_manager.core.json_types import Count, Number, optional
 from queue_manager.operations.schemas import IsComplete, NextCursor, UndoId
 from queue_manager.pauses import PauseState
 from services.message_queue import MessageState
@@ -212,11 +213,10 @@ class MessageList(BaseModel):
     server_time: QueueServerTime
 
 
-class MessageCount(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class MessageCount(Count):
     """How many messages match."""
 
-    count: int
-    is_complete: bool = Field(description="False if counting took too long: there are that many or more.")
     server_time: QueueServerTime
 
 

@@ -204,13 +204,6 @@ class Items(BaseModel):
     server_time: ServerTime
 
 
-class ItemCount(BaseModel):
-    """The number of items that match."""
-
-    count: int
-    is_complete: bool = Field(description="False if counting stopped at its limit: the number is that or higher.")
-
-
 class ItemDocument(BaseModel):
     """The document of an item."""
 

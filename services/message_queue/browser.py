@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, Literal, get_args
 
 from queue_manager.core.clock import from_unix_ms, seconds
+from queue_manager.core.json_types import Count
 from queue_manager.pauses import PauseState
 from services.message_queue.errors import InvalidMessage
 from services.message_queue.fields import checked_text, is_id
@@ -149,14 +150,6 @@ class DeadMessage:
     failed_at: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class MatchCount:
-    """The number of matching messages; a lower bound unless `is_complete`."""
-
-    count: int
-    is_complete: bool
-
-
 class MessageBrowser:
     """The messages of one queue. Thread-safe. Every method raises QueueUnavailable."""
 
@@ -182,17 +175,17 @@ class MessageBrowser:
             total_dead_lettered=given_up,
         )
 
-    def count(self, state: MessageState, where: Filter = MATCH_ALL, *, within: timedelta = COUNT_BUDGET) -> MatchCount:
+    def count(self, state: MessageState, where: Filter = MATCH_ALL, *, within: timedelta = COUNT_BUDGET) -> Count:
         """Count the messages in `state` that match; start no further slice after `within`."""
         if where == MATCH_ALL:
-            return MatchCount(count=self.counts().of(state), is_complete=True)
+            return Count(count=self.counts().of(state), is_complete=True)
         ends = time.monotonic() + within.total_seconds()
         count, is_complete = 0, False
         for _, cursor, matched, _ in self._slices(state, "newest", where, "ids", skip=ALL_MATCHES):
             count, is_complete = count + matched, not cursor
             if time.monotonic() >= ends:
                 break
-        return MatchCount(count=count, is_complete=is_complete)
+        return Count(count=count, is_complete=is_complete)
 
     def _slices(
         self, state: MessageState, order: str, where: Filter, rows: str, *, skip: int = 0, limit: int = ALL_MATCHES

@@ -19,12 +19,13 @@ from models.listing import NoPosition
 from queue_manager import leases
 from queue_manager.core.clock import hours, milliseconds, minutes, seconds
 from queue_manager.core.errors import InvalidField
+from queue_manager.core.json_types import Count
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem, Item, State
 from queue_manager.operations import cursors
 from queue_manager.operations import items as operations
-from queue_manager.operations.system_schemas import ItemCount, Items
+from queue_manager.operations.system_schemas import Items
 from services.due_documents import listing
 from services.due_documents.listing import DocumentList
 from services.due_documents.work import DocumentWork
@@ -80,7 +81,7 @@ def test_a_list_reads_only_documents_in_its_state(clock: AgingClock, state: Stat
     with profile("accounts") as retry:
         matching = operations._matching(listed, state, None)
 
-    assert (found, counted, matching) == (ids, (len(ids), True), ids[::-1])
+    assert (found, counted, matching) == (ids, Count(count=len(ids), is_complete=True), ids[::-1])
     assert [examined(one) for one in (page, count, retry)] == [len(ids)] * 3
 
 
@@ -184,7 +185,7 @@ def test_a_page_ends_after_so_many_documents_of_other_states(
     assert first.cursor is not None
     second = page(first.cursor)
     assert ([item.id for item in second.items], second.cursor) == ([str(due)], None)
-    assert operations.count_items(system, "due") == ItemCount(count=0, is_complete=False)
+    assert operations.count_items(system, "due") == Count(count=0, is_complete=False)
     assert operations._matching(system.open_items(), "due", None) == []
 
 
@@ -246,7 +247,7 @@ def test_lists_read_only_what_they_show_at_scale(
         return len(items), read
 
     counted, read = measure(lambda: operations.counted(listed, "stuck", None), "count of stuck")
-    assert counted == (STUCK, True)
+    assert counted == Count(count=STUCK, is_complete=True)
     assert read <= STUCK + OTHERS
     for newest_first in (True, False):
         length, read = page("stuck", newest_first)
@@ -259,7 +260,7 @@ def test_lists_read_only_what_they_show_at_scale(
         assert length == PAGE
         assert read <= IN_FLIGHT + 2 * listing.LIST_PAGE_SIZE + OTHERS
     counted, read = measure(lambda: operations.counted(listed, "in-progress", None), "count of in-progress")
-    assert counted == (IN_FLIGHT - STUCK, True)
+    assert counted == Count(count=IN_FLIGHT - STUCK, is_complete=True)
     assert read <= IN_FLIGHT + OTHERS
 
 

@@ -1963,6 +1963,19 @@ export interface components {
             } | components["schemas"]["ConsumerStats"] | null;
         };
         /**
+         * Count
+         * @description How many match.
+         */
+        Count: {
+            /** Count */
+            count: number;
+            /**
+             * Is Complete
+             * @description False if counting stopped early: there are that many or more.
+             */
+            is_complete: boolean;
+        };
+        /**
          * DeletedJobs
          * @description How many jobs were deleted.
          */
@@ -2580,19 +2593,6 @@ export interface components {
             next_at: string | null;
         };
         /**
-         * ItemCount
-         * @description The number of items that match.
-         */
-        ItemCount: {
-            /** Count */
-            count: number;
-            /**
-             * Is Complete
-             * @description False if counting stopped at its limit: the number is that or higher.
-             */
-            is_complete: boolean;
-        };
-        /**
          * ItemDocument
          * @description The document of an item.
          */
@@ -2896,7 +2896,7 @@ export interface components {
             count: number;
             /**
              * Is Complete
-             * @description False if counting took too long: there are that many or more.
+             * @description False if counting stopped early: there are that many or more.
              */
             is_complete: boolean;
             /**
@@ -5218,7 +5218,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["ItemCount"];
+                    "application/json": components["schemas"]["Count"];
                 };
             };
             /** @description No key, or an unknown or expired one */

@@ -241,4 +241,4 @@ def _all_states(wanted: Filter) -> Iterator[Message]:
 def count(place: NamedQueue, wanted: MatchingFilter) -> MessageCount:
     """Count the messages that match, for about 2 s at most."""
     found = queue_admin().count(place, wanted)
-    return MessageCount(count=found.count, is_complete=found.is_complete, server_time=queue_admin().counts().now)
+    return MessageCount(**vars(found), server_time=queue_admin().counts().now)

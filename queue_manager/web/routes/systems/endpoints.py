@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from models.mark import ChartMark
+from queue_manager.core.json_types import Count
 from queue_manager.core.log import get_logger
 from queue_manager.items import State
 from queue_manager.operations import items as item_operations
@@ -18,7 +19,6 @@ from queue_manager.operations import switches
 from queue_manager.operations import systems as operations
 from queue_manager.operations.system_schemas import (
     MAX_ITEM_SEARCH_LENGTH,
-    ItemCount,
     ItemDocument,
     Items,
     NewMark,
@@ -112,7 +112,7 @@ def items(
 
 
 @queries.get("/systems/{name}/items/count", responses=errors(503))
-def count_items(system: Named, state: State = "due", search: Search = None) -> ItemCount:
+def count_items(system: Named, state: State = "due", search: Search = None) -> Count:
     """Count the items in a state among 20,000 of any state."""
     return item_operations.count_items(system, state, search)
 
