@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import islice
 from typing import Annotated, Any, Literal, get_args
 
 from bson import ObjectId
@@ -167,13 +166,8 @@ def page(query: AuditQuery, *, after: Position | None, limit: int) -> tuple[list
     if wanted := {operator: moment for operator, moment in times.items() if moment is not None}:
         given["at"] = wanted
     # The server chooses the index: the audit must be readable after an upgrade, before `migrate` creates them.
-    walk = listing.walk(
-        _audit(), given, index=None, order=AUDIT_ORDER, after=after, is_descending=True, batch=limit + 1
-    )
-    some = list(islice(walk, limit + 1))
-    shown = some[:limit]
-    end = listing.position(shown[-1], AUDIT_ORDER) if len(some) > limit else None
-    return list(readable(shown, partial(read_entry, max_ids=MAX_LISTED_IDS), of=AUDIT_COLLECTION)), end
+    found, end = listing.newest(_audit(), given, index=None, order=AUDIT_ORDER, after=after, limit=limit)
+    return list(readable(found, partial(read_entry, max_ids=MAX_LISTED_IDS), of=AUDIT_COLLECTION)), end
 
 
 def of_id(id: str) -> list[AuditEntry]:

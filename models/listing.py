@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from bson import MaxKey, MinKey
@@ -67,6 +68,15 @@ def walk(
         yield from collection.find(
             {"$and": [where, beyond]}, wanted if fields else None, hint=index, sort=sort
         ).batch_size(batch)
+
+
+def newest(
+    of: Collection[Document], where: Document, *, index: str | None, order: Order, after: Position | None, limit: int
+) -> tuple[list[Document], Position | None]:
+    """Return a page of what `walk` yields, descending, and the position of the next page; `None` at the end."""
+    walked = walk(of, where, index=index, order=order, after=after, is_descending=True, batch=limit + 1)
+    found = list(islice(walked, limit + 1))
+    return found[:limit], position(found[limit - 1], order) if len(found) > limit else None
 
 
 def position(document: Document, order: Order) -> Position:

@@ -62,7 +62,6 @@ class Scan(ScanRun):
 
     id: str
     noted: Annotated[Mapping[str, Any], Field(description="Further numbers that the system reports about the scan.")]
-    position: Annotated[Position, Field(exclude=True)]
 
 
 _COUNTS = ("found", "claimed", "enqueued", "errors", "duration_ms")
@@ -96,18 +95,11 @@ def latest(scan: str, *, limit: int) -> list[Scan]:
     return found
 
 
-def page(scan: str, *, after: Position | None, limit: int) -> list[Scan]:
-    """Return runs of `scan`, newest first, after a position."""
-    found = listing.walk(
-        collection(RUNS_COLLECTION),
-        {"scan": scan},
-        index=BY_SCAN,
-        order=RUN_ORDER,
-        after=after,
-        is_descending=True,
-        batch=limit,
-    )
-    return list(islice(readable(found, read_run, of=RUNS_COLLECTION), limit))
+def page(scan: str, *, after: Position | None, limit: int) -> tuple[list[Scan], Position | None]:
+    """Return runs of `scan` after a position, newest first, and the position of the next page; `None` at the end."""
+    runs = collection(RUNS_COLLECTION)
+    found, end = listing.newest(runs, {"scan": scan}, index=BY_SCAN, order=RUN_ORDER, after=after, limit=limit)
+    return list(readable(found, read_run, of=RUNS_COLLECTION)), end
 
 
 def slowest(scan: str, *, limit: int) -> list[Scan]:
@@ -120,12 +112,11 @@ def slowest(scan: str, *, limit: int) -> list[Scan]:
 def read_run(document: Document) -> Scan:
     """Return a run without values of unexpected types. Raises TypeError or KeyError if a field of each run is wrong."""
     typed({"error": "", **document}, "error", str)
-    at, kinds = typed(document, "at", datetime), (int, str, datetime)
+    kinds = (int, str, datetime)
     counts = {name: typed({name: 0, **document}, name, int) for name in _COUNTS}
     return Scan(
         id=str(document["_id"]),
-        position=(at, document["_id"]),
-        at=at,
+        at=typed(document, "at", datetime),
         **counts,
         is_paused=bool(document.get("paused")),
         error=document.get("error"),

@@ -174,9 +174,9 @@ def listed(limit: int, **asked: Any) -> list[Any]:
     jobs, cursor = JobList(**asked), None
     while True:
         page = jobs.page(cursor, limit)
-        assert len(page.jobs) == limit or page.is_partial or page.end is None
+        assert len(page.jobs) == limit or page.is_partial or page.cursor is None
         ids += [found["_id"] for found in page.jobs]
-        if (cursor := jobs.next_cursor(page)) is None:
+        if (cursor := page.cursor) is None:
             return ids
 
 

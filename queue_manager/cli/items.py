@@ -5,7 +5,6 @@ Guarantee: the commands call the functions that the HTTP API calls, so that they
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
@@ -19,6 +18,7 @@ from queue_manager.cli.terminal import (
     AnswerJsonOption,
     CursorOption,
     FormatOption,
+    every_page,
     export_rows,
     print_answer,
     print_json,
@@ -144,7 +144,11 @@ def export_items(
     Example: `queue-manager items export support-snooze failed --format csv > failed.csv`
     """
     with report_errors():
-        rows = _exported(find_system(system), state, search, _order(is_oldest_first))
+        found, order = find_system(system), _order(is_oldest_first)
+        pages = every_page(
+            lambda at: operations.item_page(found, state, search=search, cursor=at, limit=PAGE_SIZE, order=order)
+        )
+        rows = (_ITEM.dump_json(item).decode() for page in pages for item in page.items)
         export_rows(rows, form, columns=EXPORTED_FIELDS)
 
 
@@ -208,15 +212,6 @@ def _describe_others(system: System, state: State) -> str:
 
 def _words(state: State) -> str:
     return state.replace("-", " ")
-
-
-def _exported(system: System, state: State, search: str | None, order: Literal["newest", "oldest"]) -> Iterator[str]:
-    cursor: str | None = None
-    while True:
-        page = operations.item_page(system, state, search=search, cursor=cursor, limit=PAGE_SIZE, order=order)
-        yield from (_ITEM.dump_json(item).decode() for item in page.items)
-        if (cursor := page.cursor) is None:
-            return
 
 
 def _order(is_oldest_first: bool) -> Literal["newest", "oldest"]:

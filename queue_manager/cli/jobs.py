@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated
 
@@ -23,6 +22,7 @@ from queue_manager.cli.terminal import (
     CursorOption,
     FormatOption,
     console,
+    every_page,
     export_rows,
     print_answer,
     print_cursor,
@@ -93,7 +93,7 @@ def list_jobs(
         print_jobs(console(), page.jobs, now)
     else:
         console().print(f"no jobs{printable(about_name)}")
-    print_cursor(listed.next_cursor(page))
+    print_cursor(page.cursor)
 
 
 @jobs.command("export")
@@ -108,7 +108,9 @@ def export_jobs(
     """
     with report_errors():
         listed = JobList(name=name, state=_state(state), search=search)
-        export_rows(_exported(listed), form, columns=CSV_JOB_FIELDS)
+        pages = every_page(lambda cursor: listed.page(cursor, EXPORT_PAGE_SIZE))
+        rows = (json_text(job_as_json(job)) for page in pages for job in page.jobs)
+        export_rows(rows, form, columns=CSV_JOB_FIELDS)
 
 
 @jobs.command()
@@ -186,12 +188,3 @@ def _about_unknown(name: str) -> str:
     with suppress(ConfigurationError):  # jobs can be listed while an import fails
         known |= set(job_queues.registry.names())
     return "" if name in known else f": no job has the name {name!r}{did_you_mean(name, known)}"
-
-
-def _exported(listed: JobList) -> Iterator[str]:
-    cursor: str | None = None
-    while True:
-        page = listed.page(cursor, EXPORT_PAGE_SIZE)
-        yield from (json_text(job_as_json(job)) for job in page.jobs)
-        if (cursor := listed.next_cursor(page)) is None:
-            return

@@ -104,9 +104,8 @@ def list_messages(
     """
     selected = MessagesInState(state=state, where=where, sort_by=sort_by, is_descending=not is_ascending)
     page = selected.page(cursor, limit)
-    next_cursor = selected.next_cursor(page)
     if as_json:
-        print_json(page_json(page, next_cursor))
+        print_json(page_json(page))
         return
     admin = message_queue.queue_admin()
     counts, pauses = admin.counts(), admin.pauses()
@@ -114,10 +113,10 @@ def list_messages(
     if page.messages:
         print_messages(screen, state, page.messages, counts.now)
     else:
-        screen.print("no messages on this page" if next_cursor else "no messages")
-    if next_cursor:
+        screen.print("no messages on this page" if page.cursor else "no messages")
+    if page.cursor:
         why = "the search stopped at its limit" if page.is_partial else "there may be more"
-        screen.print(f"{why}: --cursor {next_cursor}")
+        screen.print(f"{why}: --cursor {page.cursor}")
     screen.print(counts_line(counts))
     print_pauses(pauses)
 

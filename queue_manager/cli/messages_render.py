@@ -109,8 +109,8 @@ def indent_json(text: str) -> str:
         return text
 
 
-def page_json(page: MessageListing, cursor: str | None) -> str:
+def page_json(page: MessageListing) -> str:
     """Return a page as JSON: the messages as in the HTTP API, and the cursor of the next page."""
     messages = ",".join(message.to_json() for message in page.messages)
-    about = {"cursor": cursor, "matched": page.matched, "is_partial": page.is_partial}
+    about = {"cursor": page.cursor, "matched": page.matched, "is_partial": page.is_partial}
     return f'{{"messages":[{messages}],{json.dumps(about, separators=(",", ":"))[1:]}'

@@ -13,9 +13,9 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import typer
 from pydantic import TypeAdapter
@@ -37,6 +37,14 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 """A spreadsheet would execute a text that begins with one of these."""
 
 ExportFormat = Literal["jsonl", "csv"]
+
+
+class _Page(Protocol):
+    @property
+    def cursor(self) -> str | None: ...
+
+
+PageT = TypeVar("PageT", bound=_Page)
 
 FormatOption = Annotated[ExportFormat, typer.Option("--format", help="JSON lines, or CSV for spreadsheets.")]
 AnswerJsonOption = Annotated[bool, typer.Option("--json", help="Print the JSON response of the HTTP API.")]
@@ -168,6 +176,15 @@ def print_pauses(paused: Mapping[str, PauseState]) -> None:
     """Print since when, by whom and why each is paused."""
     for name, pause in paused.items():
         console().print(printable(f"Paused: {name} {pause}"))
+
+
+def every_page(read: Callable[[str | None], PageT]) -> Iterator[PageT]:
+    """Yield all pages of a list; `read` returns the one after a cursor."""
+    page = read(None)
+    yield page
+    while page.cursor is not None:
+        page = read(page.cursor)
+        yield page
 
 
 def export_rows(rows: Iterable[str], form: ExportFormat, *, columns: Sequence[str]) -> None:

@@ -47,8 +47,7 @@ def audit_page(query: AuditQuery, *, cursor: str | None, limit: int) -> AuditPag
     with mongodb(), cursors.checked():
         found, end = audit.page(query, after=after, limit=limit)
         now = server_now()
-    next_cursor = None if end is None else cursors.encode(end, of=AUDIT_LIST)
-    return AuditPage(entries=list(map(one_change, found)), cursor=next_cursor, server_time=now)
+    return AuditPage(entries=list(map(one_change, found)), cursor=cursors.encode(end, of=AUDIT_LIST), server_time=now)
 
 
 def undo_action(entry: AuditEntry, actor: Actor) -> Undone:

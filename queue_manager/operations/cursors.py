@@ -20,8 +20,10 @@ PLAIN_TYPES = (datetime, ObjectId, str, int, float, bytes, Decimal128, Timestamp
 CURSOR_JSON_OPTIONS = CANONICAL_JSON_OPTIONS.with_options(tz_aware=True)
 
 
-def encode(position: Sequence[Any], *, of: str) -> str:
-    """Return the cursor of a position in the list named `of`."""
+def encode(position: Sequence[Any] | None, *, of: str) -> str | None:
+    """Return the cursor of a position in the list named `of`; `None` without a position, at the end of the list."""
+    if position is None:
+        return None
     return base64.urlsafe_b64encode(
         json_util.dumps([of, *position], json_options=CURSOR_JSON_OPTIONS).encode()
     ).decode()

@@ -52,7 +52,7 @@ def item_page(
         walk = listed.read(state, after=after, newest_first=order == "newest")
         shown, last = _page(walk, search, limit)
         now = server_now()
-    return Items(items=shown, cursor=None if last is None else cursors.encode(last, of=of), server_time=now)
+    return Items(items=shown, cursor=cursors.encode(last, of=of), server_time=now)
 
 
 def _page(walk: Iterator[Item | Position], search: str | None, limit: int) -> tuple[list[Item], Position | None]:

@@ -65,6 +65,13 @@ log = get_logger("QM/jobs")
 
 
 @dataclass(frozen=True, kw_only=True)
+class ListedJobs(JobPage):
+    """A page of a list of jobs, and the cursor of the next page; `None` on the last one."""
+
+    cursor: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobList:
     """The list of jobs that a request selects."""
 
@@ -81,7 +88,7 @@ class JobList:
         """The name of the list in its cursors."""
         return f"jobs {self.sort} {'desc' if self.is_descending else 'asc'}"
 
-    def page(self, cursor: str | None, limit: int, *, max_bytes: int = MAX_JOB_PAGE_BYTES) -> JobPage:
+    def page(self, cursor: str | None, limit: int, *, max_bytes: int = MAX_JOB_PAGE_BYTES) -> ListedJobs:
         """Return the page after a cursor; it ends with the job that reaches `max_bytes`, as BSON.
 
         Raises:
@@ -97,18 +104,16 @@ class JobList:
                 is_descending=self.is_descending,
                 after=cursors.decode(cursor, of=self.id),
             )
-            return job_pages.page(query, limit=limit, max_bytes=max_bytes)
+            found = job_pages.page(query, limit=limit, max_bytes=max_bytes)
+        return ListedJobs(**vars(found), cursor=cursors.encode(found.end, of=self.id))
 
-    def next_cursor(self, page: JobPage) -> str | None:
-        return None if page.end is None else cursors.encode(page.end, of=self.id)
-
-    def answer(self, page: JobPage) -> dict[str, Any]:
+    def answer(self, page: ListedJobs) -> dict[str, Any]:
         """Return a page as JSON, in the form of `Jobs`. Raises `Unavailable`."""
         with mongodb():
             now = server_now()
         return {
             "jobs": [job_as_json(job) for job in page.jobs],
-            "cursor": self.next_cursor(page),
+            "cursor": page.cursor,
             "is_partial": page.is_partial,
             "server_time": to_iso(now),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from queue_manager.core.log import get_logger
@@ -72,7 +72,7 @@ class MessagesInState:
             QueueUnavailable: the queue's server does not answer.
         """
         after = cursors.decode(cursor, of=self.id)
-        return queue_admin().list(
+        found = queue_admin().list(
             self.state,
             limit=limit,
             skip=skip,
@@ -82,9 +82,7 @@ class MessagesInState:
             ascending=not self.is_descending,
             max_bytes=max_bytes,
         )
-
-    def next_cursor(self, page: MessageListing) -> str | None:
-        return cursors.encode([page.cursor], of=self.id) if page.cursor else None
+        return replace(found, cursor=cursors.encode(found.cursor and [found.cursor], of=self.id))
 
 
 def queue_status() -> MessageQueueStatus:

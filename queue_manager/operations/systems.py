@@ -63,14 +63,9 @@ def scan_page(system: System, cursor: str | None, limit: int, sort: Literal["at"
             runs = scan_run.slowest(system.scan_task, limit=limit)
             return Scans(scans=runs, cursor=None, server_time=server_now())
     with mongodb(), cursors.checked():
-        found = scan_run.page(system.scan_task, after=after, limit=limit + 1)
+        runs, end = scan_run.page(system.scan_task, after=after, limit=limit)
         now = server_now()
-    shown, has_more = found[:limit], len(found) > limit
-    return Scans(
-        scans=shown,
-        cursor=cursors.encode(shown[-1].position, of=system.name) if has_more else None,
-        server_time=now,
-    )
+    return Scans(scans=runs, cursor=cursors.encode(end, of=system.name), server_time=now)
 
 
 def read_schedule() -> Schedule:

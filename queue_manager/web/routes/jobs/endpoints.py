@@ -117,7 +117,7 @@ async def search_jobs(
     def read(at: str | None, matches: int) -> SearchSlice:
         found = selected.page(at, matches, max_bytes=MAX_SLICE_BYTES)
         listed = [json.dumps(job_as_json(job), ensure_ascii=False, separators=(",", ":")) for job in found.jobs]
-        return SearchSlice(matches=listed, searched=found.searched, cursor=selected.next_cursor(found))
+        return SearchSlice(matches=listed, searched=found.searched, cursor=found.cursor)
 
     def total() -> int:
         with mongodb():

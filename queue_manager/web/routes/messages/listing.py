@@ -137,7 +137,7 @@ def messages(
         "total": total,
         "total_pages": total_pages,
         "totalPages": total_pages,
-        "cursor": selected.next_cursor(found),
+        "cursor": found.cursor,
         "is_partial": found.is_partial or (is_filtered and found.cursor is not None),
     }
     if is_filtered:
@@ -167,7 +167,7 @@ async def search_messages(
     def read(at: str | None, matches: int) -> SearchSlice:
         found = selected.page(at, matches, max_bytes=MAX_SLICE_BYTES)
         listed = [message.to_json() for message in found.messages]
-        return SearchSlice(matches=listed, searched=found.searched, cursor=selected.next_cursor(found))
+        return SearchSlice(matches=listed, searched=found.searched, cursor=found.cursor)
 
     def total() -> int:
         return queue_admin().counts().of(selected.state)
