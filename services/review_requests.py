@@ -160,6 +160,12 @@ class ReviewRequests(DueWork, Listed):
     # List
 
     def items(self, state: State, *, after: Position | None = None, newest_first: bool = True) -> Iterator[Item]:
+        found = self.read(state, after=after, newest_first=newest_first)
+        yield from (one for one in found if isinstance(one, Item))
+
+    def read(
+        self, state: State, *, after: Position | None = None, newest_first: bool = True
+    ) -> Iterator[Item | Position]:
         if state != "due":
             return
         last = after[0] if after else None
@@ -170,8 +176,7 @@ class ReviewRequests(DueWork, Listed):
             twice = subscription.stored_as_id_too(self.product_types, accounts)
             for one in accounts:
                 agency = found.get(str(account.stored(one)))
-                if agency is not None and one not in twice:
-                    yield self._item(agency, position=(one,))
+                yield (one,) if agency is None or one in twice else self._item(agency, position=(one,))
 
     def _item(self, agency: Agency, *, position: Position) -> Item:
         due_at = agency.oldest_subscription + self.after

@@ -27,11 +27,15 @@ from queue_manager.broker.backlog import Backlog
 from queue_manager.core import cached_answer
 from queue_manager.core.clock import minutes, to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError
+from queue_manager.core.json_types import Count
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
+from queue_manager.operations import items as operations
+from queue_manager.operations.system_schemas import Items
 from services.due_work import Limits
 from services.review_requests import ReviewRequests, review_requests, stats
+from services.review_requests import system as review_requests_system
 from tests.forked import server
 from tests.models.test_due_at_scale import profile
 from tests.odd_ids import ODD_IDS
@@ -373,6 +377,30 @@ def test_scan_dispatches_up_to_the_limit_of_the_queue(clock: AgingClock) -> None
     for _ in range(5):
         subscribe()
     assert len(scan(make_service(clock, max_queue=4, batch=3), waiting=1)) == 3
+
+
+def test_a_page_ends_after_so_many_agencies_that_are_not_due(
+    reviews: ReviewRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "MAX_SEARCHED", 40)
+    monkeypatch.setattr(operations, "MAX_COUNTED", 40)
+    monkeypatch.setattr(subscription, "ACCOUNT_BATCH_SIZE", 15)
+    subscribe(account="00")
+    for number in range(1, 61):
+        subscribe(T0 - days(1), account=f"{number:02}")
+    system = replace(review_requests_system, items=lambda: reviews)
+
+    def page(cursor: str | None) -> Items:
+        return operations.item_page(system, "due", search=None, cursor=cursor, limit=10, order="newest")
+
+    first = page(None)
+    assert first.items == []
+    assert first.cursor is not None
+    second = page(first.cursor)
+    assert ([item.id for item in second.items], second.cursor) == (["00"], None)
+    assert [item.id for item in reviews.items("due")] == ["00"]
+    assert operations.count_items(system, "due") == Count(count=0, is_complete=False)
+    assert list(reviews.read("failed")) == []
 
 
 def test_migrate_lists_duplicates_and_changes_nothing() -> None:
