@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import bson
@@ -71,6 +71,12 @@ def prolong(action: ObjectId) -> None:
     """Keep the remaining records of an action as long as new ones, if they would expire within `UNDO_TIME`."""
     is_late = {"$expr": {"$lt": ["$expires_at", {"$add": ["$$NOW", milliseconds(UNDO_TIME)]}]}}
     collection(ARCHIVE_COLLECTION).update_many({"action": action, **is_late}, [{"$set": _EXPIRES}])
+
+
+def was_extended(action: ObjectId, *, since: datetime) -> bool:
+    """Return True if records of an action were stored after a time of the database server."""
+    newer = {"action": action, "expires_at": {"$gt": since + _RETENTION}}
+    return collection(ARCHIVE_COLLECTION).find_one(newer, {"_id": 1}) is not None
 
 
 def slices(action: ObjectId) -> Iterator[Slice]:

@@ -22,7 +22,7 @@ from models.archive import UNDO_TIME, Kind
 from models.audit import AuditEntry
 from models.database import Document
 from queue_manager.broker import dead_letters
-from queue_manager.core.clock import minutes, seconds, to_iso
+from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import AppError
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
@@ -30,7 +30,7 @@ from services.audit import AuditedAction
 from services.message_queue import queue_admin
 
 UNDO_BUDGET = seconds(50)
-RUNNING_TIME = minutes(1)  # in which an action that is copied ends, unless its process was killed
+RUNNING_TIME = minutes(1)  # since its last copy: a deletion without a recorded end may still run
 Restored: TypeAlias = tuple[int, list[Document]]
 """The number of restored records, and the records that may be restored later."""
 
@@ -67,8 +67,8 @@ def undo(entry: AuditEntry, action: AuditedAction, *, now: datetime) -> Undone:
     """
     if now > (entry.undo_until or entry.at + UNDO_TIME):
         raise CannotUndo(f"The time to undo it ({UNDO_TIME.total_seconds() / 60:.0f} minutes) has passed")
-    if entry.is_unfinished and now < (ended_at := entry.at + RUNNING_TIME):
-        raise CannotUndo(f"It may still be running; it can be undone from {to_iso(ended_at)}")
+    if entry.is_unfinished and archive.was_extended(ObjectId(entry.id), since=now - RUNNING_TIME):
+        raise CannotUndo("It may still be running; it can be undone a minute after its last deletion")
     ends_at = time.monotonic() + UNDO_BUDGET.total_seconds()
     counts, action.count = Counter[str](), 0
     for some in archive.slices(ObjectId(entry.id)):

@@ -110,9 +110,10 @@ for i = 2, #ARGV do
     local ours = tonumber(redis.call('ZSCORE', flagged, string.match(name, '^(.*)@')) or 0) > now
     if not (ours or redis.call('ZSCORE', waiting, name) or redis.call('ZSCORE', cooling, name)
             or redis.call('ZSCORE', done, name)) then
-        write(running, 'NX', now + ARGV[1], name)
+        redis.call('ZADD', running, 'NX', now + ARGV[1], name)
     end
 end
+keep(running)
 """)
 
 # Free the oldest waiting items whose messages were lost: their leases end now.

@@ -185,9 +185,10 @@ def test_undo_of_a_clear_whose_process_was_killed_is_offered_once(queue: Queue) 
     assert datetime.fromisoformat(entry["undo_until"]) == datetime.fromisoformat(entry["at"]) + UNDO_TIME
     early = queue.post(f"/audit/{entry['id']}/undo")
     assert early.status == 409
-    assert early.body["message"].startswith("It may still be running; it can be undone from ")
+    assert early.body["message"] == "It may still be running; it can be undone a minute after its last deletion"
 
-    collection("qm_audit").update_many({}, [{"$set": {"at": {"$subtract": ["$at", 60_000]}}}])
+    a_minute_ago = {"expires_at": {"$subtract": ["$expires_at", 60_000]}}
+    collection(ARCHIVE_COLLECTION).update_many({}, [{"$set": a_minute_ago}])
     assert undo(queue, entry["id"])["restored"] == 1
     assert queue.ids("main") == [id]
     assert queue.get(f"/audit/{entry['id']}").body["undo_until"] is None
