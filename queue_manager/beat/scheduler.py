@@ -9,7 +9,7 @@ Guarantee:
 - A tick is published at least once. An entry is recorded as run only after its message was sent, so a failed publish is
   repeated in the next loop.
 - A leader that was suspended past its lock timeout notices it before it publishes.
-- Entries fall due by the clock of Redis, regardless of the clock of this machine.
+- Entries fall due by the clock of Redis, regardless of the clock of this machine. An entry that has never run is due.
 - Entries that are due together are sent together, if the transport can do that.
 
 A tick is sent twice if the leader crashes before recording it, if a reply of the broker is lost, or if the leader is
@@ -198,6 +198,15 @@ class LeaderScheduler(RedBeatScheduler):
         """Store the entries of the configuration. Stored entries that cannot be loaded are replaced."""
         self._stored.delete_unusable(dict_)
         super().update_from_dict(dict_)
+
+    def _maybe_entry(self, name: str, entry: Any) -> StoredEntry:
+        """Return an entry of the configuration that has never run, and so is due now; RedBeat adds a stored last run.
+
+        Celery sets the last run to the present, with which a new entry would wait for a whole period.
+        """
+        made: StoredEntry = super()._maybe_entry(name, entry)
+        made.last_run_at = None
+        return made
 
     def _run(self, entries: Iterable[StoredEntry]) -> list[float]:
         """Publish those that are due, then record their runs. Returns the seconds until the next runs of the entries.

@@ -12,7 +12,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from celery.schedules import schedule
+from celery.schedules import crontab, schedule
 from redbeat.decoder import RedBeatJSONEncoder
 from redbeat.schedules import rrule
 from redis import Redis
@@ -162,13 +162,24 @@ def test_entry_refused_by_the_broker_does_not_delay_the_others(
     assert caplog.text.count("takes no messages") == 1
 
 
+@pytest.mark.parametrize("at", [schedule(timedelta(days=1)), crontab.from_string("0 3 29 2 *")], ids=["every", "at"])
+def test_new_entry_runs_at_once_and_not_again_after_a_restart(at: schedule, server: Valkey, client: Redis) -> None:
+    on = {"daily": {**every(86_400, "items"), "schedule": at}}
+    for scheduled, sent in ((on, 1), (on, 1), ({}, 1), (on, 2)):
+        with scheduling(server, scheduled) as scheduler:
+            scheduler.tick()
+            scheduler.tick()
+
+        assert client.llen("items") == sent
+
+
 def test_entry_that_ran_long_ago_is_due(server: Valkey, client: Redis) -> None:
     with scheduling(server, {"daily": every(86_400, "items")}) as scheduler:
         scheduler.tick()
         entry = StoredEntry.from_key("redbeat:daily", app=scheduler.app)
         entry.reschedule(last_run_at=datetime.min.replace(tzinfo=UTC))
 
-        eventually(lambda: scheduler.tick() and client.llen("items") == 1)
+        eventually(lambda: scheduler.tick() and client.llen("items") == 2)
 
 
 def test_periods_are_not_affected_by_daylight_saving_time(server: Valkey) -> None:
@@ -379,7 +390,7 @@ def test_entry_that_ran_in_the_future_runs_now(ahead: timedelta, server: Valkey,
         scheduler.tick()
         scheduler.tick()
 
-    assert client.llen("items") == 1
+    assert client.llen("items") == 2
 
 
 def test_entries_continue_when_the_clock_of_redis_is_set_back(

@@ -31,10 +31,11 @@ from queue_manager.telemetry import worker_heartbeats
 from queue_manager.telemetry.counters import history_key
 from services.due_documents import work_of
 from services.message_queue import message_queue, queue_admin, sweeper
+from services.stale_thumbnails import system as stale_thumbnails
 from services.support_snooze import system as support_snooze
 from tests.docs.transcript import Transcript
 from tests.documented import DOCS, block
-from tests.e2e.celery_processes import worker
+from tests.e2e.celery_processes import CeleryProcess, worker
 from tests.e2e.commands import invoke, queue_manager
 from tests.e2e.health_command import (
     RUN,
@@ -295,6 +296,14 @@ def test_a_scan_is_late_after_three_periods_of_a_leader(
     with repeated(show_worker):
         answer = health(tmp_path, **SLOW, **flags)
     assert answer.ids == ([(name, "late-scan")] if is_late else [])
+
+
+def test_scan_of_a_system_that_is_switched_on_again_is_soon_not_late(clean: Servers, tmp_path: Path) -> None:
+    env = {"QM_CONVERSATIONS": "false", "QM_SITES_FIX_STALE_THUMBNAILS": "true"}  # a scan of every hour
+    scan_run.record(stale_thumbnails.scan_task, RUN, error=None, now=server_now() - hours(4))
+
+    with worker(tmp_path / "worker.log", env=env), CeleryProcess(tmp_path / "beat.log", "beat", env=env):
+        eventually(lambda: health(tmp_path, **env).ids == [])
 
 
 def test_setting_back_the_clock_of_redis_hides_no_problem(clean: Servers, tmp_path: Path) -> None:
