@@ -358,9 +358,10 @@ class Watch:
 def _sent() -> dict[Key, str]:
     """Return what was sent and has not ended, also by a process that is gone.
 
-    Without systems and rules that this process does not have: it cannot see whether such a problem has ended.
+    Without systems and rules that this process does not have, and systems that are off here: it cannot see whether such
+    a problem has ended.
     """
-    systems_here = {*COMPONENTS, *(system.name for system in systems())}
+    systems_here = {*COMPONENTS, *(system.name for system in systems() if system.is_on(settings()))}
     with suppress(Unavailable), mongodb():
         return {key: text for key, text in alert.sent().items() if key.system in systems_here and key.rule in {*Rule}}
     return {}

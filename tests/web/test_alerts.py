@@ -173,6 +173,17 @@ def test_a_problem_that_this_process_cannot_see_does_not_end(key: Key, first: Pr
     assert list(alert.sent()) == [key]
 
 
+def test_a_problem_does_not_end_in_a_process_in_which_its_system_is_off(
+    first: Process, second: Process, change_settings: Callable[..., None]
+) -> None:
+    first.evaluate(0, LAG)
+    first.evaluate(60, LAG)
+    change_settings(QM_CONVERSATIONS="false")
+    for at in (60, 75, 90):
+        assert second.evaluate(at) == []
+    assert list(alert.sent()) == [LAG_KEY]
+
+
 def test_no_problem_ends_while_a_server_is_unavailable(first: Process) -> None:
     first.evaluate(0, LAG)
     first.evaluate(60, LAG)
