@@ -149,7 +149,7 @@ CHECKS = (
     ),
     Check(
         name="backlog",
-        statement="No queue holds more than `QM_MAX_QUEUE` messages, or messages that no worker consumes.",
+        statement="No queue holds more than `QM_MAX_QUEUE` messages, or messages that nothing consumes.",
         find=processes.backlog,
         needs=(SETTINGS, "redis", "broker"),
     ),

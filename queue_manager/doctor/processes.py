@@ -12,6 +12,7 @@ from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import first_ids, many
+from queue_manager.doctor import redis_servers
 from queue_manager.doctor.findings import Finding, Findings
 from queue_manager.server_calls import broker, redis_server
 from queue_manager.system import SCANS_QUEUE, item_queues
@@ -50,7 +51,7 @@ def other_workers() -> Iterator[Findings]:
 
 
 def backlog() -> Iterator[Findings]:
-    """Yield the queues with too many messages, and those with messages that no worker consumes."""
+    """Yield the queues with too many messages, and those with messages that nothing consumes."""
     on = {system.queue for system in systems() if system.is_on(settings())}
     with redis_server() as client:
         workers = worker_heartbeats.online(client)
@@ -71,6 +72,7 @@ def backlog() -> Iterator[Findings]:
                 f"No worker consumes the queue {queue}, which has {many(waiting[queue], 'message')}",
                 f"Start `celery -A tasks worker --queues {queue}`; the system of the queue must be on.",
             )
+    yield from redis_servers.left_messages()
 
 
 def old_release() -> Iterator[Findings]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import redis
@@ -15,6 +16,7 @@ from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.redis_client import REDIS_OUTAGES, connect, outage
 from queue_manager.core.server_check import require_server
 from queue_manager.core.settings import redact_url, settings
+from queue_manager.core.wording import many
 from queue_manager.doctor.findings import Finding, Findings, NotChecked
 from queue_manager.health_rules import Rule
 from queue_manager.system import SCANS_QUEUE, item_queues
@@ -161,7 +163,33 @@ def _persistence(client: redis.Redis, url: str) -> Iterator[Finding]:
         )
 
 
-def _on_each(urls: Iterable[str], check: Callable[[redis.Redis, str], Iterator[Finding]]) -> Iterator[Findings]:
+def left_messages() -> Iterator[Findings]:
+    """Yield the messages that were left on another Redis when the message queue got a server of its own."""
+    chosen, url = settings(), message_queue.server_url()
+    others = [one for one in dict.fromkeys((chosen.redis_url, chosen.broker_redis_url)) if one is not None]
+    if chosen.qm_message_queue and url not in others:
+        yield from _on_each([url], lambda client, _: _on_each(others, partial(_left_messages, own=_database(client))))
+
+
+def _left_messages(client: redis.Redis, url: str, own: tuple[str, int]) -> Iterator[Finding]:
+    name = settings().queue_name.strip("{}")  # on a cluster it is in braces, and was perhaps not before
+    if _database(client) == own or not (count := client.hlen(f"{name}_metadata")):
+        return
+    yield Finding(
+        f"{many(count, 'message')} of the message queue stayed in Redis at {redact_url(url)}, where nothing receives "
+        f"them: QM_QUEUE_REDIS_URL names {redact_url(message_queue.server_url())}",
+        "With the old settings, run `queue-manager queue export` for `processing`, `main` and `dead`; with the new "
+        "ones `queue-manager queue import`; then `queue-manager queue clear --all` with the old ones.",
+    )
+
+
+def _database(client: redis.Redis) -> tuple[str, int]:
+    """Return what all URLs of one database have in common: the run of the server, and the number."""
+    info: Mapping[str, Any] = client.info("server")
+    return info["run_id"], client.get_connection_kwargs().get("db", 0)
+
+
+def _on_each(urls: Iterable[str], check: Callable[[redis.Redis, str], Iterator[Findings]]) -> Iterator[Findings]:
     """Check each Redis; yield what is wrong, and why one could not be read."""
     for url in urls:
         try:

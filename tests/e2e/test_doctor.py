@@ -20,6 +20,7 @@ from models import job, schema
 from models.database import collection
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import worker_heartbeats
+from services.message_queue import message_queue
 from services.support_snooze import system as support_snooze
 from tests.docs.transcript import Transcript
 from tests.documented import DOCS, block, output
@@ -377,6 +378,22 @@ def test_a_queue_that_is_too_long_or_has_no_worker_is_named(well: Servers, tmp_p
             "The queue support-snooze has 2 messages, more than QM_MAX_QUEUE=1, so scans dispatch no more",
             "No worker consumes the queue queue-manager, which has 1 message",
         ]
+
+
+def test_messages_that_were_left_on_another_redis_are_counted(well: Servers, tmp_path: Path) -> None:
+    own = message_queue()
+    own.enqueue_batch([{"id": f"m{number}", "type": "mail", "payload": number} for number in range(5)])
+    own.receive_many(limit=1)
+    url, same = f"redis://{LOOPBACK}:{well.valkey.port}", f"redis://localhost:{well.valkey.port}/0"
+
+    def found(queue_url: str) -> list[str]:
+        return doctor(tmp_path, QM_MESSAGE_QUEUE="true", QM_QUEUE_REDIS_URL=queue_url).problems("backlog")
+
+    assert found(same) == []
+    assert found(f"{url}/1") == [
+        f"5 messages of the message queue stayed in Redis at {well.valkey.url}, where nothing receives them: "
+        f"QM_QUEUE_REDIS_URL names {url}/1"
+    ]
 
 
 def test_messages_and_indexes_of_the_first_release_are_named(well: Servers, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ from queue_manager.core.clock import seconds
 from queue_manager.operations.messages import MessagesInState
 from services.message_queue import Json, MessageQueue, NewMessage, queue_admin
 from services.message_queue.browser import MESSAGE_STATES
-from tests.e2e.commands import COMMAND, invoke, queue_manager, said_on_a_terminal
+from tests.deployment.programs import replaced
+from tests.documented import DOCS, block
+from tests.e2e.commands import COMMAND, environment, invoke, queue_manager, said_on_a_terminal
 from tests.eventually import eventually
 from tests.real_servers import Servers
 
@@ -297,3 +301,33 @@ def test_indented_json_keeps_numbers_as_written() -> None:
 
 def test_control_characters_are_escaped_for_a_terminal() -> None:
     assert printable("é \x1b[2J\x9b\n\u202e[red]") == "é \\x1b[2J\\x9b\\n\\u202e[red]"
+
+
+@pytest.mark.processes
+def test_the_documented_commands_move_the_messages_to_another_server(
+    queue: MessageQueue, clean: Servers, tmp_path: Path
+) -> None:
+    (dead,) = bury(queue, NewMessage(type="mail"))
+    held, *waiting = (one.id for one in queue.enqueue_batch([NewMessage(type="mail") for _ in range(3)]))
+    assert [message.id for message in queue.receive_many(1)] == [held]
+    elsewhere = clean.valkey.url.removesuffix("/0") + "/1"
+    commands = block(0, heading="Several Redis servers", page=DOCS / "how-to" / "scale.md")
+
+    def exported(state: str, url: str) -> list[str]:
+        found = queue_manager("queue", "export", state, QM_QUEUE_REDIS_URL=url).stdout
+        return [json.loads(line)["id"] for line in found.splitlines()]
+
+    with Redis.from_url(elsewhere) as client:
+        client.flushdb()
+        done = subprocess.run(
+            ["bash", "-ec", replaced(commands, {"redis://queue.internal:6379/0": elsewhere})],
+            env=environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert exported("main", elsewhere) == [held, *waiting]
+        assert exported("dead", elsewhere) == []
+        client.flushdb()
+    assert json.loads((tmp_path / "dead.jsonl").read_text())["id"] == dead
