@@ -9,7 +9,7 @@ a crash the call is repeated, so `after` is called at least once for each docume
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -92,6 +92,13 @@ def count_pending(system: str, *, before: datetime) -> int:
     """Count the records that were written before then, except those that are postponed beyond it."""
     where = {"system": system, "at": {"$lte": before}, "postponed_until": {"$not": {"$gt": before}}}
     return collection(OUTBOX_COLLECTION).count_documents(where, hint=BY_AGE)
+
+
+def count_of_others(systems: Iterable[str]) -> dict[str, int]:
+    """Count the records of all systems but these, by the name of the system."""
+    where = {"system": {"$type": "string", "$nin": list(systems)}}
+    found = collection(OUTBOX_COLLECTION).aggregate([{"$match": where}, {"$sortByCount": "$system"}])
+    return {one["_id"]: one["count"] for one in found}
 
 
 def collections() -> dict[str, list[IndexModel]]:

@@ -161,7 +161,11 @@ CHECKS = (
     ),
     Check(
         name="systems",
-        statement="The scans of the systems that are switched on run on time, and their due items are handled.",
+        statement=(
+            "The scans of the systems that are switched on run on time, and their due items are handled; no calls of "
+            "`after` wait for another system."
+        ),
+        find=mongodb.calls_of_no_system,
         rules=(
             *(Rule.LAG, Rule.LATE_SCAN, Rule.SCAN_ERRORS, Rule.STUCK_ITEMS, Rule.FAILED_ITEMS, Rule.LOST_ITEMS),
             *(

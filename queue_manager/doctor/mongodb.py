@@ -31,6 +31,7 @@ from queue_manager.core.settings import settings
 from queue_manager.core.wording import first_ids, many
 from queue_manager.doctor.findings import Finding, Findings, NotChecked
 from queue_manager.system import System
+from services.due_documents import DueDocuments
 
 MIN_MONGODB_VERSION = (6, 0)
 WRITE_TIMEOUT = seconds(2)
@@ -123,6 +124,19 @@ def malformed() -> Iterator[Findings]:
                 f"{many(len(ids), 'malformed document')} in {name}: {first_ids(ids, len(ids))}",
                 "Another program wrote them: correct or delete them.",
             )
+
+
+def calls_of_no_system() -> Iterator[Findings]:
+    """Yield the pending calls of `after` that no scan repeats: their system is not declared, or has no `after`."""
+    callers = [one.name for one in systems() if isinstance(one, DueDocuments) and one.functions.after is not None]
+    if found := outbox.count_of_others(callers):
+        counts = [f"{name} ({many(count, 'batch', 'batches')})" for name, count in found.items()]
+        yield Finding(
+            f"Pending calls of `after` for systems that are not declared here, or have no `after`: "
+            f"{first_ids(counts, len(counts))}",
+            "Declare the system with its `after` under this name until its calls are done, or delete its documents in "
+            f"{outbox.OUTBOX_COLLECTION}.",
+        )
 
 
 def _systems() -> list[System]:

@@ -17,7 +17,8 @@ from pymongo import MongoClient
 from dev.ports import LOOPBACK, free_port
 from dev.servers import DATABASE, Valkey
 from models import job, schema
-from models.database import collection
+from models.database import collection, server_now
+from queue_manager.core.clock import minutes
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import worker_heartbeats
 from services.message_queue import message_queue
@@ -267,6 +268,18 @@ def test_malformed_documents_of_our_collections_are_counted_and_named(well: Serv
         "1 malformed document in qm_marks: odd\n",
         "1 malformed document in qm_item_events: 5",
     ]
+
+
+def test_calls_of_after_of_a_system_that_is_not_declared_are_named(well: Servers, tmp_path: Path) -> None:
+    names = [support_snooze.name, "review-requests", *["trial-end"] * 2]
+    calls = [{"_id": str(number), "system": name, "at": T0, "items": []} for number, name in enumerate(names)]
+    later = server_now() + minutes(10)  # not a matter of the health rules
+    collection("qm_owed").insert_many([{**call, "postponed_until": later} for call in calls])
+    problem = doctor(tmp_path).only_problem("systems")
+    assert problem == (
+        "Pending calls of `after` for systems that are not declared here, or have no `after`: trial-end (2 batches), "
+        "review-requests (1 batch)"
+    )
 
 
 # Redis
