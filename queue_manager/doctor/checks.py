@@ -142,7 +142,9 @@ CHECKS = (
     ),
     Check(
         name="workers",
-        statement="Workers of this release and with the same database consume every queue, and reach MongoDB.",
+        statement=(
+            "Workers of this release and with the same database and broker consume every queue, and reach MongoDB."
+        ),
         find=processes.other_workers,
         rules=(Rule.NO_WORKERS, Rule.PAUSED_WORKERS, Rule.QUEUE_WITHOUT_WORKER),
         needs=(SETTINGS, "redis"),

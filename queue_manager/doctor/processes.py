@@ -27,10 +27,11 @@ def broker_at_redis_url() -> Iterator[Findings]:
 
 
 def other_workers() -> Iterator[Findings]:
-    """Yield the workers of other releases, and those of another database."""
+    """Yield the workers of other releases, and those of another database or broker."""
     with redis_server() as client:
         workers = worker_heartbeats.online(client)
         elsewhere = [f"{name} ({used})" for name, used in worker_heartbeats.with_other_database(client).items()]
+        apart = [f"{name} ({used})" for name, used in worker_heartbeats.with_other_broker(client).items()]
     others = [
         f"{worker.name} ({worker.release or 'before 0.2'})"
         for worker in workers
@@ -47,6 +48,12 @@ def other_workers() -> Iterator[Findings]:
             f"{many(len(elsewhere), 'worker')} with another database than this, {worker_heartbeats.own_database()}, "
             f"on the same Redis: {first_ids(elsewhere, len(elsewhere))}",
             "Give the processes of one deployment the same MONGO_DB_URL, and each deployment its own Redis database.",
+        )
+    if apart:
+        yield Finding(
+            f"{many(len(apart), 'worker')} with another broker than this, {worker_heartbeats.own_broker()}, which get "
+            f"none of its messages although health counts them: {first_ids(apart, len(apart))}",
+            "Restart them with the same BROKER_URL.",
         )
 
 

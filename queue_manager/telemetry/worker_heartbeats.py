@@ -9,6 +9,7 @@ of a bounded length.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -39,6 +40,7 @@ MAX_TASKS_SHOWN = 64
 """Of one worker; its processes execute one task or one batch each, threads one task each."""
 MAX_ITEM_ID_LENGTH = 512  # characters; a longer id is left out
 SHORT_TASK_MS = 500
+_DEFAULT_PORT = re.compile(r":(27017|6379|26379|5672)$")
 RATE_CHANGE = 0.25  # part by which the rate differs before that is a change of the activity
 
 # Records the heartbeat of a worker, and its activity if that has changed. The first one, and each one that is asked to
@@ -141,6 +143,8 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
     paused: str | None = None
     database: str | None = None
     """The hosts of MongoDB and the name of the database."""
+    broker: str | None = None
+    """The hosts of the broker and its database or virtual host; `None` at a Unix socket."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +219,8 @@ def record(
         paused: why it takes no items.
     """
     own_queues = None if queues is None else sorted(queues)
-    details = Details(queues=own_queues, release=OWN_RELEASE, paused=paused, database=own_database())
+    servers = {"database": own_database(), "broker": own_broker()}
+    details = Details(queues=own_queues, release=OWN_RELEASE, paused=paused, **servers)
     with suppress(redis.RedisError):
         _recorder().record(_member(name), details, activity)
 
@@ -244,22 +249,43 @@ def active(client: redis.Redis) -> list[ActiveWorker]:
 
 def own_database() -> str:
     """Return the hosts of MongoDB and the name of the database of this process, without credentials and options."""
-    _, _, place = redact_url(settings().mongo_db_url).partition("?")[0].partition("://")
+    return _place(settings().mongo_db_url)
+
+
+def own_broker() -> str | None:
+    """Return the hosts of the broker and its database of this process, like `own_database`; `None` at a Unix socket."""
+    hosts, _, name = _place(settings().broker).partition("/")
+    return f"{hosts}/{name or 0}" if hosts else None
+
+
+def _place(url: str) -> str:
+    _, _, place = redact_url(url).partition("?")[0].partition("://")
     return place.rpartition("@")[2]
 
 
 def with_other_database(client: redis.Redis) -> dict[str, str]:
     """Return, by their names, the database of online workers that use another one than this process. Like `online`."""
+    used = {name: details.database for name, details in _online_details(client).items()}
+    return _others(used, own_database())
+
+
+def with_other_broker(client: redis.Redis) -> dict[str, str]:
+    """Return, by their names, the broker of online workers that use another one than this process. Like `online`."""
+    used = {name: details.broker for name, details in _online_details(client).items()}
+    return _others(used, own_broker())
+
+
+def _online_details(client: redis.Redis) -> dict[str, Details]:
     with client.pipeline(transaction=False) as pipe:
         _read_workers(pipe)
         time_, found, details = pipe.execute()
-    databases = {
-        worker.name: _decode_details(details[member]).database
-        for member, worker in _online(time_, found, details).items()
-        if member in details
-    }
-    own = own_database()
-    return {name: used for name, used in databases.items() if used is not None and not is_same_database(used, own)}
+    workers = _online(time_, found, details)
+    return {worker.name: _decode_details(details[member]) for member, worker in workers.items() if member in details}
+
+
+def _others(used: Mapping[str, str | None], own: str | None) -> dict[str, str]:
+    """Return those that are known, and are not this process's own."""
+    return {name: one for name, one in used.items() if one and own and not is_same_database(one, own)}
 
 
 def is_same_database(one: str, other: str) -> bool:
@@ -272,7 +298,7 @@ def is_same_database(one: str, other: str) -> bool:
 
 
 def _hosts(listed: str) -> set[str]:
-    return {host.removesuffix(":27017") for host in listed.lower().split(",")}
+    return {_DEFAULT_PORT.sub("", host) for host in listed.lower().split(",")}
 
 
 def unconsumed(workers: Iterable[OnlineWorker], queues: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from queue_manager.doctor import installation, mongodb
 from queue_manager.doctor.checks import CHECKS
 from queue_manager.doctor.redis_servers import COMMANDS
 from queue_manager.health_rules import Problem, Rule
-from queue_manager.telemetry.worker_heartbeats import is_same_database
+from queue_manager.telemetry.worker_heartbeats import is_same_database, own_broker
 from tests.documented import block
 
 ROOT = Path(__file__).parents[2]
@@ -132,3 +132,19 @@ def test_a_dependency_of_another_version_is_named(monkeypatch: pytest.MonkeyPatc
 )
 def test_databases_are_the_same_with_one_name_and_a_common_host(one: str, other: str, expected: bool) -> None:
     assert is_same_database(one, other) is expected
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://user:s3cret@cache.test:6379/2", "cache.test:6379/2"),
+        ("rediss://cache.test", "cache.test/0"),
+        ("sentinel://:s3cret@a.test:26379,b.test/0?master_name=m", "a.test:26379,b.test/0"),
+        ("unix:///run/redis.sock?db=0", None),
+    ],
+)
+def test_a_worker_reports_its_broker_without_credentials(
+    url: str, expected: str | None, change_settings: Callable[..., None]
+) -> None:
+    change_settings(BROKER_URL=url)
+    assert own_broker() == expected

@@ -363,24 +363,32 @@ def test_a_worker_of_another_release_is_named(well: Servers, tmp_path: Path) -> 
     assert problem.endswith(": older@there (0.0.9)")
 
 
-def test_a_worker_with_another_database_is_named(well: Servers, tmp_path: Path) -> None:
-    elsewhere = json.dumps(
-        {"queues": QUEUES, "release": worker_heartbeats.OWN_RELEASE, "database": "mongo.test/staging"}
-    )
+@pytest.mark.parametrize(
+    ("member", "used", "problem"),
+    [
+        ("database", "mongo.test/staging", "another database than this, {database}, on the same Redis"),
+        ("broker", "old.test:6379/0", "another broker than this, {broker}, which get none of its messages although"),
+    ],
+)
+def test_a_worker_with_another_database_or_broker_is_named(
+    member: str, used: str, problem: str, well: Servers, tmp_path: Path
+) -> None:
+    own = {"database": f"{LOOPBACK}:{well.mongo.port}/{DATABASE}", "broker": f"{LOOPBACK}:{well.valkey.port}/0"}
+    place = f"staging@there {os.getpid()}"
     with connect(well.valkey.url) as client:
+        worker_heartbeats.record("staging@there", QUEUES)
+        recorded = json.loads(client.hget(worker_heartbeats.DETAILS_KEY, place) or "")
+        assert recorded[member] == own[member]
 
         def record() -> None:
             worker_heartbeats.record("staging@there", QUEUES)
-            client.hset(worker_heartbeats.DETAILS_KEY, f"staging@there {os.getpid()}", elsewhere)
+            client.hset(worker_heartbeats.DETAILS_KEY, place, json.dumps({**recorded, member: used}))
 
         with repeated(record):
-            problem = doctor(tmp_path).only_problem("workers")
+            found = doctor(tmp_path).only_problem("workers")
     worker_heartbeats.remove("staging@there")
-    own = f"{LOOPBACK}:{well.mongo.port}/{DATABASE}"
-    assert (
-        problem
-        == f"1 worker with another database than this, {own}, on the same Redis: staging@there (mongo.test/staging)"
-    )
+    assert found.startswith(f"1 worker with {problem.format(**own)}")
+    assert found.endswith(f": staging@there ({used})")
 
 
 def test_a_queue_that_is_too_long_or_has_no_worker_is_named(well: Servers, tmp_path: Path) -> None:
