@@ -37,6 +37,8 @@ def test_a_key_has_a_name_a_role_and_an_end(monkeypatch: pytest.MonkeyPatch) -> 
     (key,) = settings().qm_api_keys
     assert (key.name, key.role, key.expires_at) == ("billing", "viewer", datetime(2027, 1, 31, tzinfo=UTC))
     assert key.key.get_secret_value() == SECRET
+    assert not key.is_expired(datetime(2027, 1, 30, 23, 59, 59, 999_999, tzinfo=UTC))
+    assert key.is_expired(datetime(2027, 1, 31, tzinfo=UTC))
 
 
 def test_no_repr_shows_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:

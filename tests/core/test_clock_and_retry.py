@@ -142,6 +142,12 @@ def test_a_sum_ends_at_the_last_date(span: timedelta, left: timedelta) -> None:
     assert capped_sum(LAST_DATE - hours(2), span) == LAST_DATE - left
 
 
+@pytest.mark.parametrize("text", ["0001-01-01T00:00:00+01:00", "9999-12-31T23:59:59-01:00"])
+def test_a_datetime_beyond_the_calendar_in_utc_is_refused_like_a_malformed_one(text: str) -> None:
+    with pytest.raises(PermanentError, match=r"at: .* must be an ISO 8601 time with a time zone"):
+        parse_utc(text, field="at")
+
+
 def test_none_is_parsed_as_none() -> None:
     assert parse_utc(None, field="at") is None
 

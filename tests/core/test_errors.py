@@ -137,6 +137,7 @@ def test_long_error_text_is_truncated_quickly(text: str) -> None:
         (WTimeoutError("x", 64, NOT_CONFIRMED), "MongoDB"),
         (BulkWriteError({"writeErrors": [], "writeConcernErrors": [NOT_CONFIRMED]}), "MongoDB"),
         (BulkWriteError({"writeErrors": [{"code": 112}], "writeConcernErrors": []}), "MongoDB"),
+        (BulkWriteError({"writeErrors": [{"code": 112}, {"code": 11_000}], "writeConcernErrors": []}), None),
         (BulkWriteError({"writeErrors": [{"code": 11_000}], "writeConcernErrors": [NOT_CONFIRMED]}), None),
         (unresolved(dns.resolver.LifetimeTimeout(timeout=2, errors=[])), "MongoDB"),
         (unresolved(dns.resolver.NoNameservers()), "MongoDB"),
@@ -151,6 +152,12 @@ def test_long_error_text_is_truncated_quickly(text: str) -> None:
 )
 def test_error_text_names_the_unavailable_server(error: Exception, server: str | None) -> None:
     assert unavailable_server(error) == reason(error).server == typed_reason(error).server == server
+
+
+@pytest.mark.parametrize("text", ["MISCONF Errors writing to the AOF file", "NOREPLICAS Not enough good replicas."])
+def test_error_text_names_the_server_that_refuses_writes(text: str) -> None:
+    error = redis.ResponseError(text)
+    assert (unavailable_server(error), reason(error).server) == (None, "Redis")
 
 
 def test_error_text_keeps_the_server_after_pickling() -> None:

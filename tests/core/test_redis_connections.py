@@ -1,10 +1,12 @@
-"""Connections whose packets are lost: the kernel closes them, and the error is an outage of Redis."""
+"""Connections that are lost, refused or forked: which error they raise, and that the next command has a new one."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 import redis
@@ -14,11 +16,13 @@ from redis.asyncio import Redis
 from queue_manager.core.redis_client import (
     REDIS_OUTAGES,
     TCP_OPTIONS,
+    PerProcess,
     describe_outage,
     make_async_client,
     make_client,
 )
 from tasks import app
+from tests.eventually import eventually
 from tests.real_servers import Servers
 
 
@@ -94,6 +98,38 @@ def test_a_listener_notices_that_the_kernel_closed_its_connection(
                 await asyncio.wait_for(subscribed.get_message(timeout=timeout), 5)
 
     execute(loop, clean.valkey.url, act)
+
+
+def test_a_refused_connection_of_an_event_loop_is_closed(
+    loop: Callable[[], asyncio.AbstractEventLoop], clean: Servers
+) -> None:
+    async def act(client: Redis) -> None:
+        connection = await client.connection_pool.get_connection()
+        await connection.send_command("CLIENT", "ID")
+        id = await connection.read_response()
+        await connection.send_command("BLPOP", "nothing", 0)
+        with make_client(clean.valkey.url) as other:
+            # With the error that it gets when its server becomes a replica.
+            unblock = partial(other.execute_command, "CLIENT", "UNBLOCK", id, "ERROR")
+            await asyncio.to_thread(eventually, unblock)
+        with pytest.raises(redis.ResponseError, match="UNBLOCKED"):
+            await connection.read_response()
+        assert not connection.is_connected
+
+    execute(loop, clean.valkey.url, act)
+
+
+def test_a_child_creates_its_own_client_although_its_parent_was_just_creating_one() -> None:
+    client = PerProcess(object)
+    parent = client()
+    with client._lock:
+        child = os.fork()
+        if child == 0:
+            is_own = client._lock.acquire(blocking=False)
+            client._lock.release()
+            os._exit(0 if is_own and client() is not parent else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert client() is parent
 
 
 def test_a_server_that_loads_its_data_is_described_as_loading() -> None:

@@ -61,6 +61,7 @@ def read_again_afterwards() -> object:
         ("BROKER_URL", "redis://cache/zero", "redis:// URL such as redis://cache:6379/0"),
         ("BROKER_URL", "amqp://", "amqp:// or amqps:// URL"),
         ("BROKER_URL", "amqp://h//#fragment", "without options"),
+        ("REDIS_URL", "redis://cache/0#1", "without options"),
         ("BROKER_URL", "sentinel://a/1;sentinel://b/2", "sentinel:// URL such as sentinel://a:26379,b:26379/0"),
         ("MONGO_DB_URL", "mongodb://db/product?tls=true&tlsCAFile=/no/ca.pem", "tlsCAFile is the path of a readable"),
         ("MONGO_DB_URL", "mongodb+srv://db/product?tlsCAFile=/no/ca.pem", "tlsCAFile is the path of a readable"),
