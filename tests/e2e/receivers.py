@@ -56,8 +56,12 @@ def receiving_posts(take: Callable[[str, bytes], int | None], *, location: str =
 
 
 @contextmanager
-def receiving_mails(mails: list[EmailMessage], user: str = "", password: str = "") -> Iterator[int]:
-    """Yield the port of a server that appends each mail to `mails`. With a user, it requires this login."""
+def receiving_mails(mails: list[EmailMessage], user: str = "", password: str = "", **tls: Any) -> Iterator[int]:
+    """Yield the port of a server that appends each mail to `mails`. With a user, it requires this login.
+
+    Args:
+        tls: `ssl_context` for a server of `smtps://`, `tls_context` for one with STARTTLS.
+    """
 
     class Handler:
         async def handle_DATA(self, server: object, session: object, envelope: Envelope) -> str:
@@ -70,7 +74,7 @@ def receiving_mails(mails: list[EmailMessage], user: str = "", password: str = "
         return AuthResult(success=(login.login, login.password) == (user.encode(), password.encode()))
 
     required: dict[str, Any] = {"authenticator": authenticate, "auth_required": True, "auth_require_tls": False}
-    controller = Controller(Handler(), hostname=LOOPBACK, port=free_port(), **(required if user else {}))
+    controller = Controller(Handler(), hostname=LOOPBACK, port=free_port(), **(required if user else {}), **tls)
     with catch_warnings():
         simplefilter("ignore" if user else "default", UserWarning)  # a login without TLS
         controller.start()

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from contextlib import suppress
@@ -33,6 +34,7 @@ from tests.e2e.commands import environment, queue_manager
 from tests.e2e.receivers import receiving_mails, receiving_posts
 from tests.eventually import eventually
 from tests.real_servers import Servers
+from tests.servers.certificates import Certificates
 from tests.web.web_process import web
 
 pytestmark = pytest.mark.processes
@@ -143,6 +145,31 @@ def test_an_smtp_password_is_sent_only_over_tls(host: str, is_sent: bool, monkey
             settings.cache_clear()
     assert (error is None, len(mails)) == (is_sent, int(is_sent))
     assert is_sent or "mail.example.com does not offer STARTTLS: the password is not sent unencrypted" in str(error)
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+@pytest.mark.parametrize(("scheme", "context"), [("smtp", "tls_context"), ("smtps", "ssl_context")])
+def test_an_smtp_password_is_sent_to_another_host_that_has_a_trusted_certificate(
+    scheme: str, context: str, is_trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = Certificates.made_in(tmp_path / "certificates")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificates.path("server.pem"), certificates.path("server.key"))
+    mails: list[EmailMessage] = []
+    with receiving_mails(mails, user="user", password="password", **{context: tls}) as port:
+        monkeypatch.setattr("queue_manager.alerts.is_loopback", lambda _: False)
+        monkeypatch.setenv("QM_ALERT_MAIL_TO", "ops@example.com")
+        monkeypatch.setenv("QM_ALERT_SMTP_URL", f"{scheme}://user:password@{LOOPBACK}:{port}")
+        if is_trusted:
+            monkeypatch.setenv("SSL_CERT_FILE", certificates.path("ca.pem"))
+        settings.cache_clear()
+        try:
+            error = send_to_channels(Notification("recovered", []))["mail"]
+        finally:
+            monkeypatch.undo()
+            settings.cache_clear()
+    assert len(mails) == is_trusted
+    assert error is None if is_trusted else "certificate verify failed" in str(error)
 
 
 def test_an_smtp_password_that_cannot_be_sent_does_not_stop_other_channels(

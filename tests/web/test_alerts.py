@@ -12,7 +12,7 @@ from pymongo.errors import AutoReconnect
 
 from models import alert
 from models.alert import CLAIM_TIME, Key
-from models.database import server_now
+from models.database import collection, server_now
 from queue_manager.alerts import Alert, Notification, Watch, _round
 from queue_manager.beat.status import Leadership
 from queue_manager.core.clock import minutes, seconds
@@ -442,6 +442,30 @@ def test_without_mongodb_each_process_sends_once(first: Process, second: Process
         assert process.evaluate(75, NO_LEADER, is_complete=False) == []
         process.evaluate(90)
         assert process.evaluate(105) == [("recovered", ["beat"])]
+
+
+def test_the_end_of_a_problem_that_was_sent_without_mongodb_is_sent_when_it_answers(
+    first: Process, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request.getfixturevalue("without_mongodb")
+    first.evaluate(0, NO_LEADER, is_complete=False)
+    assert first.evaluate(60, NO_LEADER, is_complete=False) == [("problem", ["beat"])]
+    monkeypatch.undo()
+    first.evaluate(75)
+    assert first.evaluate(90) == [("recovered", ["beat"])]
+
+
+def test_times_in_the_future_keep_neither_a_problem_nor_its_end_from_being_sent(
+    first: Process, second: Process
+) -> None:
+    for process in (first, second):
+        process.evaluate(0, LAG)
+    first.evaluate(60, LAG)
+    later = server_now() + minutes(10)
+    collection(alert.ALERTS_COLLECTION).update_one({}, {"$set": {"sent_at": later, "ended_at": later}})
+    assert second.evaluate(60, LAG) == [("problem", ["support-snooze"])]
+    second.evaluate(75)
+    assert second.evaluate(90) == [("recovered", ["support-snooze"])]
 
 
 def test_an_alert_has_a_title_and_escapes_foreign_markup() -> None:
