@@ -1,4 +1,4 @@
-"""Histograms of durations: their buckets, and the percentiles that are read from them."""
+"""Durations: when they begin, the buckets of their histograms, and the percentiles that are read from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queue_manager.telemetry.latency import BOUNDS_MS, BUCKETS, Histogram, bucket
+from queue_manager.telemetry.latency import (
+    BOUNDS_MS,
+    BUCKETS,
+    SENT_HEADER,
+    Histogram,
+    bucket,
+    count_all,
+    ready_ms,
+    sum_seconds,
+)
 
 durations = st.lists(st.integers(0, 3 * BOUNDS_MS[-1]), min_size=1, max_size=200)
 shares = st.floats(0.001, 1)
@@ -73,3 +82,18 @@ def test_prometheus_gets_cumulative_buckets_in_seconds() -> None:
     found = Histogram.of({"1": 2, "250": 3, "longer": 1}).cumulative()
     assert len(found) == len(BUCKETS)
     assert (found[0], found[8], found[-1]) == (("0.001", 2), ("0.25", 5), ("+Inf", 6))
+
+
+def test_durations_begin_when_an_item_is_ready_and_none_is_negative_in_the_sum() -> None:
+    counts = Counter[str]()
+    ready_after_the_begin, without_due_time, early = (1_000, 1_200), (None, None), (5_000, 5_000)
+    count_all(counts, [ready_after_the_begin, without_due_time, early], began_ms=1_100, ended_ms=2_000)
+    sums = {measure: sum_seconds(counts, measure) for measure in ("due_to_done", "wait", "run")}
+    assert sums == {"due_to_done": 1.0, "wait": 0.0, "run": 1.7}
+
+
+def test_an_item_is_ready_at_the_latest_of_its_due_time_dispatch_and_eta() -> None:
+    early, late = (f"1970-01-01T00:00:00.00{ms}Z" for ms in (6, 9))
+    assert (ready_ms(None, {}), ready_ms(5, {}), ready_ms(5, {"eta": "soon"})) == (None, 5, 5)
+    assert (ready_ms(5, {SENT_HEADER: 7}), ready_ms(7, {SENT_HEADER: 5})) == (7, 7)
+    assert [ready_ms(5, {SENT_HEADER: 7, "eta": eta}) for eta in (early, late)] == [7, 9]

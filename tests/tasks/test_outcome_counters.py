@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import redis
 
@@ -74,3 +76,16 @@ def test_counting_an_item_is_one_command(own_valkey: Valkey) -> None:
     }
     assert sent["cmdstat_evalsha"] == 10
     assert sent.get("cmdstat_script|load", 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "prefix"),
+    [(counters.items, counters.history_key("items")), (counters.items_by_hour, counters.hours_key("items"))],
+)
+def test_the_history_expires_soon_after_a_day(
+    count: Callable[[str, dict[str, int]], None], prefix: str, clean: Servers
+) -> None:
+    count("items", {"done": 1})
+    with connect(clean.valkey.url) as client:
+        (key,) = client.keys(f"{prefix}*")
+        assert 24 * 3600 < client.ttl(key) <= counters.HISTORY_RETENTION_SECONDS
