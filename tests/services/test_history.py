@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 
 import pytest
 import redis
-from pymongo.errors import AutoReconnect
+from pymongo.collection import Collection
+from pymongo.errors import AutoReconnect, BulkWriteError
 
 from beat_schedule import SYSTEMS
 from models import history as stored
@@ -95,6 +96,28 @@ def test_the_history_survives_the_loss_of_redis(clean: Servers, minute: int) -> 
     count(clean, minute, done=2)
     copy(clean)
     assert sums(TEN_MINUTES) == sums(HOUR) == {"done": 5}
+
+
+def test_an_hour_has_what_was_counted_before_and_after_the_loss_of_redis(clean: Servers) -> None:
+    def store(*done: int) -> None:
+        tens = enumerate(done)
+        stored.store(
+            Bucket(system=NAME, at=NOON + n * TEN_MINUTES, length=TEN_MINUTES, counts={"done": one}) for n, one in tens
+        )
+
+    store(10)
+    store(3, 5)
+    assert sums(TEN_MINUTES) == sums(HOUR) == {"done": 15}
+
+
+@pytest.mark.usefixtures("clean")
+def test_writes_that_no_majority_confirmed_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        raise BulkWriteError({"writeErrors": [], "writeConcernErrors": [{"code": 64, "errmsg": "timed out"}]})
+
+    monkeypatch.setattr(Collection, "bulk_write", fail)
+    with pytest.raises(BulkWriteError):
+        stored.store([Bucket(system=NAME, at=NOON, length=TEN_MINUTES, counts={"done": 1})])
 
 
 def test_a_missed_hour_is_copied_later(clean: Servers, minute: int) -> None:

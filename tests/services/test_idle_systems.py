@@ -48,6 +48,13 @@ def test_waiting_work_is_a_problem_unless_its_system_is_paused() -> None:
     assert {rule for rule in Rule if rule.unless_idle} == WAITING
 
 
+@pytest.mark.usefixtures("clean")
+def test_a_call_that_is_postponed_is_not_a_problem() -> None:
+    call = {"system": system.name, "at": server_now() - minutes(10), "items": []}
+    collection(outbox.OUTBOX_COLLECTION).insert_one({**call, "postponed_until": server_now() + minutes(1)})
+    assert rules() == []
+
+
 def test_a_weekly_scan_is_late_after_three_weeks_and_not_when_its_report_was_deleted(clean: Servers) -> None:
     weekly = replace(system, every=timedelta(days=7))
     since_ms = unix_ms(server_now() - timedelta(days=60))
