@@ -72,13 +72,14 @@ def test_texts_and_ids_are_bounded_and_can_be_stored(clean: Servers) -> None:
     ids = [f"{number}" for number in range(2_000)]
     odd = "\ud800$\x00"
     with recorded(ADA, "edit", ids=ids, detail="x" * 5_000, filter={"search": odd}) as action:
-        action.changed({"payload": "y" * 5_000, "same": 1}, {"payload": odd, "same": 1})
+        action.changed({"payload": "y" * 5_000, "same": 1, "n": 2**63}, {"payload": odd, "same": 1, "n": 2**63 - 1})
     entry = audit.get(entries()[0].id)
     assert entry is not None
     assert (len(entry.ids), entry.total, len(entry.detail)) == (MAX_AUDITED_IDS, 2_000, 1_000)
     assert entry.filter == {"search": "?$\x00"}
     assert entry.before is not None
-    assert (len(entry.before["payload"]), entry.after) == (1_000, {"payload": "?$\x00"})
+    assert (len(entry.before["payload"]), entry.before["n"]) == (1_000, str(2**63))
+    assert entry.after == {"payload": "?$\x00", "n": 2**63 - 1}
 
 
 def test_without_mongodb_only_actions_on_redis_are_allowed(
@@ -126,6 +127,17 @@ def test_a_record_that_is_too_large_for_mongodb_is_deleted_without_a_copy(
     (entry,) = entries()
     assert (entry.outcome, action.undo) == ("done", entry.id)
     assert [record["id"] for found in archive.slices(ObjectId(entry.id)) for record in found.records] == ["small"]
+
+
+@pytest.mark.parametrize(("count", "is_undoable"), [(None, True), (1, True), (0, False)])
+def test_an_action_that_changed_nothing_cannot_be_undone(clean: Servers, count: int | None, is_undoable: bool) -> None:
+    with recorded(ADA, "delete", is_in_redis=True) as action:
+        keep = action.keeper("message")
+        assert keep is not None
+        keep([{"id": "a"}])
+        action.count = count
+    assert (action.undo is not None) == is_undoable
+    assert (entries()[0].undo_until is not None) == is_undoable
 
 
 def test_an_entry_is_kept_for_the_days_of_the_setting(clean: Servers, change_settings: Callable[..., None]) -> None:
