@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+import redis
 
 from dev.ports import LOOPBACK
 from dev.servers import Valkey
@@ -223,6 +224,15 @@ def test_unavailable_server_is_reported_immediately(
             with pytest.raises(QueueUnavailable):
                 lab.queue.enqueue("job")
             assert time.monotonic() - began < PATIENT
+
+
+def test_waiting_consumers_try_again_after_the_reader_lost_its_connection() -> None:
+    def connect() -> NoReturn:
+        raise redis.ConnectionError("refused")
+
+    arrivals = arrivals_module.ArrivalNotifier(connect, ["q"])
+    for type in (None, "job"):
+        assert arrivals.subscribe(type).result(PATIENT) is None
 
 
 @pytest.mark.parametrize("timeout", [-1, 61, float("nan"), "5", None])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from typing import NoReturn
 
 import pytest
 
-from services.message_queue import LockLost
+from services.message_queue import LockLost, QueueUnavailable
 from tests.eventually import eventually
 from tests.services.message_queue.message_lab import Lab
 
@@ -82,6 +83,39 @@ def test_error_of_the_block_is_not_hidden_by_a_lost_lock(lab: Lab, caplog: pytes
         work()
 
     assert "could not be nacked" in caplog.text
+
+
+def unavailable(*_: object) -> NoReturn:
+    raise QueueUnavailable("away")
+
+
+def test_error_of_the_block_is_not_hidden_by_an_unavailable_server(
+    lab: Lab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.queue.enqueue("job", id="a")
+
+    def work() -> None:
+        with lab.queue.receive():
+            monkeypatch.setattr(lab.scripts, "run", unavailable)
+            raise ZeroDivisionError
+
+    with caplog.at_level(logging.WARNING), pytest.raises(ZeroDivisionError):
+        work()
+
+    assert "could not be nacked" in caplog.text
+
+
+def test_heartbeat_goes_on_after_the_server_was_unavailable(
+    lab: Lab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.queue.enqueue("job", id="a", ack_timeout=0.03)
+    with lab.queue.receive():
+        with monkeypatch.context() as patch:
+            patch.setattr(lab.scripts, "run", unavailable)
+            eventually(lambda: "A touch failed and will be retried" in caplog.text, within=20)
+        eventually(lambda: any(b'"type":"touch"' in event for event in lab.events()))
+
+    assert lab.ids("acknowledged") == ["a"]
 
 
 def test_no_heartbeat_is_sent_after_the_end_of_the_block(lab: Lab) -> None:
