@@ -325,3 +325,21 @@ def test_reason_of_a_move_may_be_any_text(lab: Lab) -> None:
     assert lab.contents.move(["a"], to="dead", reason="\ud800" + "ü" * 10_000) == {"a": "MOVED"}
     [dead] = lab.contents.list("dead").messages
     assert len(dead.fields["last_error"].encode()) <= 4096
+
+
+def test_messages_that_arrive_after_a_selection_began_do_not_belong_to_it(lab: Lab) -> None:
+    ids = [f"{number:02}" for number in range(12)]
+    for id in ids:
+        lab.queue.enqueue("job", "x" * 300_000, id=id)  # so large that several slices are read
+    selected = lab.contents.matching_ids("main", Filter(search="x" * 10))
+    first = next(selected)
+    assert len(first) < len(ids)
+    lab.queue.enqueue("job", "x" * 10, id="later")
+    assert [*first, *(id for some in selected for id in some)] == ids
+
+
+def test_an_update_to_null_restores_the_default_of_the_queue(lab: Lab) -> None:
+    lab.queue.enqueue("job", id="a", ack_timeout=60, max_attempts=1)
+    changed = lab.contents.update("a", {"ackTimeout": None, "maxAttempts": None})
+    own = [{name for name in message.fields if name.startswith("custom_")} for message in changed]
+    assert own == [{"custom_ack_timeout", "custom_max_attempts"}, set()]
