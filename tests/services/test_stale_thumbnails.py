@@ -143,12 +143,17 @@ def test_restarted_build_keeps_its_flag(clock: AgingClock, service: StaleThumbna
     assert get_site(made)["thumbnail_build_in_progress"] is True
 
 
-def test_completed_build_is_not_reset(clock: AgingClock, service: StaleThumbnails) -> None:
-    made = make_site()
-    (item,) = scan(AGENCY_WEBSITES, clock)
-    collection("agency_websites").update_one({"_id": made}, {"$set": {"thumbnail_build_in_progress": False}})
+@pytest.mark.parametrize(
+    ("sites", "change"), [(AGENCY_WEBSITES, {"thumbnail_build_in_progress": False}), (INSTASITES, {"status": "DRAFT"})]
+)
+def test_build_that_completed_or_is_unpublished_meanwhile_is_not_reset(
+    sites: Sites, change: dict[str, Any], clock: AgingClock, service: StaleThumbnails
+) -> None:
+    made = make_site(sites)
+    (item,) = scan(sites, clock)
+    collection(sites.name).update_one({"_id": made}, {"$set": change})
     assert reset(service, item)["reason"] == "Build changed"
-    assert get_site(made)["thumbnail_process_started_at"] == OVER
+    assert get_site(made, sites)["thumbnail_process_started_at"] == OVER
 
 
 def test_deleted_site_is_skipped(clock: AgingClock, service: StaleThumbnails) -> None:
