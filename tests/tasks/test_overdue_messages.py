@@ -15,6 +15,7 @@ from queue_manager.core.clock import ServerClock, seconds, unix_ms
 from queue_manager.core.redis_client import connect, time_of
 from queue_manager.core.settings import settings
 from services.message_queue import MessageQueue, message_queue, queue_admin
+from tasks import overdue_messages
 from tasks.overdue_messages import requeue_at_deadline, requeue_overdue_messages, schedule_sweep
 from tests.eventually import eventually
 from tests.pace import Pace, paced, promptly
@@ -62,6 +63,16 @@ def is_planned_for(planned: Message, id: str, pace: Pace) -> bool:
     assert held.deadline_at is not None
     assert planned.eta is not None
     return abs(planned.eta - datetime.fromtimestamp(held.deadline_at, UTC)) < seconds(pace.allowed(0.5))
+
+
+def test_scan_returns_messages_from_the_stream_of_an_older_service(
+    queue: MessageQueue, clean: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overdue_messages._heals, "_next_at", 0.0)
+    with connect(clean.valkey.url) as client:
+        client.xadd("queue_manual", {"data": '{"id":"m","type":"job","payload":1}'})
+    requeue_overdue_messages()
+    assert queue_admin().counts().main == 1
 
 
 def test_sweep_reports_requeued_and_dead_lettered_messages(queue: MessageQueue, clean: Servers) -> None:
