@@ -7,8 +7,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import anyio
@@ -21,14 +22,24 @@ from models.database import server_now
 from models.job import JobState, jobs
 from queue_manager.broker import dead_letters
 from queue_manager.core.clock import hours, seconds
+from queue_manager.core.errors import Unavailable
 from queue_manager.core.redis_client import connect
 from queue_manager.operations import failures as operations
 from queue_manager.operations.failures import replay
 from queue_manager.web.routes import failures
 from queue_manager.web.routes.failures import FailureReader, ReplayedFailures, ReplayUntil
-from services import message_queue
+from services import message_queue, stale_thumbnails, support_snooze
 from services.audit import Actor
-from services.failures import MAX_FAILURES, NO_REASON, FailureGroup, FailureKind, FailureList, FailureMember, Failures
+from services.failures import (
+    MAX_FAILURES,
+    NO_REASON,
+    FailureGroup,
+    FailureKind,
+    FailureList,
+    FailureMember,
+    Failures,
+    read_failures,
+)
 from tasks.systems import require_tasks
 from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
@@ -266,6 +277,19 @@ def test_only_the_newest_failures_are_read(clean: Servers, queue: Queue) -> None
     lists = {one["system"]: one for one in queue.get("/failures").body["lists"]}
     assert (lists["broker"]["read"], lists["broker"]["is_complete"]) == (MAX_FAILURES, False)
     assert lists[MESSAGES]["is_complete"]
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_list_that_cannot_be_read_hides_no_other() -> None:
+    def away() -> NoReturn:
+        raise Unavailable("Redis is away")
+
+    fail_rooms("Boom")
+    unreadable = replace(stale_thumbnails.system, flag=None, items=away)
+    found = read_failures([unreadable, support_snooze.system])
+    assert [one.sample for one in found.groups] == ["Boom"]
+    of_items = [(one.is_complete, one.problem) for one in found.sources if one.kind == "item"]
+    assert of_items == [(False, "Redis is away"), (True, None)]
 
 
 @pytest.mark.parametrize(
