@@ -4,8 +4,8 @@ Guarantee:
 - One beat leads. A dead leader is replaced after at most the lock timeout plus one loop, a leader that shut down after
   one loop.
 - The beat never exits on errors: without Redis or without the lock it stands by and recovers. An entry that has ended
-  stays in the schedule and does not run; an entry that cannot be loaded or evaluated, or takes too long to evaluate, is
-  skipped and logged once.
+  stays in the schedule and does not run; an entry that cannot be stored, loaded or evaluated, or takes too long to
+  evaluate, is skipped and logged once.
 - A tick is published at least once. An entry is recorded as run only after its message was sent, so a failed publish is
   repeated in the next loop.
 - A leader that was suspended past its lock timeout notices it before it publishes.
@@ -78,7 +78,7 @@ class LeaderScheduler(RedBeatScheduler):
         self._older_checks = Pace(seconds(self.lock_timeout))
         self._schedule_checks = Pace(SCHEDULE_CHECK_INTERVAL)
         self._stored = StoredSchedule(app)
-        self._ended: set[str] = set()  # keys of entries that do not run any more
+        self._unstored: set[str] = set()  # keys of entries of the configuration that are not in the schedule
         self._last_loop_at = datetime.min.replace(tzinfo=UTC)
         # Celery and RedBeat use the time of the app for due times and last runs.
         app.now = lambda: self._clock.now().astimezone(app.timezone)
@@ -148,8 +148,12 @@ class LeaderScheduler(RedBeatScheduler):
 
     def _write_schedule(self) -> None:
         """Store the entries of the configuration, and the next runs of all entries by the current clock of Redis."""
-        self.setup_schedule()
+        self._store_configuration()
         self._stored.bring_forward(self._lock.keep)
+
+    def _store_configuration(self) -> None:
+        self.setup_schedule()
+        self._unstored = self._stored.missing(self.app.conf.beat_schedule)
 
     def _older_leader(self) -> str | None:
         """Return the leading beat of release 0.1, for which it looks once per lease while this beat leads."""
@@ -166,16 +170,12 @@ class LeaderScheduler(RedBeatScheduler):
             self._write_schedule()
 
     def _restore_schedule(self) -> None:
-        """Write the schedule again if another program has deleted a key of it; look for that once a minute.
-
-        Entries that have ended stay missing.
-        """
+        """Write the schedule again if another program has deleted a key of it; look for that once a minute."""
         if not self._schedule_checks.allows():
             return
-        if missing := self._stored.missing(self.app.conf.beat_schedule) - self._ended:
-            self.setup_schedule()
-            self._ended = self._stored.missing(self.app.conf.beat_schedule)
-            if restored := missing - self._ended:
+        if missing := self._stored.missing(self.app.conf.beat_schedule) - self._unstored:
+            self._store_configuration()
+            if restored := missing - self._unstored:
                 logger.warning("wrote %s to the schedule again, because a key was deleted", ", ".join(sorted(restored)))
 
     def _redis_time(self) -> datetime:
@@ -195,9 +195,11 @@ class LeaderScheduler(RedBeatScheduler):
                 logger.error("%s (%s)", state, reason(error))
 
     def update_from_dict(self, dict_: dict[str, Any]) -> None:
-        """Store the entries of the configuration. Stored entries that cannot be loaded are replaced."""
+        """Store entries, each on its own. Stored ones that cannot be loaded are replaced."""
         self._stored.delete_unusable(dict_)
-        super().update_from_dict(dict_)
+        for name, entry in dict_.items():
+            with self._stored.storing(name):
+                super().update_from_dict({name: entry})
 
     def _maybe_entry(self, name: str, entry: Any) -> StoredEntry:
         """Return an entry of the configuration that has never run, and so is due now; RedBeat adds a stored last run.

@@ -1,6 +1,7 @@
 """The schedule in Redis: which entries are due, and which ones cannot be used.
 
-Guarantee: an entry that cannot be loaded or evaluated, or takes too long to evaluate, is skipped and logged once.
+Guarantee: an entry that cannot be stored, loaded or evaluated, or takes too long to evaluate, is skipped and logged
+once.
 """
 
 from __future__ import annotations
@@ -111,6 +112,18 @@ class StoredSchedule:
             if isinstance(error, RedisError) and not _is_wrong_type(error):
                 raise
             self._skip(entry.key, error)
+
+    @contextmanager
+    def storing(self, name: str) -> Iterator[None]:
+        """Skip an entry that cannot be stored, instead of running the one that was stored under its name before."""
+        try:
+            yield
+        except RedisError:
+            raise
+        except Exception as error:
+            key = StoredEntry.generate_key(self._app, name)
+            self._client.zrem(self._app.redbeat_conf.schedule_key, key)
+            self._skip(key, error)
 
     def _skip(self, key: str, error: Exception) -> None:
         """Log that an entry is skipped, once per reason."""

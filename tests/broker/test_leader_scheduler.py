@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -95,6 +96,24 @@ def test_schedule_with_a_deleted_key_is_restored(
         assert scheduler.epoch == 1
         assert sorted(client.zrange("redbeat::schedule", 0, -1)) == ["redbeat:items", "redbeat:others"]
         assert client.hexists("redbeat:items", "definition")
+
+
+def test_entry_of_the_configuration_that_cannot_be_stored_is_skipped_and_logged_once(
+    server: Valkey, client: Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("queue_manager.beat.scheduler.SCHEDULE_CHECK_INTERVAL", seconds(0))
+    with scheduling(server, {"bad": every(60, "items")}) as scheduler:
+        scheduler.tick()
+
+    bad = {**every(60, "items"), "args": [uuid4()]}
+    with scheduling(server, {"bad": bad, "new": bad, "good": every(60, "items")}) as scheduler:
+        for _ in range(3):
+            scheduler.tick()
+
+        assert scheduler.epoch == 2
+    assert client.zrange("redbeat::schedule", 0, -1) == ["redbeat:good"]  # nor does `bad` run with its old arguments
+    for name in ("bad", "new"):
+        assert caplog.text.count(f"skipping the schedule entry redbeat:{name}") == 1
 
 
 def test_closed_scheduler_releases_the_lock(server: Valkey, client: Redis) -> None:
