@@ -1,7 +1,8 @@
 """Migration of schedule entries from the keys that release 0.1 shared with all applications that use RedBeat.
 
-An entry is moved if our app has its task. Beats of both releases may run at the same time: while an older one leads,
-new ones stand by. To be removed after one release.
+An entry is moved if our app has its task, and it was saved by a program or is in our configuration, not in another one.
+Beats of both releases may run at the same time: while an older one leads, new ones stand by. To be removed after one
+release.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ OLD_SCHEDULE = "redbeat::schedule"
 OLD_STATICS = "redbeat::statics"
 ENTRIES_PER_READ = 500
 
-# Moves an entry, and its membership in the set of configured entries.
+# Moves an entry. One that was configured, but not by us, stays: another beat with the old keys runs it.
 #
-# KEYS     old entry, schedule and statics; new entry, schedule and statics
-# ARGV     name of the entry
-# Returns  1 if it was moved, 0 if it does not exist
+# KEYS     old entry, schedule and statics; new entry and schedule
+# ARGV     name of the entry; 1 if our configuration has it
+# Returns  1 if it was moved, 0 if it stays or does not exist
 #
 # Atomic, because a program may save or delete the entry meanwhile. An entry under both keys was saved last under the
 # old one.
@@ -29,12 +30,13 @@ local at = redis.call('ZSCORE', KEYS[2], KEYS[1])
 if not at or redis.call('EXISTS', KEYS[1]) == 0 then
     return 0
 end
+if redis.call('SISMEMBER', KEYS[3], ARGV[1]) == 1 and ARGV[2] ~= '1' then
+    return 0
+end
 redis.call('RENAME', KEYS[1], KEYS[4])
 redis.call('ZREM', KEYS[2], KEYS[1])
 redis.call('ZADD', KEYS[5], at, KEYS[4])
-if redis.call('SREM', KEYS[3], ARGV[1]) == 1 then
-    redis.call('SADD', KEYS[6], ARGV[1])
-end
+redis.call('SREM', KEYS[3], ARGV[1])
 return 1
 """
 
@@ -43,6 +45,7 @@ def move_entries(client: Any, app: Any) -> int:
     """Move our entries to the keys of `app`; return their number. Raises the errors of redis-py."""
     conf = app.redbeat_conf
     as_bytes: dict[str, Any] = {NEVER_DECODE: True}  # keys of other applications need not be UTF-8
+    configured = {name.encode() for name in app.conf.beat_schedule}
     keys = client.execute_command("ZRANGE", OLD_SCHEDULE, 0, -1, **as_bytes)
     moved = 0
     for start in range(0, len(keys), ENTRIES_PER_READ):
@@ -55,8 +58,8 @@ def move_entries(client: Any, app: Any) -> int:
             if key.startswith(OLD_PREFIX) and _is_ours(definition, app):
                 name = key.removeprefix(OLD_PREFIX)
                 new_key = conf.key_prefix.encode() + name
-                names = (key, OLD_SCHEDULE, OLD_STATICS, new_key, conf.schedule_key, conf.statics_key)
-                moved += int(client.eval(MOVE_ENTRY, len(names), *names, name))
+                names = (key, OLD_SCHEDULE, OLD_STATICS, new_key, conf.schedule_key)
+                moved += int(client.eval(MOVE_ENTRY, len(names), *names, name, int(name in configured)))
     return moved
 
 

@@ -194,8 +194,10 @@ def test_leader_takes_our_entries_of_release_0_1_and_no_others(
     foreign = ["shop.charge", "celery.backend_cleanup"]
     for task in (UNSNOOZE, *foreign):
         save_entry(app, task, task, "redbeat:")
-    save_entry(app, "no-longer-a-system", UNSNOOZE, "redbeat:")
-    client.sadd(old_schedule.OLD_STATICS, "no-longer-a-system", "charge")
+    save_entry(app, "support-snooze", UNSNOOZE, "redbeat:")
+    save_entry(app, "configured-by-another-application", UNSNOOZE, "redbeat:")
+    configured_by_others = {"configured-by-another-application", "charge"}
+    client.sadd(old_schedule.OLD_STATICS, "support-snooze", *configured_by_others)
     broken: dict[Any, int] = {b"redbeat:\xff": 1, "redbeat:a-text": 1, "another-key": 1}
     client.zadd(old_schedule.OLD_SCHEDULE, broken)
     client.set("redbeat:a-text", "a text")
@@ -205,10 +207,11 @@ def test_leader_takes_our_entries_of_release_0_1_and_no_others(
         eventually(lambda: f"sent {UNSNOOZE}" in ours.log)
 
     assert sorted(client.zrange(SCHEDULE_KEY, 0, -1)) == sorted([*systems, keys.SCHEDULE_PREFIX + UNSNOOZE])
-    assert not client.exists("redbeat:" + UNSNOOZE)
-    assert client.zcard(old_schedule.OLD_SCHEDULE) == len(foreign) + len(broken)
+    assert not client.exists("redbeat:" + UNSNOOZE, "redbeat:support-snooze")
+    assert client.exists("redbeat:configured-by-another-application")
+    assert client.zcard(old_schedule.OLD_SCHEDULE) == len(foreign) + len(broken) + 1
     assert client.hgetall("redbeat:shop.charge") == stored
-    assert client.smembers(old_schedule.OLD_STATICS) == {"charge"}
+    assert client.smembers(old_schedule.OLD_STATICS) == configured_by_others
 
 
 def test_our_beat_stands_by_while_one_of_release_0_1_leads(clean: Servers, client: redis.Redis, tmp_path: Path) -> None:
