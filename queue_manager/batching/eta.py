@@ -67,6 +67,9 @@ def check(timer: Any) -> None:
         return
     _offsets.forget()
     for request in tuple(state.scheduled_requests):
-        entry = request._eta_timer_entry
-        entry.cancel()
+        if request not in state.scheduled_requests:
+            continue  # started by its timer meanwhile: eventlet runs other timers while one is canceled
+        timer_or_greenlet = request._eta_timer_entry
+        entry = getattr(timer_or_greenlet, "entry", timer_or_greenlet)
+        timer_or_greenlet.cancel()
         request._eta_timer_entry = timer.call_at(timer_time(request.eta), entry.fun, entry.args, priority=6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
@@ -112,6 +114,52 @@ def test_waiting_task_follows_an_adjusted_clock(jump: timedelta, worker: Worker)
     worker.server_is_ahead = jump
     worker.run_until(200)
     assert worker.applied == [pytest.approx(100 - jump.total_seconds(), abs=0.001)]
+
+
+GREEN_POOL = """
+import sys, time
+from importlib import import_module
+from types import SimpleNamespace
+
+from celery.worker import state
+
+from queue_manager.batching import eta
+from queue_manager.core.clock import local_now, seconds
+
+class Request(SimpleNamespace):
+    __hash__ = object.__hash__
+
+def receive(after):
+    one = Request(after=after, eta=local_now() + seconds(after))
+    one._eta_timer_entry = timer.call_at(eta.timer_time(one.eta), apply, (one,), priority=6)
+    state.scheduled_requests.add(one)
+    return one
+
+def apply(one):
+    state.scheduled_requests.discard(one)
+    applied.append(one.after)
+
+timer, applied, ahead = import_module(f"celery.concurrency.{sys.argv[1]}").Timer(), [], 0
+eta.estimated_now = lambda: local_now() + seconds(ahead)
+requests = [receive(after) for after in (*range(-20, 0), *range(3600, 3620))]
+ahead = 3620
+eta.check(timer)
+timer.call_at(time.monotonic() + 0.5, applied.append, ("end",))  # after all others, which are due
+while "end" not in applied:
+    time.sleep(0.01)
+print(sorted(applied[:-1]) == [one.after for one in requests])
+"""
+PATCHES = {
+    "gevent": "from gevent import monkey; monkey.patch_all()",
+    "eventlet": "import eventlet; eventlet.monkey_patch()",
+}
+
+
+@pytest.mark.parametrize("pool", PATCHES)
+def test_tasks_of_a_green_pool_are_applied_once_when_the_clock_is_adjusted(pool: str) -> None:
+    program = [sys.executable, "-c", PATCHES[pool] + GREEN_POOL, pool]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_a_waiting_task_fires_no_timer_before_its_eta(worker: Worker) -> None:
