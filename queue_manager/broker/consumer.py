@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import InvalidTaskError
@@ -136,11 +137,13 @@ def _invalid_payload(message: Any) -> str | None:
 
 
 def _invalid_header(headers: dict[str, Any]) -> str | None:
-    """Return the first header whose value has a type that Celery does not expect."""
+    """Return the first header whose value has a type that Celery does not expect. A UUID is replaced by its text."""
     for name, value in headers.items():
         kinds = _HEADER_TYPES.get(name)
         if kinds is not None and value is not None and not isinstance(value, kinds):
-            return f"header {name}: {value!r:.100}"
+            if not isinstance(value, UUID) or str not in kinds:
+                return f"header {name}: {value!r:.100}"
+            headers[name] = str(value)
     limits, stamped = headers.get("timelimit"), headers.get("stamped_headers")
     if limits and not (len(limits) == 2 and all(map(_is_time_limit, limits))):
         return f"header timelimit: {limits!r:.100}"

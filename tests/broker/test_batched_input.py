@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kombu.utils.json import dumps
 from redis import Redis
 
 from dev.servers import Valkey
 from queue_manager.broker import dead_letters
-from tests.broker.celery_process import CeleryProcess
+from tests.broker.celery_process import CeleryProcess, lines
 from tests.broker.guard_app import client_app
 from tests.broker.taking import Taker, connected, envelope, held
 from tests.eventually import eventually
@@ -265,6 +267,22 @@ def test_worker_survives_all_malformed_messages(server: Valkey, client: Redis, t
             assert missing == []
             assert worker.is_alive
             assert "Unrecoverable" not in worker.log
+
+
+@pytest.mark.processes
+def test_ids_of_a_task_may_be_uuids(server: Valkey, client: Redis, tmp_path: Path) -> None:
+    """Stock Celery executes such tasks."""
+    diary = tmp_path / "diary"
+    names = ["id", "root_id", "parent_id", "group"]
+    for name in [*names, "last"]:
+        headers = {"id": "an-id", "task": TASK, name: uuid4()}
+        client.lpush("q", dumps(envelope([[name, str(diary)], {}, {}], **headers)))
+    options = ("--concurrency=1", "--queues=q", "--loglevel=warning", "-E")
+    with CeleryProcess("worker", *options, log=tmp_path / "log", broker_url=server.url):
+        eventually(lambda: "last" in lines(diary))
+
+    assert lines(diary) == [*names, "last"]
+    assert dead_letters.count(client) == 0
 
 
 def is_among(message: bytes, letters: list[str]) -> bool:
