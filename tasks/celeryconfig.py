@@ -57,7 +57,8 @@ result_serializer = "json"
 task_acks_late = True
 task_reject_on_worker_lost = False
 task_ignore_result = True
-result_expires = None  # no result backend: nothing to clean up
+if not _os.environ.get("CELERY_RESULT_BACKEND"):
+    result_expires = None  # so that beat does not schedule the deletion of results
 task_default_queue = _DEFAULT_QUEUE
 task_routes = [_queue_of]
 

@@ -120,6 +120,18 @@ def test_calls_without_a_queue_are_executed_and_foreign_tasks_are_kept(
     assert client.llen("qm:dead-letters") == 0
 
 
+def test_results_are_stored_for_a_day_if_there_is_a_backend(
+    clean: Servers, client: redis.Redis, shop: Celery, tmp_path: Path
+) -> None:
+    shop.conf.result_backend = clean.valkey.url
+    with worker(tmp_path / "ours", env={"CELERY_RESULT_BACKEND": clean.valkey.url}):
+        sent = shop.send_task(UNSNOOZE, [str(ObjectId())], queue="support-snooze", ignore_result=False)
+        assert sent.get(timeout=60) == {"skipped": True, "reason": "Room not found"}
+
+    [key] = client.keys("celery-task-meta-*")
+    assert 0 < client.ttl(key) <= 24 * 3600
+
+
 def test_messages_held_by_workers_of_release_0_1_are_requeued_when_overdue(
     client: redis.Redis, shop: Celery, tmp_path: Path
 ) -> None:
