@@ -23,6 +23,7 @@ from queue_manager.core.settings import settings as _read_settings
 from queue_manager.system import SCANS_QUEUE as _SCANS_QUEUE
 from queue_manager.system import item_queues as _item_queues
 from queue_manager.system import task_modules as _task_modules
+from tasks.app import app as _app
 from tasks.errors import usage_errors as _usage_errors
 from tasks.systems import beat_entries as _beat_entries
 
@@ -33,8 +34,12 @@ with _usage_errors():
 def _queue_of(
     name: str, args: _Any, kwargs: _Any, options: _Any, task: _Any = None, **_: _Any
 ) -> dict[str, str] | None:
-    """Route a task to the queue that its decorator names; Celery's own attribute `queue` is going away."""
-    queue = getattr(task, "queue_name", None)
+    """Route a task to the queue that its decorator names; Celery's own attribute `queue` is going away.
+
+    A map, a starmap and the chunks of a task, which are tasks of Celery, go to the queue of that task.
+    """
+    mapped = kwargs.get("task") if getattr(task, "name", None) in ("celery.map", "celery.starmap") else None
+    queue = getattr(_app.tasks.get(mapped["task"] if isinstance(mapped, dict) else name), "queue_name", None)
     return None if queue is None else {"queue": queue}
 
 
