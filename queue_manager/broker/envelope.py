@@ -11,7 +11,7 @@ from kombu.utils.json import dumps, loads
 
 from queue_manager.core.json_types import is_within_depth
 
-MAX_DEPTH = 100  # levels of lists and objects: a message that is read must also be written again
+MAX_DEPTH = 300  # levels of lists and objects: pickling fails at about 490, and a chain needs two for each group in it
 _MEMBERS = {"body": str, "content-type": str, "content-encoding": str, "headers": dict, "properties": dict}
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode

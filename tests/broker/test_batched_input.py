@@ -59,7 +59,7 @@ UNREADABLE = {
     "an unknown marker": b'{"__type__": [], "__value__": 1}',
     "a long number": b"1" * 5000,
     "deep": b"[" * 100_000,
-    "deep headers": changed("headers.deep", nested(300)),
+    "deep headers": changed("headers.deep", nested(400)),
     **{f"no {name}": changed(name, ...) for name in ("body", "headers", "properties", "properties.delivery_info")},
     **{f"{name} is 1": changed(name, 1) for name in ("body", "headers", "properties", "properties.delivery_info")},
     "no content type": changed("content-type", ...),
@@ -81,7 +81,7 @@ REFUSED_BY_CELERY = {
     "unknown task": changed("headers.task", "shop.no_such_task"),
     "task is a list": changed("headers.task", ["guard_app.write"]),
     "surrogate in the name": changed("headers.task", "\ud800"),
-    "deep arguments": changed("body", json.dumps([nested(600), {}, {}])),
+    "deep arguments": changed("body", json.dumps([nested(400), {}, {}])),
     "timelimit is no float": changed("headers.timelimit", [10**400, None]),
     "eta is an object": changed("headers.eta", {"at": 1}),
     "eta is no time": changed("headers.eta", "tomorrow"),
@@ -107,6 +107,8 @@ FAILING = {
     "shadow is a list": changed("headers.shadow", [1]),
     "root is an object": changed("headers.root_id", {"a": 1}),
     "a decimal as id": changed("headers.id", {"__type__": "decimal", "__value__": "1"}),
+    "arguments of the largest depth": changed("body", json.dumps([nested(299), {}, {}])),
+    "stamps of the largest depth": changed("headers.stamps", {"deep": nested(297)}),
     "a marker as args": changed("body", '[{"__type__": "bytes", "__value__": "x"}, {}, {}]'),
 }
 """Accepted at first: they fail as tasks, or are done, or wait. What is asked is that the worker goes on."""

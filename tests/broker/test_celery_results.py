@@ -88,6 +88,21 @@ def test_steps_of_a_chain_of_groups_run_once_and_in_order(app: Celery, tmp_path:
     assert written[2::3] == ["0c", "1c", "2c"]
 
 
+@pytest.mark.usefixtures("worker")
+def test_a_long_chain_of_groups_runs(app: Celery, tmp_path: Path) -> None:
+    """Each group adds two levels of nesting to the message of the first one."""
+    diary = tmp_path / "diary"
+
+    def step(name: str) -> Signature:
+        return call(app, "write", name, str(diary), immutable=True)
+
+    names = [(f"{n:02}a", f"{n:02}b") for n in range(60)]
+    chain(*(group(map(step, pair), app=app) for pair in names)).apply_async().get(timeout=TIMEOUT)
+
+    # A set, because Celery executes the third group twice, with any transport.
+    assert {*lines(diary)} == {name for pair in names for name in pair}
+
+
 BODIES: dict[str, Callable[[Celery], Signature]] = {
     "task": lambda app: call(app, "total"),
     "chain": lambda app: chain(call(app, "total"), call(app, "add", 1)),
