@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from pymongo import MongoClient
-from redis import Redis
+from pymongo import MongoClient, errors
+from redis import Redis, exceptions
 
 from dev.ports import free_port
 from models.database import server_now
@@ -21,9 +24,11 @@ from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Unavailable
 from queue_manager.core.redis_client import connect
+from queue_manager.core.settings import settings
 from queue_manager.system import SystemStats
-from queue_manager.telemetry import counters, worker_heartbeats
+from queue_manager.telemetry import counters, latency, worker_heartbeats
 from queue_manager.web.routes import metrics as route
+from queue_manager.web.routes import probes
 from services.job_queues import queue_run
 from tasks.job_queues import JOBS_QUEUE as JOBS
 from tasks.job_queues import dispatch_due_jobs
@@ -139,6 +144,41 @@ def test_readyz_writes_at_most_once_a_second(lonely: Lonely) -> None:
         assert 0 < client.pttl("qm:readiness") <= 60_000  # nothing is left of it
 
 
+def test_a_failed_write_is_the_answer_until_the_next_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = iter([OSError(), None])
+
+    def write() -> None:
+        if (error := next(results)) is not None:
+            raise error
+
+    server = probes.Server(name="A", url="", write=write, ping=lambda: None, problem=lambda _: "fails")
+    monkeypatch.setattr(probes, "needed_servers", lambda: [server])
+    readiness, found = probes.Readiness(), []
+    for interval in (0.0, math.inf, 0.0, math.inf):
+        monkeypatch.setattr(probes, "WRITE_INTERVAL", interval)
+        found.append(asyncio.run(readiness.problems()))
+    assert found == [["A fails"], ["A fails"], [], []]
+
+
+@pytest.mark.parametrize(
+    ("server", "error", "problem"),
+    [
+        ("Redis", exceptions.AuthenticationError(), probes.REFUSED_LOGIN),
+        ("Redis", exceptions.NoPermissionError(), probes.REFUSED_LOGIN),
+        ("Redis", exceptions.ReadOnlyError(), probes.REFUSED_WRITE),
+        ("Redis", exceptions.TimeoutError(), probes.NO_ANSWER),
+        ("MongoDB", errors.OperationFailure("", probes.AUTHENTICATION_FAILED), probes.REFUSED_LOGIN),
+        ("MongoDB", errors.OperationFailure("not authorized", 13), probes.REFUSED_WRITE),
+        ("MongoDB", errors.NotPrimaryError(), probes.REFUSED_WRITE),
+        ("MongoDB", errors.WTimeoutError("", 64), probes.NO_MAJORITY),
+        ("MongoDB", errors.ExecutionTimeout("", 50), probes.NO_ANSWER),
+        ("MongoDB", errors.ServerSelectionTimeoutError(), probes.NO_ANSWER),
+    ],
+)
+def test_readyz_says_what_is_wrong(server: str, error: Exception, problem: str) -> None:
+    assert [one.problem(error) for one in probes.needed_servers() if one.name == server] == [problem]
+
+
 def writes(client: Redis) -> int:
     found: int = client.info("commandstats").get("cmdstat_set", {}).get("calls", 0)
     return found
@@ -179,6 +219,26 @@ def test_metrics_wait_only_once_for_a_hanging_server(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("clean")
+def test_metrics_name_a_broker_of_its_own_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> NoReturn:
+        raise Unavailable("The broker does not answer")
+
+    other = settings().model_copy(update={"broker_url": "redis://127.0.0.1:1/0"})
+    monkeypatch.setattr(route, "settings", lambda: other)
+    monkeypatch.setattr(route, "broker", fail)
+    (up,) = (metric for metric in route.SystemsCollector([], {}).collect() if metric.name == "queue_manager_up")
+    assert {one.labels["server"]: one.value for one in up.samples} == {"redis": 1, "mongodb": 1, "broker": 0}
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_statistic_with_the_name_of_another_metric_is_omitted() -> None:
+    found = list(route.SystemsCollector([], {"a": SystemStats(numbers={"workers": 7, "own": 8})}).collect())
+    samples = [(sample.name, sample.value) for metric in found for sample in metric.samples]
+    assert ("queue_manager_own", 8) in samples
+    assert [value for name, value in samples if name == "queue_manager_workers"] == [0]
+
+
+@pytest.mark.usefixtures("clean")
 def test_metrics_have_statistics_from_redis_while_mongodb_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> NoReturn:
         raise Unavailable("MongoDB does not answer")
@@ -207,7 +267,10 @@ def test_metrics_show_totals_durations_and_stats(clean: Servers, process: Web) -
     assert eventually(lambda: scrape(process)["queue_manager_pending{support-snooze}"] == 1)  # read once a second
     first = scrape(process)
     counters.scan(SCAN, {**RUN, "duration_ms": 400})
-    counters.add(QUEUE, {"done": 1, "failed": 1})
+    timed = Counter({"done": 1, "failed": 1})
+    latency.count_all(timed, [(0, 0), (0, 0), (0, 0)], began_ms=0, ended_ms=200)
+    latency.count_all(timed, [(0, 0)], began_ms=0, ended_ms=300)
+    counters.add(QUEUE, timed)
     second = scrape(process)
     for name, before, after in [
         ("queue_manager_scan_runs_total{support-snooze}", 1, 2),
@@ -220,6 +283,8 @@ def test_metrics_show_totals_durations_and_stats(clean: Servers, process: Web) -
         ("queue_manager_items_total{done,support-snooze}", 2, 3),
         ("queue_manager_items_total{failed,support-snooze}", 0, 1),
         ("queue_manager_items_total{retried,support-snooze}", 1, 1),
+        ("queue_manager_items_timed_total{yes,support-snooze}", 0, 3),
+        ("queue_manager_items_timed_total{no,support-snooze}", 0, 1),
         ("queue_manager_pending{support-snooze}", 1, 1),
         ("queue_manager_up{mongodb}", 1, 1),
     ]:

@@ -21,7 +21,7 @@ import redis
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
-from pymongo.errors import NotPrimaryError, OperationFailure, PyMongoError, WriteError, WTimeoutError
+from pymongo.errors import NotPrimaryError, OperationFailure, WTimeoutError
 
 from models import deployment
 from models.database import ping
@@ -221,5 +221,5 @@ def _problem_of_mongodb(error: Exception) -> str:
         return NO_MAJORITY
     if isinstance(error, OperationFailure) and error.code == AUTHENTICATION_FAILED:
         return REFUSED_LOGIN
-    is_refused = isinstance(error, WriteError | NotPrimaryError | OperationFailure)
-    return REFUSED_WRITE if is_refused and not (isinstance(error, PyMongoError) and error.timeout) else NO_ANSWER
+    is_refused = isinstance(error, NotPrimaryError | OperationFailure) and not error.timeout
+    return REFUSED_WRITE if is_refused else NO_ANSWER
