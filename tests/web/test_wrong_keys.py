@@ -101,6 +101,64 @@ def test_a_wrong_key_repeated_a_thousand_times_in_a_minute_is_refused(monkeypatc
     asyncio.run(repeat())
 
 
+async def is_refused(counted: WrongKeys, number: int, address: str = "203.0.113.1") -> bool:
+    try:
+        await counted.count(b"%08d" % number, address)
+    except ApiError:
+        return True
+    return False
+
+
+def test_wrong_keys_of_the_minute_before_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrong_keys, "WINDOW", 0.0)
+    counted = WrongKeys()
+
+    async def guess() -> None:
+        for number in range(2 * FREE):
+            assert not await is_refused(counted, number)
+
+    asyncio.run(guess())
+
+
+def test_the_address_whose_last_wrong_key_is_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrong_keys, "DELAY_STEP", 0.0)
+    monkeypatch.setattr(wrong_keys, "MAX_ADDRESSES", 2)
+    counted, first, second, third = WrongKeys(), "203.0.113.1", "203.0.113.2", "203.0.113.3"
+
+    async def guess() -> None:
+        for address in (first, second):
+            for number in range(FREE):
+                assert not await is_refused(counted, number, address)
+        assert await is_refused(counted, FREE, first)
+        assert not await is_refused(counted, 0, third)
+        assert await is_refused(counted, FREE, first)
+        assert not await is_refused(counted, FREE, second)
+
+    asyncio.run(guess())
+
+
+def test_only_a_few_refusals_are_delayed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrong_keys, "MAX_DELAYED", 1)
+    counted, delays, woken = WrongKeys(), list[float](), asyncio.Event()
+
+    async def wait(seconds: float) -> None:
+        delays.append(seconds)
+        await woken.wait()
+
+    async def guess() -> None:
+        for number in range(FREE):
+            await is_refused(counted, number)
+        monkeypatch.setattr(asyncio, "sleep", wait)
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            group.create_task(is_refused(counted, FREE))
+            group.create_task(is_refused(counted, FREE)).add_done_callback(lambda _: woken.set())
+        for _ in range(30):
+            assert await is_refused(counted, FREE)
+
+    asyncio.run(guess())
+    assert delays == pytest.approx([0.1, *(min(excess * 0.1, 2.0) for excess in range(3, 33))])
+
+
 def test_wrong_keys_at_the_log_in_and_socket_io_count_too(guarded: Web, address: dict[str, Any]) -> None:
     for number in range(FREE - 2):
         assert log_in(guarded, wrong(number), **address).status == 401
