@@ -169,3 +169,14 @@ def test_a_link_from_another_site_shows_a_page_but_changes_nothing(guarded: Web)
     assert shown.status == 200
     assert status(guarded, "GET", "/api/queue/message", Cookie=cookie(guarded, OPERATOR), **link) == 403
     assert status(guarded, "POST", SNOOZE, Cookie=cookie(guarded, OPERATOR), **link) == 403
+    for embedded in ({"Sec_Fetch_Dest": "iframe"}, {"Sec_Fetch_Mode": "no-cors"}):
+        assert status(guarded, "GET", "/", Cookie=cookie(guarded, OPERATOR), **{**link, **embedded}) == 403
+
+
+def test_without_keys_a_link_from_another_site_takes_no_message(
+    servers: Servers, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    process = empty_queue(servers, tmp_path_factory).web
+    link = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+    assert status(process, "GET", "/messages", **link) == 200
+    assert status(process, "GET", "/api/queue/message", **link) == 403
