@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import re
 from email.message import Message
@@ -10,7 +11,12 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+from starlette.requests import Request as StarletteRequest
 
+from queue_manager.core.errors import MalformedBody
+from queue_manager.web.http import requests
+from queue_manager.web.http.errors import ApiError
+from queue_manager.web.http.requests import read_body
 from tests.eventually import eventually
 from tests.real_servers import Servers
 from tests.web.credentials import KEYS, OPERATOR, VIEWER
@@ -161,6 +167,30 @@ def test_head_requires_a_key_and_is_not_in_the_description(guarded: Web) -> None
     assert not [path for path, methods in paths.items() if "head" in methods]
 
 
+# Bodies
+
+
+def read(*parts: dict[str, Any]) -> bytes:
+    """Read a body of at most one byte."""
+    left = [{"type": "http.request", "more_body": True, **part} for part in parts]
+
+    async def receive() -> dict[str, Any]:
+        return left.pop(0)
+
+    return asyncio.run(read_body(StarletteRequest({"type": "http"}, receive), 1, field="body"))
+
+
+def test_a_body_that_ends_early_is_malformed() -> None:
+    with pytest.raises(MalformedBody, match="it ended early"):
+        read({"body": b"{"}, {"type": "http.disconnect"})
+
+
+def test_only_a_part_of_a_body_that_is_too_large_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MAX_DISCARDED_BYTES", 1)
+    with pytest.raises(ApiError, match="must have at most 1 bytes"):  # there is no fourth part
+        read({"body": b"a"}, {"body": b"b"}, {"body": b"c"})
+
+
 # Compression
 
 
@@ -191,7 +221,7 @@ def test_long_responses_are_compressed_for_clients_that_accept_it(queue: Queue, 
     ("accept", "encoding"),
     [
         ("gzip;q=0", None),
-        ("br, GZIP; q=0.000, identity", None),
+        ("br, gzip; Q=0.000, identity", None),
         ("identity", None),
         ("gzip;q=0.5", "gzip"),
         ("br;q=0, gzip", "gzip"),
