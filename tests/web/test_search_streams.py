@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import pytest
 import redis
+from fastapi import Request
 
 from benchmarks.rooms.processes import cost, resident
 from models import job as model
 from models.database import server_now
+from queue_manager.web.live import search as live_search
+from queue_manager.web.live.search import SearchSlice
 from services.job_queues.fields import new_job
 from services.message_queue.scripts import source
 from tests.any_jobs import INVOICE, MODULE
@@ -192,6 +196,32 @@ def test_a_search_stops_when_its_client_disconnects(queue: Queue) -> None:
 
         eventually(has_stopped, every=0.5)
         assert seen[-1] < others / MAX_ENTRIES  # a search to the end needs more
+
+
+@pytest.mark.parametrize(
+    ("ends_after", "limits", "last"),
+    [
+        (9, [5, 4, 3], ("end", {"searched": 30, "total": 30, "found": 3, "cursor": None})),
+        (2, [5, 4], ("progress", {"searched": 20, "total": 20, "found": 2, "cursor": "c"})),
+    ],
+)
+def test_slices_are_read_for_what_is_missing_until_the_access_ends(
+    ends_after: int, limits: list[int], last: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted: list[int] = []
+
+    def read(_: str | None, limit: int) -> SearchSlice:
+        wanted.append(limit)
+        return SearchSlice(matches=["1"], searched=10, cursor=None if len(wanted) == 3 else "c")
+
+    async def search() -> list[Any]:
+        monkeypatch.setattr(live_search, "access_check", lambda _: lambda: len(wanted) > ends_after)
+        found = await live_search.search(cast(Request, None), read, cursor=None, limit=5, total=lambda: 12)
+        return [part async for part in found.body_iterator]
+
+    name, data = asyncio.run(search())[-1].decode().splitlines()[:2]
+    assert (name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) == last
+    assert wanted[: len(limits)] == limits
 
 
 @pytest.mark.scale
