@@ -182,6 +182,8 @@ def test_a_group_of_messages_is_replayed_without_the_others(queue: Queue) -> Non
     first, _ = read(queue, {"broken <number>", "something else"})
     answer = queue.post(f"/failures/{first['id']}/replay", {"until": first["last_at"]})
     assert answer.body == {"replayed": 3, "of": 3, "is_complete": True}
+    shown = queue.get("/failures").body["groups"]  # read anew
+    assert [one["reason"] for one in shown] == ["something else"]
     assert sorted(queue.ids("main")) == sorted(wanted)
     assert queue.ids("dead") == [other]
     (entry,) = queue.get("/audit").body["entries"]

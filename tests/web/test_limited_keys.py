@@ -161,6 +161,7 @@ def test_the_navigation_has_only_the_pages_of_the_key(process: Web) -> None:
 
     assert links(AS_CLERK) == ["/", "/rooms", "/jobs", "/workers", "/docs"]
     assert links(AS_READER) == ["/", "/messages", "/workers", "/docs"]
+    assert "/thumbnails" not in process.get("/workers", **AS_CLERK).text
 
 
 def test_events_of_rooms_need_their_system(process: Web) -> None:
