@@ -62,7 +62,18 @@ def run_system(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunSystem]:
     """Run systems in this process, on a database that is dropped afterwards."""
     from models import database, schema
     from queue_manager import DueDocuments
+    from queue_manager.core.settings import redact_url, settings
 
+    try:
+        with database.within(database.CLOCK_TIMEOUT):  # the limit of `migrate` is that of building indexes
+            database.require_replica_set()
+    except database.Error as error:
+        if not database.is_outage(error):
+            raise
+        url = redact_url(settings().mongo_db_url)
+        pytest.fail(
+            f"run_system: MongoDB at {url} does not answer; start it (make up), or set MONGO_DB_URL", pytrace=False
+        )
     # Not the process id: it is 1 in each container, and a killed process leaves its database behind.
     ours = database.client().get_database(
         f"test_{database.database().name}_{secrets.token_hex(4)}", codec_options=database.database().codec_options
@@ -129,7 +140,7 @@ def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
 
 def _attempts(work: DocumentWork, item: DueItem) -> dict[str, Any]:
     """Return the result of the item's task after its last attempt."""
-    from queue_manager.core.errors import PermanentError, reason
+    from queue_manager.core.errors import PermanentError, typed_reason
 
     for attempt in range(1, MAX_RUN_ATTEMPTS + 1):
         try:
@@ -138,5 +149,5 @@ def _attempts(work: DocumentWork, item: DueItem) -> dict[str, Any]:
             last = error
             if isinstance(error, PermanentError) or not work.system.functions.retry.allows(attempt + 1):
                 break
-    work.give_up(item, error=reason(last))
+    work.give_up(item, error=typed_reason(last))
     return {"error": last}

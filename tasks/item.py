@@ -179,7 +179,7 @@ class ItemTask(BatchedTask):
         try:
             item = self.item(task_id, args, kwargs)
             self._record(item, "failed", exc)
-            give_up = partial(self.work().give_up, item, error=_text_of(exc))
+            give_up = partial(self.work().give_up, item, error=typed_reason(exc))
             if is_outage(exc):  # it is final only because MongoDB answered after it
                 give_up()
             else:
@@ -191,7 +191,7 @@ class ItemTask(BatchedTask):
 
     def _record(self, item: DueItem, event: AttemptEvent, error: Exception) -> None:
         """Record an attempt that did not succeed."""
-        self.work().record_attempt(item, event, error=_text_of(error), attempt=self.request.retries + 1)
+        self.work().record_attempt(item, event, error=typed_reason(error), attempt=self.request.retries + 1)
 
     def _run_when_due(self, item: DueItem) -> Any:
         while True:
@@ -273,10 +273,6 @@ def is_expected(error: Exception) -> bool:
     """Return True if one line explains an error: it is raised on purpose, or a server is unavailable."""
     expected = (AppError, OperationalError, BatchPublishError, *REDIS_OUTAGES)
     return isinstance(error, expected) or is_outage(error)
-
-
-def _text_of(error: Exception) -> str:
-    return reason(error) if is_expected(error) else typed_reason(error)
 
 
 def item_task(

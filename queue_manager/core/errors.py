@@ -175,7 +175,8 @@ def _is_mongodb_outage(error: Any) -> bool:
 def typed_reason(error: BaseException) -> ErrorText:
     """Return the text of an error, after its type unless that is ours or a driver's: `KeyError: 'code'`."""
     kind, text = type(error), reason(error)
-    is_prefixed = kind.__module__.partition(".")[0] not in _PLAIN_ERRORS and text != kind.__name__
+    is_plain = isinstance(error, AppError) or kind.__module__.partition(".")[0] in _PLAIN_ERRORS
+    is_prefixed = not is_plain and text != kind.__name__
     return ErrorText.of(f"{kind.__name__}: {text}" if is_prefixed else text, error)
 
 

@@ -27,6 +27,7 @@ from pymongo.errors import (
 from queue_manager.core.errors import (
     MAX_ERROR_TEXT_LENGTH,
     ErrorText,
+    PermanentError,
     Unavailable,
     reason,
     typed_reason,
@@ -96,6 +97,10 @@ class TariffMissing(Exception):
     """An error of a user's function."""
 
 
+class CardDeclined(PermanentError):
+    """A subclass of one of ours, in the package of a user."""
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
@@ -103,6 +108,7 @@ class TariffMissing(Exception):
         (AssertionError(), "AssertionError"),
         (TariffMissing(42), "TariffMissing: 42"),
         (Unavailable("no server"), "no server"),
+        (CardDeclined("no money"), "no money"),
         (AutoReconnect("no server"), "no server"),
     ],
 )

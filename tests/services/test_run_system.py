@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dev.ports import free_port
 from models import database, transaction
 from queue_manager import DueDocuments, Failure, RetryPolicy, Run, System, Written
 from queue_manager.core.clock import seconds
@@ -70,7 +71,7 @@ def test_attempts_run_without_backoff_and_the_last_error_is_the_result(run_syste
 
     outcome = run_system(failing, {"_id": 7, "ends_at": T0}, now=T0)
     assert attempts == [7, 7, 7]
-    assert outcome.document["error"] == "boom"
+    assert outcome.document["error"] == "ValueError: boom"  # as in a worker
     assert [str(result["error"]) for result in outcome.results] == ["boom"]
     assert (failures[0].id, failures[0].failures) == (7, 1)
 
@@ -131,6 +132,19 @@ def test_run_system_uses_a_temporary_database_and_drops_it(servers: Servers, pyt
     )
     pytester.runpytest_subprocess("-p", "queue_manager.testing", "-p", "no:randomly").assert_outcomes(passed=1)
     assert database.client().list_database_names() == before
+
+
+def test_a_mongodb_that_does_not_answer_fails_the_test_in_one_line(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"mongodb://127.0.0.1:{free_port()}/qm"  # nothing listens there
+    monkeypatch.setenv("MONGO_DB_URL", f"{url}?serverSelectionTimeoutMS=200")
+    pytester.makepyfile("def test_it(run_system): pass")
+    result = pytester.runpytest_subprocess("-p", "queue_manager.testing", "-p", "no:randomly")
+    result.assert_outcomes(errors=1)
+    line = f"run_system: MongoDB at {url}?serverSelectionTimeoutMS=*** does not answer; start it (make up), or set "
+    result.stdout.fnmatch_lines([line.replace("*", "[*]") + "MONGO_DB_URL"])
+    result.stdout.no_fnmatch_line("*Traceback*")
 
 
 def test_documents_of_a_killed_process_with_the_same_id_are_not_found(
