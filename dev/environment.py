@@ -11,6 +11,8 @@ from pathlib import Path
 
 from dotenv import dotenv_values
 
+from queue_manager.core.settings import SECRET_NAMES, Settings
+
 Environment = dict[str, str]
 
 MESSAGE_QUEUE = "QM_MESSAGE_QUEUE"
@@ -26,8 +28,10 @@ EVERYTHING_ON = {
     "QM_HOOKS": "true",
 }
 OWN_SERVERS = ("MONGO_DB_URL", "REDIS_URL")
-FOR_SHELLS = (*EVERYTHING_ON, "QM_SYSTEMS", "PYTHONPATH", "APP_ENV", "NODE_ENV")
-"""What a shell needs besides the servers, so that a command knows the same systems and jobs as the processes."""
+SETTINGS = (*(name.upper() for name in Settings.model_fields), "NODE_ENV", "PYTHONPATH")
+"""What the commands read: a shell needs it, so that they use the same systems, jobs and queue as the processes."""
+PRIVATE = (*SECRET_NAMES, "_URL")
+"""How the names of settings end whose values stay out of files, because they are secrets or servers of the user's."""
 FILLED_IN = "DEVSTACK"
 """The variable of a shell that has those of its values, as JSON, that the user did not set."""
 
@@ -44,13 +48,24 @@ def given(root: Path) -> Environment:
 
 
 def write_for_shells(file: Path, given: Mapping[str, str], children: Mapping[str, str]) -> None:
-    """Write what a shell reads to run commands with the settings of the processes, except servers of the user's."""
-    names = [*(name for name in OWN_SERVERS if name not in given), *FOR_SHELLS]
-    exported = {name: children[name] for name in names if name in children}
-    filled_in = {name: value for name, value in exported.items() if name not in given}
+    """Write what a shell reads to run commands with the settings of the processes.
+
+    Secrets and servers of the user's are named in a comment only. The demo's jobs are left out: programs that run
+    outside of the checkout cannot import them.
+    """
+    private = [name for name in SETTINGS if name in given and name.endswith(PRIVATE)]
+    names = [*OWN_SERVERS, *(name for name in SETTINGS if name in given), *EVERYTHING_ON, "APP_ENV"]
+    exported = {name: children[name] for name in names if name in children and name not in private}
+    if JOBS_IMPORTS not in given:
+        exported.pop(JOBS_IMPORTS, None)
+    filled_in = {name: value for name, value in exported.items() if value != given.get(name)}
     exported[FILLED_IN] = json.dumps(filled_in)
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
-    file.write_text("\n".join(["# Settings of the running `make up`, for the commands in a shell.", *lines, ""]))
+    lines = ["# Settings of the running `make up`, for the commands in a shell."]
+    if private:
+        lines.append("# Set these yourself, because they may have passwords, or name servers of yours:")
+        lines.append(f"# {', '.join(private)}")
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
+    file.write_text("\n".join([*lines, ""]))
 
 
 def has_own_queue(given: Mapping[str, str]) -> bool:

@@ -47,6 +47,8 @@ from queue_manager.core.wording import did_you_mean
 # An IPv6 address; or what is not a port, probably a password without its @.
 _ADDRESS_OR_NO_PORT = re.compile(r"(?<![^,])(\[[\da-fA-F:.]+(?:%\w+)?\])|:(?!\d*(?:[/,]|$))[^/,]*")
 _FIRST_NAME = re.compile(r"\s*(?:export\s+)?(\w+)")
+SECRET_NAMES = ("_SECRET", "_KEYS", "_KEYS_FILE", "_DSN", "_WEBHOOK_URL", "_SMTP_URL")
+"""How the names of settings end whose values are never shown."""
 _MAX_SHOWN_LENGTH = 100  # characters of a wrong value in its error
 MIN_ITEM_TIMEOUT = 20  # seconds below which operators are warned: a transaction waits 15 s for an election
 _PUBLIC_OPTIONS = {
@@ -352,7 +354,7 @@ def _refuse_unreadable_lines() -> None:
 def _explain(detail: Any) -> str:
     name = str(detail["loc"][0]).upper()
     accepted = _accepted(name, detail)
-    if name.endswith(("_SECRET", "_KEYS", "_KEYS_FILE", "_DSN", "_WEBHOOK_URL", "_SMTP_URL")):
+    if name.endswith(SECRET_NAMES):
         return f"{name}: must be {accepted}"
     value = str(detail["input"])
     if name.endswith("_URL") or "://" in value:  # such as BROKER_URL in QM_BROKER

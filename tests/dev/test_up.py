@@ -395,7 +395,7 @@ class TestShellFile:
         written = self.written(tmp_path / "env", given)
         assert json.loads(written.pop("DEVSTACK")).keys() == written.keys() - given.keys()
         assert written == {
-            **environment.EVERYTHING_ON,
+            **{name: value for name, value in environment.EVERYTHING_ON.items() if name != environment.JOBS_IMPORTS},
             **given,
             "APP_ENV": "development",
             "MONGO_DB_URL": "mongodb://127.0.0.1:1/qm?replicaSet=qm&w=1",
@@ -404,15 +404,33 @@ class TestShellFile:
 
     def test_shell_file_has_no_server_and_no_secret_of_the_user(self, tmp_path: Path) -> None:
         given = {"MONGO_DB_URL": "mongodb://ada:secret@db/product", "QM_API_KEYS": "[secret]"}
-        self.written(tmp_path / "env", given)
+        assert given.keys().isdisjoint(self.written(tmp_path / "env", given))
         text = (tmp_path / "env").read_text()
         assert "secret" not in text
-        assert "MONGO_DB_URL" not in text
+        assert re.search("^# MONGO_DB_URL, QM_API_KEYS$", text, re.MULTILINE)
+
+    def test_a_shell_gets_all_settings_of_the_user(self, tmp_path: Path) -> None:
+        given = {
+            "QUEUE_NAME": "mine",
+            "MAX_ATTEMPTS": "7",
+            "QM_DRY_RUN": "trial-end",
+            "QM_BATCHING": "false",
+            "QM_ALERT_AFTER_SECONDS": "5",
+            "JOBS_IMPORTS": "billing",
+            "NODE_ENV": "test",
+        }
+        written = self.written(tmp_path / "env", given)
+        assert written.items() >= given.items()
+        assert json.loads(written["DEVSTACK"]).keys().isdisjoint(given)
+
+    def test_a_shell_does_not_import_the_jobs_of_the_demo(self, tmp_path: Path) -> None:
+        assert "JOBS_IMPORTS" not in self.written(tmp_path / "env", {})
+        assert self.written(tmp_path / "env", {"JOBS_IMPORTS": "dev.demo_jobs"})["JOBS_IMPORTS"] == "dev.demo_jobs"
 
     def test_the_settings_of_the_file_do_not_count_as_those_of_the_user(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for name in (*environment.OWN_SERVERS, *environment.FOR_SHELLS):
+        for name in environment.SETTINGS:
             monkeypatch.delenv(name, raising=False)
         before = environment.given(tmp_path)
         for name, value in self.written(tmp_path / "env", {"PYTHONPATH": "src"}).items():
