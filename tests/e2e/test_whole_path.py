@@ -103,7 +103,7 @@ def test_room_wakes_and_a_browser_sees_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 1], ids=["that-has-installed-us", "by-name"])
+@pytest.mark.parametrize("number", [0, 1], ids=["by-name", "that-has-installed-us"])
 def test_another_application_wakes_a_room(
     number: int, celery_setup: CeleryTestSetup, clean: Servers, tmp_path: Path
 ) -> None:
