@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from queue_manager.system import System
     from services.due_documents import DueDocuments, Failure, Run, Written
     from services.due_work import Due, DueWork, leases_of
-    from services.job_queues import JobCancelled, JobRun, job
+    from services.job_queues import InvalidJob, JobCancelled, JobRun, UnknownJob, job
     from services.job_queues.jobs import jobs
     from services.message_queue import async_message_queue, message_queue
     from tasks.item import item_task
@@ -27,12 +27,14 @@ _MODULES = {
     "DueDocuments": "services.due_documents",
     "DueWork": "services.due_work",
     "Failure": "services.due_documents",
+    "InvalidJob": "services.job_queues",
     "JobCancelled": "services.job_queues",
     "JobRun": "services.job_queues",
     "PermanentError": "queue_manager.core.errors",
     "RetryPolicy": "queue_manager.core.retry",
     "Run": "services.due_documents",
     "System": "queue_manager.system",
+    "UnknownJob": "services.job_queues",
     "Written": "services.due_documents",
     "async_message_queue": "services.message_queue",
     "collection": "models.database",
@@ -51,12 +53,14 @@ __all__ = [
     "DueDocuments",
     "DueWork",
     "Failure",
+    "InvalidJob",
     "JobCancelled",
     "JobRun",
     "PermanentError",
     "RetryPolicy",
     "Run",
     "System",
+    "UnknownJob",
     "Written",
     "async_message_queue",
     "collection",

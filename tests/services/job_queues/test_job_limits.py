@@ -19,7 +19,7 @@ from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.process import process_name
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem
-from services.job_queues import InvalidJob, JobCancelled, JobRun
+from services.job_queues import InvalidJob, JobCancelled, JobRun, UnknownJob
 from services.job_queues.dispatch import lease_name
 from services.job_queues.job_run import CLAIM_READ_INTERVAL
 from services.job_queues.lost_jobs import LOST_ERROR
@@ -353,5 +353,6 @@ def test_late_worker_gets_no_fencing_token(lab: Lab) -> None:
     assert (refused, len(tokens)) == ([id], 1)
 
 
-def test_errors_of_a_run_that_should_stop_are_public() -> None:
+def test_errors_that_programs_catch_are_public() -> None:
     assert queue_manager.JobCancelled is JobCancelled
+    assert (queue_manager.InvalidJob, queue_manager.UnknownJob) == (InvalidJob, UnknownJob)
