@@ -121,7 +121,8 @@ class Rule(StrEnum):
         WARNING,
         "`job-queues`",
         "The most recent attempt at a job failed.",
-        "See `queue-manager jobs list --state failure` and correct the cause (the jobs are retried), or cancel them.",
+        "See `queue-manager jobs list --state failure` and correct the cause. Jobs with a `PermanentError` are not "
+        "retried by themselves: `queue-manager jobs retry ID` them, or cancel them.",
         "failure",
     )
     LOST_JOBS = (
@@ -187,7 +188,7 @@ class Rule(StrEnum):
         CRITICAL,
         ANY_SYSTEM,
         "Its statistics could not be read, although MongoDB answers and no index is missing.",
-        "Check the server that the problem names.",
+        "Correct the setting, or check the server, that the problem names.",
     )
     NO_LEADER = (
         "no-leader",
