@@ -31,7 +31,7 @@ __all__ = [
 
 REPORT_TIMEOUT = 10.0  # seconds; longer than that of a page, because a new process connects first
 HOW_TO_RESUME: dict[Idle, str] = {
-    "paused": "until `queue-manager systems resume NAME`",
+    "paused": "until `queue-manager systems resume {name}`",
     "dry run": "until it is removed from QM_DRY_RUN",
 }
 _RUN = TypeAdapter(ScanRun)
@@ -88,6 +88,6 @@ def _details(found: Readings) -> Iterator[str]:
         if (idle := found.idle(system)) is not None:
             pause = found.pause_of(system)
             why = idle if pause is None else f"{idle} {pause}".strip()
-            yield f"{system.name}: {why}; its scans dispatch nothing {HOW_TO_RESUME[idle]}"
+            yield f"{system.name}: {why}; its scans dispatch nothing {HOW_TO_RESUME[idle].format(name=system.name)}"
         if isinstance(stats := found.stats[system.name], SystemStats):
             yield from (f"{system.name}: {detail}" for detail in stats.details)

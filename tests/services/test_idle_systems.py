@@ -14,7 +14,7 @@ from queue_manager import pauses
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.core.clock import minutes, unix_ms
 from queue_manager.core.redis_client import connect
-from queue_manager.health import problems_of_system, read
+from queue_manager.health import health, problems_of_system, read
 from queue_manager.health_rules import Rule
 from queue_manager.system import System
 from services.support_snooze import system
@@ -45,6 +45,8 @@ def test_waiting_work_is_a_problem_unless_its_system_is_paused() -> None:
     assert found[0] is Rule.UNREADABLE_DOCUMENTS, "critical problems come first"
     pauses.pause(system.name, by="a test")
     assert rules() == [Rule.UNREADABLE_DOCUMENTS, Rule.FAILED_ITEMS]
+    how_to_resume = "its scans dispatch nothing until `queue-manager systems resume support-snooze`"
+    assert [detail for detail in health().details if detail.endswith(how_to_resume)]
     assert {rule for rule in Rule if rule.unless_idle} == WAITING
 
 
