@@ -7,6 +7,14 @@ It needs httpx2 and msgspec and no other part of Queue Manager. It is also distr
 `AsyncClient` has the same operations as coroutines and asynchronous iterators.
 """
 
+try:
+    import httpx2 as _httpx2  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "httpx2":
+        raise
+    hint = "queue_manager.client needs httpx2: run pip install 'queue-manager[client]'"
+    raise ModuleNotFoundError(hint, name=error.name) from error
+
 from queue_manager.client.clients import AsyncClient, Client
 from queue_manager.client.errors import ClientError
 from queue_manager.client.exchanges import ServerEvent

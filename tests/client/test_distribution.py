@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -37,6 +38,14 @@ def project(path: Path) -> dict[str, object]:
 
 def test_both_distributions_have_one_version() -> None:
     assert project(ROOT / "clients" / "python")["version"] == project(ROOT)["version"]
+
+
+def test_an_import_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("queue_manager.client")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "httpx2", None)  # as if it were not installed
+    with pytest.raises(ModuleNotFoundError, match=r"run pip install 'queue-manager\[client\]'"):
+        importlib.import_module("queue_manager.client")
 
 
 @pytest.mark.processes
