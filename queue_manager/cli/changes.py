@@ -9,6 +9,7 @@ import getpass
 import logging
 import os
 import socket
+import sys
 from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
@@ -58,10 +59,16 @@ def confirm(
     question = printable(f"{action.capitalize()} {part}{number}{of}?")
     if yes:
         return
-    if typed is None or count <= TYPED_FROM:
-        typer.confirm(question, abort=True)
-    elif typer.prompt(f"{question} Type {printable(typed)} to confirm").strip() != typed:
-        fail(f"nothing was deleted: you did not type {typed}", code=1)
+    try:
+        if typed is None or count <= TYPED_FROM:
+            typer.confirm(question, abort=True)
+        elif typer.prompt(f"{question} Type {printable(typed)} to confirm").strip() != typed:
+            fail(f"nothing was deleted: you did not type {typed}", code=1)
+    except typer.Abort:
+        if sys.stdin is not None and sys.stdin.isatty():
+            raise
+        typer.echo()
+        fail("nothing was changed: use --yes to confirm without a terminal", code=1)
 
 
 def audited(action: ActionName, **known: Any) -> AbstractContextManager[AuditedAction]:

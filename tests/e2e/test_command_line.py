@@ -280,7 +280,7 @@ def test_ctrl_c_at_the_start_prints_nothing(
     [
         ("queue config >&-", 0, ""),
         ("jobs list >&-", 0, ""),
-        ("jobs clear success <&-", 1, "Aborted!"),
+        ("jobs clear success <&-", 1, "nothing was changed: use --yes"),
         ("jobs list", 0, "\\xe9"),
         ("queue import - <&-", 0, "0 imported, 0 already present"),
     ],

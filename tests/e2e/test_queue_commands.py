@@ -221,6 +221,7 @@ class TestReplay:
             refused = run("replay", "--all", answer=answer)
             assert refused.returncode == 1
             assert "Replay 2 dead letters? [y/N]" in refused.stdout
+            assert refused.stderr == "queue-manager: nothing was changed: use --yes to confirm without a terminal\n"
         assert queue_admin().counts().dead == 2
         assert run("replay", *ids, answer="y\n").returncode == 0
         assert queue_admin().counts().main == 2
