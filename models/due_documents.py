@@ -151,6 +151,14 @@ class DueCollection:
         """Return True if any document has a date at the path. Without the index it may read the whole collection."""
         return self.collection().find_one({self.due: A_DATE}, {"_id": 1}) is not None
 
+    def never_due(self, *, limit: int) -> list[Any]:
+        """Return ids of documents that match `where`, with a value at the path that is not a date since 1970.
+
+        Reads the whole collection unless `where` has an index of its own.
+        """
+        where = {"$and": [dict(self.where), {self.due: {"$ne": None, "$not": A_DATE}}]}
+        return [one["_id"] for one in self.collection().find(where, {"_id": 1}, limit=limit)]
+
     def count_unindexed(self, until: datetime) -> int:
         """Count due documents, up to `MAX_COUNT`, by reading the whole collection."""
         return self.collection().count_documents(self.is_due(until), limit=MAX_COUNT)

@@ -8,9 +8,9 @@ Guarantee: `check` writes nothing, neither documents nor indexes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from bson import json_util
@@ -19,6 +19,7 @@ from rich.text import Text
 
 from beat_schedule import systems
 from models import database
+from models.document_id import shown_id
 from models.due_documents import MAX_COUNT, DueCollection
 from queue_manager import pauses
 from queue_manager.cli.changes import PauseReason, checked_reason, current_actor, resumed
@@ -29,7 +30,7 @@ from queue_manager.cli.terminal import console, print_pauses, print_rows, printa
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
-from queue_manager.core.wording import did_you_mean, many
+from queue_manager.core.wording import did_you_mean, first_ids, many
 from queue_manager.operations import switches
 from queue_manager.operations.systems import find_system
 from queue_manager.pauses import PauseState
@@ -39,6 +40,7 @@ from services.due_documents import DueDocuments, Preview, previews, work_of
 T = TypeVar("T")
 
 SAMPLE = 10  # documents
+MAX_NEVER_DUE = 1_000  # documents that are counted
 DOCUMENTS_TIMEOUT = seconds(10)  # without the index, MongoDB scans the whole collection
 JSON_OPTIONS = json_util.JSONOptions(json_mode=json_util.JSONMode.RELAXED)
 
@@ -153,6 +155,8 @@ def _check_documents(screen: Console, system: DueDocuments) -> int:
     _print_index(screen, f"{work.documents.name}.{work.documents.index}", is_present=has_index)
     if _in_time(work.documents.has_dates) is False:
         _print_line(screen, "warning", Text(f"no document of {system.collection} has a date at {system.due}", "yellow"))
+    if ids := _in_time(lambda: work.documents.never_due(limit=MAX_NEVER_DUE)):
+        _print_line(screen, "warning", Text(_never_due(ids, system), "yellow"))
     for unused in work.documents.unused_indexes(_used_indexes(system)):
         _print_line(
             screen, "index", f"{work.documents.name}.{unused}  unused: drop it when all processes are restarted"
@@ -166,6 +170,12 @@ def _check_documents(screen: Console, system: DueDocuments) -> int:
     for one in shown:
         _print_preview(screen, one)
     return sum(one.error is not None for one in shown)
+
+
+def _never_due(ids: Sequence[Any], system: DueDocuments) -> str:
+    number = many(len(ids), "document") + (" or more" if len(ids) == MAX_NEVER_DUE else "")
+    shown = printable(first_ids(map(shown_id, ids), len(ids)))
+    return f"never due, because {system.due} is not a date since 1970: {number} matching `where` ({shown})"
 
 
 def _count(documents: DueCollection, now: datetime, *, has_index: bool) -> str:

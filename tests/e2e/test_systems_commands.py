@@ -75,6 +75,18 @@ def test_check_shows_index_count_and_updates_and_writes_nothing(tmp_path: Path) 
     assert set(collection("accounts").index_information()) == {"_id_"}
 
 
+def test_check_names_documents_that_are_never_due(tmp_path: Path) -> None:
+    declare(tmp_path)
+    values = {"date": DUE, "text": "2026-01-31", "number": 1, "early": DUE.replace(year=1969), "null": None}
+    collection("accounts").insert_many(
+        [{"_id": name, "status": "trial", "trial_ends_at": value} for name, value in values.items()]
+        + [{"_id": "none", "status": "trial"}, {"_id": "other", "status": "open", "trial_ends_at": "2026-01-31"}]
+    )
+    shown = systems(tmp_path, "check", "trials").stdout
+    cause = "never due, because trial_ends_at is not a date since 1970"
+    assert f"warning   {cause}: 3 documents matching `where` (text, number, early)" in shown
+
+
 def test_check_reads_a_large_collection_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     make_room()
     assert '{"$set": {"status": "open"' in invoke("systems", "check", "support-snooze").stdout
