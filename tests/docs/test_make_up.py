@@ -35,7 +35,9 @@ def test_the_commands_of_the_pages_start_everything(tmp_path: Path) -> None:
     assert block(0, heading="1. Start everything", page=TUTORIAL).split() == from_readme.partition("#")[0].split()
     with started(from_readme, clone, log) as port:
         eventually(lambda: system(port, "support-snooze")["done_per_minute"], within=120)
-        assert '"name": "demo.send_invoice"' in second_terminal(clone, "queue-manager jobs run demo.send_invoice 1")
+        run_demo_job = "JOBS_IMPORTS=dev.demo_jobs queue-manager jobs run demo.send_invoice 1"
+        assert run_demo_job in TUTORIAL.read_text()
+        assert '"name": "demo.send_invoice"' in second_terminal(clone, run_demo_job)
         health = second_terminal(clone, "queue-manager health")
         assert not [text for text in ("no system is switched on", "MANAGED_SUBSCRIPTIONS") if text in health]
         assert "job-queues  " in health
