@@ -26,7 +26,7 @@ from models.pulse import Agency
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.cached_answer import CachedAnswer
 from queue_manager.core.clock import hours, minutes, parse_utc, to_iso
-from queue_manager.core.errors import ConfigurationError, PermanentError
+from queue_manager.core.errors import ConfigurationError, PermanentError, Unavailable
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import many
@@ -229,7 +229,10 @@ def review_requests() -> ReviewRequests:
 
 
 def stats() -> SystemStats:
-    """Return the number of open requests, of requests created in the last day, and of unreadable subscriptions."""
+    """Return the number of open requests, of requests created in the last day, and of unreadable subscriptions.
+
+    Raises Unavailable: the unreadable subscriptions could not be counted yet.
+    """
     kinds = review_requests().product_types
     problems = {}
     if not kinds:
@@ -237,9 +240,10 @@ def stats() -> SystemStats:
     day_ago = database.server_now() - hours(24)
     numbers: dict[str, float] = {"open": pulse.count_open(), "created_last_day": pulse.count_created(day_ago)}
     unreadable = _unreadable(tuple(kinds))() if kinds else Sample(count=0, ids=[])
-    if unreadable is not None:
-        numbers["unreadable"] = unreadable.count
-    if unreadable is not None and unreadable.count:
+    if unreadable is None:  # without an error, alerts of the problem below would end
+        raise Unavailable("Subscriptions with an unreadable created_at could not be counted yet")
+    numbers["unreadable"] = unreadable.count
+    if unreadable.count:
         what, ids = many(unreadable.count, "subscription"), ", ".join(map(str, unreadable.ids))
         problems[Rule.UNREADABLE_DOCUMENTS] = f"{what} without a readable created_at: {ids}"
     return SystemStats(numbers=numbers, problems=problems, counted_to=MAX_DUE_COUNT)

@@ -10,13 +10,15 @@ from typing import Generic, TypeVar
 AnswerT = TypeVar("AnswerT")
 
 CACHE_FACTOR = 20  # a slow answer is kept for this many times as long as it took
+FIRST_ANSWER_TIMEOUT = 1.0  # seconds
 
 
 class CachedAnswer(Generic[AnswerT]):
     """An answer that is too expensive to compute every second, cached for `CACHE_FACTOR` times its computation time.
 
-    An error is raised once; until the next attempt, after the same time, the answer is `None`. While one thread
-    computes it, the others get the previous one.
+    An error is raised once; until the next attempt, after the same time, the previous answer stays. While one thread
+    computes an answer, the others get the previous one. If there is none, they wait for it for a second; the answer is
+    `None` after this, and after an error.
     """
 
     def __init__(self, compute: Callable[[], AnswerT]) -> None:
@@ -27,12 +29,19 @@ class CachedAnswer(Generic[AnswerT]):
 
     def __call__(self) -> AnswerT | None:
         began = time.monotonic()
-        if began >= self._due_at and self._lock.acquire(blocking=False):
-            answer = None
+        timeout = FIRST_ANSWER_TIMEOUT if self._answer is None else 0.0
+        if began >= self._due_at and self._lock.acquire(timeout=timeout):
             try:
-                answer = self._compute()
+                if began >= self._due_at:  # no other thread computed it in the meantime
+                    self._compute_now()
             finally:
-                ended = time.monotonic()
-                self._answer, self._due_at = answer, ended + CACHE_FACTOR * (ended - began)
                 self._lock.release()
         return self._answer
+
+    def _compute_now(self) -> None:
+        began = time.monotonic()
+        try:
+            self._answer = self._compute()
+        finally:
+            ended = time.monotonic()
+            self._due_at = ended + CACHE_FACTOR * (ended - began)

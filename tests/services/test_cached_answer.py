@@ -7,6 +7,7 @@ from threading import Event
 
 import pytest
 
+from queue_manager.core import cached_answer
 from queue_manager.core.cached_answer import CachedAnswer
 
 
@@ -32,7 +33,27 @@ def test_while_one_thread_computes_an_answer_others_get_the_previous_one() -> No
     assert calls == [0, 1]
 
 
-def test_an_error_is_raised_once_and_drops_the_previous_answer() -> None:
+def test_the_first_answer_is_awaited() -> None:
+    began, may_end = Event(), Event()
+
+    def compute() -> int:
+        began.set()
+        assert may_end.wait(60)
+        return 7
+
+    answer = CachedAnswer(compute)
+    with ThreadPoolExecutor(2) as pool, pytest.MonkeyPatch.context() as patch:
+        first = pool.submit(answer)
+        assert began.wait(60)
+        patch.setattr(cached_answer, "FIRST_ANSWER_TIMEOUT", 0.01)
+        assert answer() is None
+        patch.setattr(cached_answer, "FIRST_ANSWER_TIMEOUT", 60.0)
+        second = pool.submit(answer)
+        may_end.set()
+        assert (first.result(60), second.result(60)) == (7, 7)
+
+
+def test_an_error_is_raised_once_and_keeps_the_previous_answer() -> None:
     def compute() -> int:
         if answers:
             return answers.pop()
@@ -42,6 +63,18 @@ def test_an_error_is_raised_once_and_drops_the_previous_answer() -> None:
     answer = CachedAnswer(compute)
     assert answer() == 1
     answer._due_at = 0.0
+    with pytest.raises(ConnectionError):
+        answer()
+    assert answer._due_at > 0
+    answer._due_at = float("inf")
+    assert answer() == 1
+
+
+def test_after_an_error_without_a_previous_answer_there_is_none() -> None:
+    def compute() -> int:
+        raise ConnectionError("the server is away")
+
+    answer = CachedAnswer(compute)
     with pytest.raises(ConnectionError):
         answer()
     answer._due_at = float("inf")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from bson import ObjectId
 from pymongo import MongoClient
+from pymongo.errors import AutoReconnect
 from pymongo.monitoring import (
     CommandFailedEvent,
     CommandListener,
@@ -23,10 +25,11 @@ from beat_schedule import SYSTEMS
 from models import pulse, schema, subscription
 from models.database import Document, collection
 from models.document_id import id_text
+from models.listing import Sample
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core import cached_answer
 from queue_manager.core.clock import minutes, to_iso
-from queue_manager.core.errors import ConfigurationError, PermanentError
+from queue_manager.core.errors import ConfigurationError, PermanentError, Unavailable
 from queue_manager.core.json_types import Count
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import Rule
@@ -34,7 +37,7 @@ from queue_manager.items import DueItem
 from queue_manager.operations import items as operations
 from queue_manager.operations.system_schemas import Items
 from services.due_work import Limits
-from services.review_requests import ReviewRequests, review_requests, stats
+from services.review_requests import ReviewRequests, _unreadable, review_requests, stats
 from services.review_requests import system as review_requests_system
 from tests.forked import server
 from tests.models.test_due_at_scale import profile
@@ -458,6 +461,30 @@ def test_unreadable_subscriptions_are_a_problem_and_not_counted_each_second(
         assert one.numbers["unreadable"] == 1
         assert str(bad["_id"]) in one.problems[Rule.UNREADABLE_DOCUMENTS]
     assert profiled == []
+
+
+def test_an_outage_does_not_end_the_problem_of_unreadable_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(product_types: Sequence[str]) -> Sample:
+        raise AutoReconnect("connection closed")
+
+    some = replace(review_requests(), product_types=["outage"])
+    monkeypatch.setattr("services.review_requests.review_requests", lambda: some)
+    monkeypatch.setattr(subscription, "unreadable", fail)
+    cached = _unreadable(("outage",))
+    with pytest.raises(AutoReconnect):
+        stats()
+    cached._due_at = float("inf")
+    with pytest.raises(Unavailable):  # none was counted, so that the problem may exist
+        stats()
+    monkeypatch.setattr(subscription, "unreadable", lambda product_types: Sample(count=1, ids=["a"]))
+    cached._due_at = 0.0
+    assert Rule.UNREADABLE_DOCUMENTS in stats().problems
+    monkeypatch.setattr(subscription, "unreadable", fail)
+    cached._due_at = 0.0
+    with pytest.raises(AutoReconnect):
+        stats()
+    cached._due_at = float("inf")
+    assert Rule.UNREADABLE_DOCUMENTS in stats().problems
 
 
 class Statements(CommandListener):
