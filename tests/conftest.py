@@ -79,6 +79,7 @@ _PATIENT_BOUNDS: dict[tuple[Any, str], Any] = {
     (job_pages, "SEARCH_TIMEOUT"): 30.0,
     (failures, "LIST_TIMEOUT"): seconds(30),
     (operations, "SEARCH_BUDGET"): 30.0,
+    (import_module("queue_manager.operations.items"), "SEARCH_TIMEOUT"): 30.0,
     (import_module("services.message_queue.other_programs"), "ADOPT_BUDGET"): seconds(30),
     (browser, "LIST_SEARCH_BUDGET"): seconds(30),
     (browser, "LIST_SKIP_BUDGET"): seconds(30),

@@ -94,7 +94,7 @@ def list_items(
 
 @items_cli.command()
 def count(system: ItemSystem, state: StateOfItems = "due", search: ItemSearch = None) -> None:
-    """Count the items of a system in a state among 20,000 of any state.
+    """Count the items of a system in a state, up to 20,000, for at most 5 s.
 
     Example: `queue-manager items count support-snooze failed`
     """
@@ -181,6 +181,8 @@ def retry(
         body = validated(RetriedItems, given)
         if state is not None:
             counted = operations.count_items(found, state, search)
+            if not counted.count and not counted.is_complete:
+                fail(f"no items of {system} were found in {operations.SEARCH_TIMEOUT:g} s; some may match", code=1)
             more = "" if counted.is_complete else " or more"
             confirm("dispatch", counted.count, "item", f"{more} of {system}", yes=yes, max_changed=MAX_RETRIED)
         answer = operations.retry_items(found, body, current_actor())

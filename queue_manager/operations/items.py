@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from itertools import islice
 from typing import Literal
 
 from bson import json_util
@@ -15,12 +15,13 @@ from queue_manager.core.log import get_logger
 from queue_manager.items import Item, Listed, Position, State
 from queue_manager.operations import cursors
 from queue_manager.operations.system_schemas import MAX_RETRIED, Items, RetriedItems, Sent
-from queue_manager.server_calls import mongodb
+from queue_manager.server_calls import MONGODB_CALL_TIMEOUT, mongodb
 from queue_manager.system import System
 from services.audit import Actor, recorded
 
 MAX_SEARCHED = 5_000  # items, also of other states, that one page reads; the next page starts after them
-MAX_COUNTED = 20_000  # items, also of other states
+MAX_COUNTED = 20_000  # items that match
+SEARCH_TIMEOUT = 5.0  # seconds in which matching items are searched among those of other states
 MAX_DOCUMENT_LENGTH = 1024 * 1024  # characters
 log = get_logger("QM/items")
 
@@ -71,10 +72,9 @@ def _page(walk: Iterator[Item | Position], search: str | None, limit: int) -> tu
 
 
 def count_items(system: System, state: State, search: str | None = None) -> Count:
-    """Count the items in a state among 20,000 of any state. Raises like `item_page`."""
-    listed = system.open_items()
-    with mongodb():
-        return counted(listed, state, search)
+    """Count the items in a state, up to 20,000, for at most 5 s. Raises like `item_page`."""
+    ids, is_complete = _matching(system.open_items(), state, search)
+    return Count(count=len(ids), is_complete=is_complete)
 
 
 def item_document(system: System, id: str) -> str:
@@ -96,14 +96,6 @@ def item_document(system: System, id: str) -> str:
     return text
 
 
-def counted(listed: Listed, state: State, search: str | None) -> Count:
-    read = matching = 0
-    for one in islice(listed.read(state), MAX_COUNTED):
-        read += 1
-        matching += isinstance(one, Item) and matches(one, search)
-    return Count(count=matching, is_complete=read < MAX_COUNTED)
-
-
 def matches(item: Item, search: str | None) -> bool:
     """Return True if a text is in the id, the title or the reason, ignoring case."""
     if not search:
@@ -119,7 +111,7 @@ def retry_items(system: System, body: RetriedItems, actor: Actor) -> Sent:
     if (body.ids is None) == (body.state is None):
         raise InvalidField("state", "exactly one of state and ids is required")
     listed = system.open_items()
-    matching = _matching(listed, body.state, body.search) if body.state else list(dict.fromkeys(body.ids or []))
+    matching = _matching(listed, body.state, body.search)[0] if body.state else list(dict.fromkeys(body.ids or []))
     ids, selected = matching[:MAX_RETRIED], {"state": body.state, "search": body.search} if body.state else None
     with recorded(actor, "retry", system=system.name, filter=selected, ids=ids, total=len(matching)) as action:
         action.succeeded([listed.id_of(item) for item in retry(system, listed, ids)])
@@ -128,10 +120,17 @@ def retry_items(system: System, body: RetriedItems, actor: Actor) -> Sent:
     return sent
 
 
-def _matching(listed: Listed, state: State, search: str | None) -> list[str]:
-    with mongodb():
-        read = islice(listed.read(state), MAX_COUNTED)
-        return list(dict.fromkeys(one.id for one in read if isinstance(one, Item) and matches(one, search)))
+def _matching(listed: Listed, state: State, search: str | None) -> tuple[list[str], bool]:
+    """Return the ids of the items that match, and True if these are all."""
+    ids: dict[str, None] = {}
+    ends_at = time.monotonic() + SEARCH_TIMEOUT
+    with mongodb(SEARCH_TIMEOUT + MONGODB_CALL_TIMEOUT):
+        for one in listed.read(state):
+            if len(ids) == MAX_COUNTED or time.monotonic() >= ends_at:
+                return list(ids), False
+            if isinstance(one, Item) and matches(one, search):
+                ids[one.id] = None
+    return list(ids), True
 
 
 def no_item(id: str) -> NotFound:

@@ -187,6 +187,15 @@ class TestRetry:
         assert f"Dispatch 1 item of {ROOMS}?" in last.stdout
         assert (last.returncode, len(sent())) == (0, 3)
 
+    def test_an_incomplete_search_without_matches_is_an_error(
+        self, clean: Servers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(operations, "SEARCH_TIMEOUT", 0.0)
+        due_room()
+        result = items("retry", ROOMS, "--state", "due", "--yes")
+        assert (result.returncode, result.stdout) == (1, "")
+        assert result.stderr == f"queue-manager: no items of {ROOMS} were found in 0 s; some may match\n"
+
     def test_unknown_ids_are_named(self, clean: Servers) -> None:
         due = str(due_room())
         result = items("retry", ROOMS, due, GONE)

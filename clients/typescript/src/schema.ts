@@ -201,7 +201,7 @@ export interface paths {
         };
         /**
          * Count Items
-         * @description Count the items in a state among 20,000 of any state.
+         * @description Count the items in a state, up to 20,000, for at most 5 s.
          */
         get: operations["systems_count_items"];
         put?: never;
@@ -289,7 +289,7 @@ export interface paths {
          * Retry Items
          * @description Send the tasks of the items of `ids`, or of all that match, at most 1,000.
          *
-         *     `of` counts them among 20,000 items of any state. Items that are in progress, not due or gone are left alone.
+         *     `of` is their number as `items/count` returns it. Items that are in progress, not due or gone are left alone.
          */
         post: operations["systems_retry_items"];
         delete?: never;

@@ -99,7 +99,7 @@ async function retryAll() {
   const { verb = "" } = STATES[filter.state];
   /** @type {MatchCount} */
   const { count, is_complete: isAll } = await get(`${path}/items/count${query(filter)}`);
-  if (!count) return toast("Nothing matches");
+  if (!count) return toast(isAll ? "Nothing matches" : "Nothing found in time among the items in other states; there may be some");
   return askFor({
     title: `${verb.replace(" now", "")} ${count === 1 ? `1 ${itemName}` : `${number(count)}${isAll ? "" : " or more"} ${items}`}?`, verb, text: `Each is dispatched at once, as by a scan.${count > MAX_RETRIED ? ` At most ${number(MAX_RETRIED)} are dispatched at a time.` : ""}`,
     async act() {

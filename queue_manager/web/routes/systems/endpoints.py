@@ -113,7 +113,7 @@ def items(
 
 @queries.get("/systems/{name}/items/count", responses=errors(503))
 def count_items(system: Named, state: State = "due", search: Search = None) -> Count:
-    """Count the items in a state among 20,000 of any state."""
+    """Count the items in a state, up to 20,000, for at most 5 s."""
     return item_operations.count_items(system, state, search)
 
 
@@ -149,7 +149,7 @@ def retry_items(
 ) -> Sent:
     """Send the tasks of the items of `ids`, or of all that match, at most 1,000.
 
-    `of` counts them among 20,000 items of any state. Items that are in progress, not due or gone are left alone.
+    `of` is their number as `items/count` returns it. Items that are in progress, not due or gone are left alone.
     """
     return item_operations.retry_items(system, body, actor)
 
