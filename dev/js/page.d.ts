@@ -15,6 +15,7 @@ interface ElementsById {
   filter: Form;
   find: HTMLInputElement;
   found: HTMLElement;
+  further: HTMLElement;
   export: HTMLButtonElement;
   "filter-name": HTMLSelectElement;
   "filter-system": HTMLSelectElement;

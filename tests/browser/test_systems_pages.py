@@ -162,6 +162,18 @@ def test_each_state_lists_its_items_and_is_in_the_url(visit: Visit) -> None:
     expect(page.get_by_role("heading", name="Nothing matches")).to_be_visible()
 
 
+def test_an_empty_page_that_is_not_the_last_has_a_hint_to_continue(visit: Visit) -> None:
+    answer = {"items": [], "cursor": "more", "server_time": "2026-01-31T09:30:00.000Z"}
+    visit.page.route(re.compile("/api/systems/support-snooze/items[?]"), lambda route: route.fulfill(json=answer))
+    page = visit.open("/rooms?state=failed")
+    nothing, clear = page.locator("#nothing"), page.get_by_role("button", name="Clear the filter")
+    expect(nothing).to_contain_text("Press “Older” to continue.")
+    expect(page.get_by_role("button", name="Older")).to_be_enabled()
+    expect(clear).to_be_hidden()
+    page.get_by_label("Search").fill("a")
+    expect(clear).to_be_visible()
+
+
 def test_one_item_is_retried(visit: Visit, clean: Servers) -> None:
     rooms = sample_data.rooms()
     page = visit.open("/rooms?state=failed")

@@ -341,6 +341,8 @@ export class List {
     byId("empty").hidden = !isEmpty || isPartOfList;
     byId("nothing").hidden = !isEmpty || !isPartOfList;
     byId("nothing").querySelector("h2").textContent = this.cursor ? "Nothing found so far" : "Nothing matches";
+    byId("further").hidden = !this.cursor || Boolean(progress);
+    byId("nothing").querySelector("button").hidden = !isFiltered;
     byId("searching").hidden = !progress;
     byId("stop").hidden = !isSearching;
     if (progress) {
