@@ -23,6 +23,11 @@ from tests.web.web_process import COMMAND, ROOT, SECRET, Web, token, web
 
 pytestmark = pytest.mark.processes
 
+PATIENT = """from queue_manager.core.redis_client import CLIENT_OPTIONS
+CLIENT_OPTIONS["socket_timeout"] = 15
+"""
+"""A command that was sent to Redis waits longer for its answer than a process may take to end, `STOP_GRACE`."""
+
 
 def start(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
@@ -86,12 +91,13 @@ def test_process_ends_orderly_although_a_client_is_connected(
 
 
 def test_process_ends_soon_although_its_servers_do_not_answer(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(PATIENT)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         urls = {"REDIS_URL": f"redis://{address}/0", "MONGO_DB_URL": f"mongodb://{address}/any?replicaSet=any"}
-        with web(tmp_path, QM_MESSAGE_QUEUE="true", QM_JOBS="true", **urls) as process:
+        with web(tmp_path, QM_MESSAGE_QUEUE="true", QM_JOBS="true", PYTHONPATH=f"{tmp_path}:{ROOT}", **urls) as process:
             os.kill(process.child.pid, signal.SIGTERM)
-            assert process.child.wait(3) == 0  # a command that was sent to Redis waits 5 s for its answer
+            assert process.child.wait(STOP_GRACE) == 0
             assert "Traceback" not in process.log
 
 
