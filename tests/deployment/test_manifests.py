@@ -38,6 +38,7 @@ COMMANDS = {one.name: shlex.split(one.command) for one in procfile.read(ROOT / "
 MIGRATION = {"migrate": COMMANDS["release"]}
 WEB = {"web": [*COMMANDS["web"], "--host", "0.0.0.0"]}
 GRACE = Settings.model_fields["qm_shutdown_seconds"].default + 10
+WEB_GRACE = 20  # seconds; it completes a request in up to 15 s
 
 Manifest = dict[str, Any]
 
@@ -209,6 +210,12 @@ def test_pods_have_time_to_end_their_tasks() -> None:
     assert {name: grace[name] for name in WORKERS} == dict.fromkeys(WORKERS, float(CONFIG["QM_SHUTDOWN_SECONDS"]) + 10)
 
 
+def test_a_web_pod_has_time_to_complete_a_request_after_its_pre_stop_hook() -> None:
+    pod = of_kind("Deployment")["web"]["spec"]["template"]["spec"]
+    _, pre_stop = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert pod["terminationGracePeriodSeconds"] == float(pre_stop) + WEB_GRACE
+
+
 def test_settings_of_the_manifests_exist() -> None:
     names = {name.upper() for name in Settings.model_fields}
     assert CONFIG.keys() <= names
@@ -251,7 +258,8 @@ def test_compose_runs_two_of_each_process_with_the_commands_of_the_procfile() ->
     )
     for name, one in ours.items():
         assert (one["read_only"], one["cap_drop"]) == (True, ["ALL"]), name
-        assert name not in WORKERS or one["stop_grace_period"] == f"{GRACE:g}s"
+        grace = {**dict.fromkeys(WORKERS, GRACE), "web": WEB_GRACE}.get(name)
+        assert grace is None or one["stop_grace_period"] == f"{grace:g}s"
     assert len([one for one in services.values() if "--replSet" in one.get("command", ())]) == 3
 
 

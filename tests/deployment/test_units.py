@@ -34,6 +34,7 @@ ENVIRONMENT_OF_0_2 = Path("/opt/queue-manager")
 SERVICES = sorted(UNITS.glob("*.service"))
 PAGE = DOCS / "how-to" / "deploy.md"
 MIGRATION = "migrate"
+WEB_GRACE = 20  # seconds; it completes a request in up to 15 s
 MAX_EXPOSURE = 20  # tenths, by the scale of `systemd-analyze security`
 
 
@@ -183,6 +184,10 @@ def test_systemd_waits_longer_for_workers_than_they_wait_for_their_tasks() -> No
     shutdown = Settings.model_fields["qm_shutdown_seconds"].default
     workers = [values(one) for one in SERVICES if name_of(one) in ("worker", "jobs", "scans")]
     assert [(one["KillMode"], float(one["TimeoutStopSec"])) for one in workers] == [("mixed", shutdown + 10)] * 3
+
+
+def test_systemd_waits_until_a_request_of_the_web_process_is_completed() -> None:
+    assert float(values(UNITS / "queue-manager-web.service")["TimeoutStopSec"]) == WEB_GRACE
 
 
 @pytest.mark.deploy
