@@ -31,7 +31,7 @@ from tests.web.web_process import Web, forked_web
 pytestmark = pytest.mark.processes
 
 PATH = "/api/overview/events"
-LOOK = "scan_marks"  # each look asks once which scans run, if all have run
+LOOK = "scan_marks"  # each overview reads it once, and once more for each scan without a run in the last 24 hours
 
 
 class States(Stream):
@@ -91,7 +91,7 @@ def test_an_unchanged_state_is_sent_every_five_seconds_and_immediately_to_new_li
         for _ in range(2):
             with promptly(7):
                 seen.append(next(states))
-    assert time_of(first) < time_of(seen[2])  # it did not wait for what all are told
+    assert time_of(first) < time_of(seen[2])  # it did not wait for the next state of all listeners
     gaps = [later - earlier for earlier, later in pairwise(map(time_of, seen))]
     assert min(gaps) > seconds(3.5)  # a state is at most a second old when it is sent
 
