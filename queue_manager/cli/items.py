@@ -94,7 +94,7 @@ def list_items(
 
 @items_cli.command()
 def count(system: ItemSystem, state: StateOfItems = "due", search: ItemSearch = None) -> None:
-    """Count the items of a system in a state, up to 20,000, for at most 5 s.
+    """Count the items in a state, up to 20,000, for at most 5 s.
 
     Example: `queue-manager items count support-snooze failed`
     """
