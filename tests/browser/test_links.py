@@ -21,13 +21,13 @@ LINKS = """(links) => links.map((link) => [
   link.closest("tr")?.querySelector("[data-label=Count]")?.innerText ?? link.innerText])"""
 
 
-def follow(visit: Visit, path: str, links: str) -> set[str]:
-    """Open the page of each of the `links` of a page; return their paths.
+def follow(visit: Visit, path: str, links: str, *, last: str | None = None) -> set[str]:
+    """Open the page of each of the `links` of a page once there are some, and the `last` ones; return their paths.
 
     There are as many rows as the link says; the tab and the filter are those of the path.
     """
     visit.open(path)
-    expect(visit.page.locator(links).first).to_be_visible()
+    expect(visit.page.locator(last or links).first).to_be_visible()
     found = visit.page.locator(links).evaluate_all(LINKS)
     for to, text, count in found:
         page = visit.open(to)
@@ -48,7 +48,8 @@ def follow(visit: Visit, path: str, links: str) -> set[str]:
 
 def test_numbers_and_problems_link_to_their_items(visit: Visit, queue: Queue, clean: Servers) -> None:
     sample_data.everything(queue, clean.valkey.url)
-    followed = follow(visit, "/", "#systems dd a")
+    # On a busy machine, a first reading may lack the numbers of one server.
+    followed = follow(visit, "/", "#systems dd a", last="#systems dd a[href^='/messages']")
     states = ("due", "in-progress", "stuck", "failed")
     assert followed == {
         *(f"/rooms?state={state}" for state in states),
