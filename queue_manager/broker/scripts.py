@@ -210,8 +210,8 @@ redis.call('ZREM', KEYS[2], ARGV[1])
 # ARGV     the letter as stored, the message
 # Returns  1, or 0 if the letter no longer exists
 #
-# Atomic, because two people may replay the same letter. The message is added first, for the same reason; it is removed
-# again if the letter no longer exists.
+# Atomic, because two people may replay the same letter. The message is added first, because the list may be a key of
+# another type; it is removed again if the letter no longer exists.
 REPLAY_DEAD_LETTER = Script("""#!lua
 redis.call('LPUSH', KEYS[2], ARGV[2])
 local removed = redis.call('LREM', KEYS[1], -1, ARGV[1])

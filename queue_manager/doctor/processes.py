@@ -30,8 +30,8 @@ def other_workers() -> Iterator[Findings]:
     """Yield the workers of other releases, and those of another database or broker."""
     with redis_server() as client:
         workers = worker_heartbeats.online(client)
-        elsewhere = [f"{name} ({used})" for name, used in worker_heartbeats.with_other_database(client).items()]
-        apart = [f"{name} ({used})" for name, used in worker_heartbeats.with_other_broker(client).items()]
+        databases, brokers = worker_heartbeats.with_other_servers(client)
+    elsewhere, apart = ([f"{name} ({used})" for name, used in one.items()] for one in (databases, brokers))
     others = [
         f"{worker.name} ({worker.release or 'before 0.2'})"
         for worker in workers

@@ -65,7 +65,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 STOCK_COMMANDS: Mapping[str, tuple[str, ...]] = {"BRPOP": (PROBE_KEY, "0"), "RPOP": (PROBE_KEY,)}
 """Commands that only kombu's transport uses."""
 STOCK_BINDINGS = f"_kombu.binding.{DEFAULT_QUEUE}"
-"""One of the keys of kombu's transport, whose prefix is no option of it."""
+"""A key of kombu's transport, which cannot be configured to add a prefix to its keys."""
 
 
 def urls() -> list[str]:

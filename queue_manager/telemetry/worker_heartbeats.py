@@ -263,16 +263,14 @@ def _place(url: str) -> str:
     return place.rpartition("@")[2]
 
 
-def with_other_database(client: redis.Redis) -> dict[str, str]:
-    """Return, by their names, the database of online workers that use another one than this process. Like `online`."""
-    used = {name: details.database for name, details in _online_details(client).items()}
-    return _others(used, own_database())
+def with_other_servers(client: redis.Redis) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the databases, and the brokers, of online workers that use others than this process. Like `online`.
 
-
-def with_other_broker(client: redis.Redis) -> dict[str, str]:
-    """Return, by their names, the broker of online workers that use another one than this process. Like `online`."""
-    used = {name: details.broker for name, details in _online_details(client).items()}
-    return _others(used, own_broker())
+    Both are by the names of the workers.
+    """
+    found = _online_details(client)
+    databases = _others({name: details.database for name, details in found.items()}, own_database())
+    return databases, _others({name: details.broker for name, details in found.items()}, own_broker())
 
 
 def _online_details(client: redis.Redis) -> dict[str, Details]:
