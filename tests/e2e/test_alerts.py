@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from email.message import EmailMessage
 from pathlib import Path
@@ -26,7 +27,6 @@ from queue_manager.alerts import Notification, send_to_channels
 from queue_manager.cli.completion import complete_alert_system, complete_rule
 from queue_manager.core.background import in_thread
 from queue_manager.core.clock import hours
-from queue_manager.core.settings import settings
 from queue_manager.health_rules import COMPONENTS
 from tests.deployment.programs import replaced
 from tests.documented import DOCS, block, options
@@ -117,32 +117,25 @@ def test_alerts_test_sends_to_each_channel_and_names_those_that_fail() -> None:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirecting_webhook_counts_as_a_failed_notification(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redirecting_webhook_counts_as_a_failed_notification(
+    status: int, change_settings: Callable[..., None]
+) -> None:
     with receiving_posts(lambda *_: status, location="/elsewhere") as port:
-        monkeypatch.setenv("QM_ALERT_WEBHOOK_URL", f"http://{LOOPBACK}:{port}")
-        settings.cache_clear()
-        try:
-            error = send_to_channels(Notification("recovered", []))["webhook"]
-        finally:
-            monkeypatch.undo()
-            settings.cache_clear()
+        change_settings(QM_ALERT_WEBHOOK_URL=f"http://{LOOPBACK}:{port}")
+        error = send_to_channels(Notification("recovered", []))["webhook"]
     assert str(error).startswith(f"HTTP Error {status}: ")
 
 
 @pytest.mark.parametrize(("host", "is_sent"), [("mail.example.com", False), (LOOPBACK, True)])
-def test_an_smtp_password_is_sent_only_over_tls(host: str, is_sent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_smtp_password_is_sent_only_over_tls(
+    host: str, is_sent: bool, monkeypatch: pytest.MonkeyPatch, change_settings: Callable[..., None]
+) -> None:
     mails: list[EmailMessage] = []
     with receiving_mails(mails, user="user", password="password") as port:
         connect, address = socket.create_connection, (LOOPBACK, port)
         monkeypatch.setattr(socket, "create_connection", lambda _, *rest, **options: connect(address, *rest, **options))
-        monkeypatch.setenv("QM_ALERT_MAIL_TO", "ops@example.com")
-        monkeypatch.setenv("QM_ALERT_SMTP_URL", f"smtp://user:password@{host}")
-        settings.cache_clear()
-        try:
-            error = send_to_channels(Notification("recovered", []))["mail"]
-        finally:
-            monkeypatch.undo()
-            settings.cache_clear()
+        change_settings(QM_ALERT_MAIL_TO="ops@example.com", QM_ALERT_SMTP_URL=f"smtp://user:password@{host}")
+        error = send_to_channels(Notification("recovered", []))["mail"]
     assert (error is None, len(mails)) == (is_sent, int(is_sent))
     assert is_sent or "mail.example.com does not offer STARTTLS: the password is not sent unencrypted" in str(error)
 
@@ -150,7 +143,12 @@ def test_an_smtp_password_is_sent_only_over_tls(host: str, is_sent: bool, monkey
 @pytest.mark.parametrize("is_trusted", [True, False])
 @pytest.mark.parametrize(("scheme", "context"), [("smtp", "tls_context"), ("smtps", "ssl_context")])
 def test_an_smtp_password_is_sent_to_another_host_that_has_a_trusted_certificate(
-    scheme: str, context: str, is_trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scheme: str,
+    context: str,
+    is_trusted: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change_settings: Callable[..., None],
 ) -> None:
     certificates = Certificates.made_in(tmp_path / "certificates")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -158,37 +156,29 @@ def test_an_smtp_password_is_sent_to_another_host_that_has_a_trusted_certificate
     mails: list[EmailMessage] = []
     with receiving_mails(mails, user="user", password="password", **{context: tls}) as port:
         monkeypatch.setattr("queue_manager.alerts.is_loopback", lambda _: False)
-        monkeypatch.setenv("QM_ALERT_MAIL_TO", "ops@example.com")
-        monkeypatch.setenv("QM_ALERT_SMTP_URL", f"{scheme}://user:password@{LOOPBACK}:{port}")
         if is_trusted:
             monkeypatch.setenv("SSL_CERT_FILE", certificates.path("ca.pem"))
-        settings.cache_clear()
-        try:
-            error = send_to_channels(Notification("recovered", []))["mail"]
-        finally:
-            monkeypatch.undo()
-            settings.cache_clear()
+        url = f"{scheme}://user:password@{LOOPBACK}:{port}"
+        change_settings(QM_ALERT_MAIL_TO="ops@example.com", QM_ALERT_SMTP_URL=url)
+        error = send_to_channels(Notification("recovered", []))["mail"]
     assert len(mails) == is_trusted
     assert error is None if is_trusted else "certificate verify failed" in str(error)
 
 
 def test_an_smtp_password_that_cannot_be_sent_does_not_stop_other_channels(
-    monkeypatch: pytest.MonkeyPatch,
+    change_settings: Callable[..., None],
 ) -> None:
     posts: list[bytes] = []
     with (
         receiving_posts(lambda _, body: posts.append(body)) as http,
         receiving_mails([], user="user", password="pässword") as smtp,
     ):
-        monkeypatch.setenv("QM_ALERT_WEBHOOK_URL", f"http://{LOOPBACK}:{http}")
-        monkeypatch.setenv("QM_ALERT_MAIL_TO", "ops@example.com")
-        monkeypatch.setenv("QM_ALERT_SMTP_URL", f"smtp://user:p%C3%A4ssword@{LOOPBACK}:{smtp}")
-        settings.cache_clear()
-        try:
-            errors = send_to_channels(Notification("recovered", []))
-        finally:
-            monkeypatch.undo()
-            settings.cache_clear()
+        change_settings(
+            QM_ALERT_WEBHOOK_URL=f"http://{LOOPBACK}:{http}",
+            QM_ALERT_MAIL_TO="ops@example.com",
+            QM_ALERT_SMTP_URL=f"smtp://user:p%C3%A4ssword@{LOOPBACK}:{smtp}",
+        )
+        errors = send_to_channels(Notification("recovered", []))
     assert (errors["webhook"], len(posts)) == (None, 1)
     assert "the password has characters that cannot be sent" in str(errors["mail"])
 

@@ -73,6 +73,15 @@ def without_mongodb(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(alert, name, fail)
 
 
+def send_and_wait_for_repeat(monkeypatch: pytest.MonkeyPatch, *processes: Process) -> None:
+    """Let the processes evaluate a lasting problem, which one of them sends; then it is time to send it again."""
+    for process in processes:
+        process.evaluate(0, LAG)
+        process.evaluate(60, LAG)
+    now = server_now()
+    monkeypatch.setattr("queue_manager.alerts.server_now", lambda: now + minutes(241))
+
+
 def test_a_problem_is_sent_after_it_has_lasted_long_enough(first: Process) -> None:
     assert first.evaluate(0, LAG) == []
     assert first.evaluate(45, LAG) == []
@@ -104,10 +113,7 @@ def test_one_of_two_processes_sends_an_alert(first: Process, second: Process) ->
 
 
 def test_a_lasting_problem_is_sent_again(first: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    first.evaluate(0, LAG)
-    first.evaluate(60, LAG)
-    now = server_now()
-    monkeypatch.setattr("queue_manager.alerts.server_now", lambda: now + minutes(241))
+    send_and_wait_for_repeat(monkeypatch, first)
     assert first.evaluate(60 + 240 * 60 - 1, LAG) == []
     assert first.evaluate(60 + 240 * 60, LAG) == [("problem", ["support-snooze"])]
 
@@ -115,11 +121,7 @@ def test_a_lasting_problem_is_sent_again(first: Process, monkeypatch: pytest.Mon
 def test_a_repeat_that_no_channel_accepted_is_sent_in_the_next_round(
     first: Process, second: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for process in (first, second):
-        process.evaluate(0, LAG)
-        process.evaluate(60, LAG)
-    now = server_now()
-    monkeypatch.setattr("queue_manager.alerts.server_now", lambda: now + minutes(241))
+    send_and_wait_for_repeat(monkeypatch, first, second)
     first.takes = second.takes = False
     assert first.evaluate(60 + 240 * 60, LAG) == [("problem", ["support-snooze"])]
     assert second.evaluate(61 + 240 * 60, LAG) == [("problem", ["support-snooze"])]
@@ -133,11 +135,7 @@ def test_a_repeat_that_no_channel_accepted_is_sent_in_the_next_round(
 def test_the_end_of_a_problem_whose_repeat_no_channel_accepted_is_sent(
     first: Process, second: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for process in (first, second):
-        process.evaluate(0, LAG)
-        process.evaluate(60, LAG)
-    now = server_now()
-    monkeypatch.setattr("queue_manager.alerts.server_now", lambda: now + minutes(241))
+    send_and_wait_for_repeat(monkeypatch, first, second)
     first.takes = second.takes = False
     first.evaluate(60 + 240 * 60, LAG)
     first.evaluate(75 + 240 * 60)
