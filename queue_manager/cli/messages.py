@@ -230,7 +230,7 @@ def export_messages(where: Filter, state: MessageStateArgument, form: FormatOpti
     Example: `queue-manager queue export dead --type send_mail > dead.jsonl`
     """
     pages = message_queue.queue_admin().export(state, where)
-    export_rows((message.to_json() for page in pages for message in page), form, columns=CSV_COLUMNS)
+    export_rows((message.to_json_line() for page in pages for message in page), form, columns=CSV_COLUMNS)
 
 
 @queue.command("import")

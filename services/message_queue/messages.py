@@ -228,6 +228,10 @@ class Message:
         about = _encode(dict(self.fields))
         return Json(f'{about[:-1]},"payload":{self.payload_json}}}')
 
+    def to_json_line(self) -> Json:
+        """Return `to_json` as one line: line breaks between the tokens of the payload become spaces."""
+        return Json(self.to_json().replace("\n", " ").replace("\r", " "))
+
 
 def _payload_of(data: bytes) -> tuple[Json, bool]:
     """Return the payload of an entry, and whether the entry is a valid message."""

@@ -343,6 +343,19 @@ class TestQueries:
         assert re.search(r"dequeue  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} UTC", shown)
         assert run("activity", "--consumer", "nobody").stdout == "no entries\n"
 
+    def test_message_with_line_breaks_in_its_payload_is_exported_as_one_line(
+        self, queue: MessageQueue, tmp_path: Path
+    ) -> None:
+        payloads = [Json('{"a":\n1}'), Json('[\n{"type":"pay"}\r\n]'), Json('\r"\\n"\r')]
+        queue.enqueue_batch([NewMessage(type="mail", payload=one, id=f"{at}") for at, one in enumerate(payloads)])
+        exported = run("export", "main").stdout
+        (tmp_path / "main.jsonl").write_text(exported)
+        assert [json.loads(line)["id"] for line in exported.splitlines()] == ["0", "1", "2"]
+        assert run("clear", "main", "--yes").returncode == 0
+        imported = run("import", str(tmp_path / "main.jsonl"))
+        assert (imported.returncode, imported.stdout) == (0, "3 imported, 0 already present, 0 undecodable\n")
+        assert [one.payload for one in queue.receive_many(10)] == [{"a": 1}, [{"type": "pay"}], "\n"]
+
     def test_export_as_csv_has_no_formula(self, queue: MessageQueue) -> None:
         queue.enqueue("=1+1", {"a": 1}, id="mail-1")
         (row,) = csv.DictReader(run("export", "main", "--format", "csv").stdout.splitlines())

@@ -85,6 +85,21 @@ def test_export_is_imported_byte_for_byte(queue: Queue) -> None:
     assert [taken.body[name] for name in names] == ["a", "mail", 3, 7, 2, 1]
 
 
+def test_message_with_line_breaks_in_its_payload_is_exported_as_one_line(queue: Queue) -> None:
+    payloads = {"object": '{"a":\n1}', "list": '[\n{"type":"pay"}\r\n]', "text": '\r"\\n"\r'}
+    for id, payload in payloads.items():
+        queue.post("/queue/message", f'{{"type":"mail","id":"{id}","payload":{payload}}}')
+    exported = queue.get("/queue/main/export").text
+    assert [line["id"] for line in lines(exported)] == [*payloads]
+    queue.delete("/queue/clear")
+
+    imported = queue.post("/queue/import", exported).body
+
+    assert imported["count"] == len(payloads)
+    found = {id: queue.get(f"/queue/message/{id}").body["payload"] for id in payloads}
+    assert found == {id: json.loads(payload) for id, payload in payloads.items()}
+
+
 def test_import_is_harmless_when_repeated(queue: Queue) -> None:
     text = "\n".join(json.dumps({"id": f"{number}", "type": "mail"}) for number in range(2_500)) + "\n\n"
     assert queue.post("/queue/import", text).body["count"] == 2_500

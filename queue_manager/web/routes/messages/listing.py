@@ -193,7 +193,7 @@ def export(
     if "application/json" in request.headers.get("accept", ""):
         headers = {"content-disposition": f'attachment; filename="{state}.json"'}
         return StreamingResponse(_json_list(pages), media_type="application/json", headers=headers)
-    lines = ("".join(f"{message.to_json()}\n" for message in page) for page in pages)
+    lines = ("".join(f"{message.to_json_line()}\n" for message in page) for page in pages)
     return JsonLines(lines, headers={"content-disposition": f'attachment; filename="{state}.jsonl"'})
 
 
