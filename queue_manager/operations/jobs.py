@@ -12,7 +12,7 @@ from typing import Any, Literal
 from models import job_pages
 from models.archive import MAX_ARCHIVED
 from models.database import Document, server_now
-from models.document_id import id_text
+from models.document_id import shown_id
 from models.job import JobState
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from queue_manager.core.clock import to_iso
@@ -147,7 +147,7 @@ def run_job(actor: Actor, name: str, arguments: Sequence[Any], **options: Any) -
         if job is None:
             raise DuplicateJob(f"There is already a job {name} with these arguments")
         if done is not None:
-            done.succeeded([id_text(job["_id"])])
+            done.succeeded([shown_id(job["_id"])])
     return job
 
 
@@ -170,7 +170,7 @@ def change_job(
             )
         with mongodb():
             job = change(id, **options)
-        done.ids, done.count = [id_text(job["_id"])], 1
+        done.ids, done.count = [shown_id(job["_id"])], 1
     log.info(f"A job was {CHANGE_TEXTS[action]} by an operator", job=id, name=job.get("name"))
     return job, done.undo
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from models import executing_job, job, job_queue
 from models.database import Document
-from models.document_id import id_text
+from models.document_id import shown_id
 from models.job import RESCHEDULABLE_STATES, JobState
 from queue_manager.core.wording import error_summary, many, ordinal, sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first, pause_text
@@ -31,7 +31,7 @@ def explain(system: System, id: str, dispatch: DispatchState) -> list[Explanatio
     found = job.get_any(id) if dispatch.is_on else None
     if found is None or not job.is_job(found):
         return []
-    id = id_text(found["_id"])
+    id = shown_id(found["_id"])
     path = f"/api/jobs/{quote(id, safe='')}"
     explained = partial(
         Explanation, system=system.name, kind=system.item_name, id=id, page=system.page_of_item(id), document=path
@@ -148,7 +148,7 @@ class _Reasons:
         counted = many(others, "other due job", limit=MAX_COUNTED_JOBS - 1)
         behind = f", with {counted} of its name" if others > 0 else ""
         if running is not None:
-            return f"waiting{behind} for the job {id_text(running.id)}, since jobs of one name run one at a time"
+            return f"waiting{behind} for the job {shown_id(running.id)}, since jobs of one name run one at a time"
         if self._dispatch.has_no_worker:
             return f"waiting{behind}; no worker consumes the queue {self._system.queue}"
         return f"waiting{behind}; {self._dispatch.scan()}"

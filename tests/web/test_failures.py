@@ -222,6 +222,31 @@ def test_groups_of_items_jobs_and_broker_messages_are_retried(clean: Servers, qu
         assert (client.llen("scans"), dead_letters.count(client)) == (2, 0)
 
 
+def test_every_action_on_a_declared_job_is_found_by_the_id_that_is_listed(queue: Queue) -> None:
+    def fail() -> None:
+        jobs().delete_many({})
+        jobs().insert_one({**template, "_id": id})
+
+    def timeline() -> tuple[str, list[str]]:
+        (found,) = queue.get(f"/search?id={id}").body["found"]
+        return found["label"], [one["event"] for one in found["timeline"] if "by" in one["event"]]
+
+    id, retried = "declared:invoice", "Retried by someone on this machine"
+    (template,) = jobs().find({"_id": ObjectId(fail_job(queue, "lost"))})
+    fail()
+    queue.post(f"/failures/{read(queue, {'lost'})[0]['id']}/replay")
+    fail()
+    assert queue.post("/jobs/retry", {"ids": [id]}).body["changed"] == 1
+    fail()
+    assert queue.post(f"/jobs/{id}/retry").status == 200
+    (listed,) = queue.get("/jobs").body["jobs"]
+    assert listed["_id"] == queue.get(f"/search?id={id}").body["found"][0]["id"] == id
+    assert timeline() == ("pending", [retried] * 3)
+    assert queue.delete(f"/jobs/{id}").status == 200
+    assert timeline() == ("deleted", ["Removed by someone on this machine", *[retried] * 3])
+    assert [one["action"] for one in queue.get(f"/audit?id={id}").body["entries"]] == ["remove", *["retry"] * 3]
+
+
 def test_the_audit_of_a_replay_names_only_what_was_replayed(own_queue: Queue) -> None:
     queue = own_queue
     require_tasks()
