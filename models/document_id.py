@@ -10,6 +10,7 @@ from uuid import UUID
 
 import bson
 from bson import Binary, Code, Decimal128, ObjectId, Regex, json_util
+from bson.binary import UUID_SUBTYPE
 from bson.errors import InvalidId
 
 from models.database import Document
@@ -17,6 +18,7 @@ from queue_manager.core.errors import PermanentError
 from queue_manager.core.json_types import is_within_depth
 
 OBJECT_ID_DIGITS = 24
+UUID_BYTES = 16  # MongoDB also stores values of its subtype with other lengths
 MAX_ID_DEPTH = 100  # levels of nesting; MongoDB refuses commands with about 200
 _ID_JSON = json_util.JSONOptions(json_mode=json_util.JSONMode.CANONICAL, tz_aware=True, tzinfo=UTC)
 
@@ -101,7 +103,9 @@ def id_candidates(text: str) -> list[Any]:
 
 
 def shown_id(id: Any) -> str:
-    """Return an id for display: a string without quotation marks, a number as digits."""
+    """Return an id for display: a string without quotation marks, a number as digits, a UUID with hyphens."""
+    if isinstance(id, Binary) and id.subtype == UUID_SUBTYPE and len(id) == UUID_BYTES:
+        return str(id.as_uuid())
     return str(id) if isinstance(id, (ObjectId, str, int, float, Decimal128)) else id_text(id)
 
 

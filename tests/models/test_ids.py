@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from uuid import UUID
 
 import bson
 import pytest
-from bson import ObjectId
+from bson import Binary, ObjectId
+from bson.binary import UUID_SUBTYPE
 
-from models.document_id import id_key, id_text, read_id
+from models.document_id import id_key, id_text, read_id, shown_id
 from queue_manager.core.errors import PermanentError
 from tests.odd_ids import ODD_IDS
 
@@ -28,6 +30,13 @@ def test_only_an_object_id_is_written_as_its_digits() -> None:
     assert id_text(id) == str(id)
     assert read_id(id_text(str(id)), field="id") == str(id)
     assert len({id_text(one) for one in ODD_IDS}) == len(ODD_IDS)
+
+
+def test_a_uuid_is_shown_with_hyphens_if_it_is_one() -> None:
+    id = UUID(int=2**127 - 7)
+    assert shown_id(Binary.from_uuid(id)) == str(id)
+    malformed = Binary(b"\x00", UUID_SUBTYPE)
+    assert shown_id(malformed) == id_text(malformed)
 
 
 BAD: list[Any] = [

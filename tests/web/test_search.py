@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 from urllib.parse import quote
+from uuid import UUID
 
 import pytest
 from bson import ObjectId
 
 from models import support_room
 from models.database import collection, server_now
-from models.document_id import id_text
+from models.document_id import id_text, shown_id
 from queue_manager.core.clock import hours, minutes
 from queue_manager.items import DueItem
 from tests.docs.transcript import Transcript
@@ -24,11 +25,12 @@ from tests.rooms import make_room, make_work, scan
 from tests.web.web_process import Answer, Web, shared_web
 
 HTML = {"Accept": "text/html"}
+PRODUCT = "https://example.com/rooms/{id}"
 
 
 @pytest.fixture(scope="session")
 def process(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Web:
-    return shared_web(tmp_path_factory, QM_PROJECTS="true")
+    return shared_web(tmp_path_factory, QM_PROJECTS="true", QM_ROOM_URL=PRODUCT)
 
 
 @pytest.fixture
@@ -49,6 +51,11 @@ def found(process: Web, id: str) -> list[Any]:
     assert answer.status == 200, answer.text
     assert answer.body["unread"] == {}
     return list(answer.body["found"])
+
+
+def product_url(id: Any) -> str:
+    """Return the link to a room of this id in the product."""
+    return PRODUCT.replace("{id}", quote(id if isinstance(id, str) else shown_id(id), safe=""))
 
 
 @pytest.mark.usefixtures("clean")
@@ -99,8 +106,16 @@ def test_a_failed_room_can_be_retried_at_the_given_path(process: Web) -> None:
 def test_pages_and_documents_of_ids_of_any_type(process: Web, id: Any) -> None:
     make_room(server_now() + hours(1), _id=id)
     (one,) = [one for one in found(process, id_text(id)) if one["id"] == id_text(id)]
-    assert process.get(one["page"], **HTML).status == 200
     assert process.get(one["document"]).status == 200
+    page = process.get(one["page"], **HTML)
+    assert page.status == 200
+    assert f'data-product="{product_url(id)}"' in page.text
+
+
+@pytest.mark.parametrize("id", ["1e5", "1.50", "agency one", str(UUID(int=7)), "["])
+def test_an_id_that_is_not_one_of_a_document_is_in_the_link_to_the_product_as_it_is(process: Web, id: str) -> None:
+    page = process.get(f"/rooms/{quote(id, safe='')}", **HTML)
+    assert f'data-product="{product_url(id)}"' in page.text
 
 
 @pytest.mark.usefixtures("clean")

@@ -21,7 +21,9 @@ from starlette.types import Scope
 
 from beat_schedule import systems
 from models.audit import AUDITED_ACTIONS
+from models.document_id import id_text, read_id, shown_id
 from queue_manager.core.clock import milliseconds, minutes
+from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.system import SCHEDULE_PAGE, System
 from queue_manager.web.auth.authentication import Principal
@@ -114,8 +116,17 @@ def _page_of_item(system: System) -> Callable[[Request, CurrentPrincipal, str], 
 
 
 def _item_page(system: System, request: Request, principal: Principal, id: str) -> HTMLResponse:
-    product = (system.item_url(settings()) or "").replace("{id}", quote(id, safe=""))
+    product = (system.item_url(settings()) or "").replace("{id}", quote(_id_in_product(id), safe=""))
     return render_page("explanation.html", request, principal, system=system, id=id, product=product)
+
+
+def _id_in_product(id: str) -> str:
+    """Return an id as the product knows it: a string without quotation marks, a UUID with hyphens."""
+    try:
+        found = read_id(id, field="id")
+    except PermanentError:
+        return id
+    return shown_id(found) if id_text(found) == id else id  # the id `1e5` of a scan of one's own is no number
 
 
 @of_each.get("/search")
