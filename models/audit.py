@@ -81,7 +81,7 @@ class AuditEntry:
     system: str | None = None
     ids: Annotated[
         Sequence[str],
-        Field(description="What it was done to: in a list the first 20, of one entry the first 1,000."),
+        Field(description="What it was done to: in a list the first 20, of one entry up to 1,000."),
     ] = ()
     total: Annotated[int | None, Field(description="How many it was to be done to, if that is known.")] = None
     filter: Annotated[

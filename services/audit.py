@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from bson import ObjectId
@@ -34,6 +35,8 @@ from queue_manager.pauses import person
 
 AUDIT_TIMEOUT = seconds(2.5)
 MAX_AUDITED_IDS = 1_000
+MAX_AUDITED_IDS_LENGTH = 1_000_000  # characters of all ids of an entry
+MAX_AUDITED_ID_LENGTH = 8_192  # characters; entries are found by the whole id, and `ж` has six in extended JSON
 MAX_VALUE_LENGTH = 1_000  # characters of one value before or after
 MAX_AUDITED_ERROR_LENGTH = 500  # characters
 OUTCOME_UNKNOWN = "the outcome is unknown"
@@ -264,8 +267,10 @@ def _fields(done: AuditedAction) -> Document:
         "before": _bounded(done.before),
         "after": _bounded(done.after),
     }
-    ids = [_text(id) for id in done.ids[:MAX_AUDITED_IDS]]
-    return {"ids": ids} | {name: value for name, value in known.items() if value not in (None, {}, "")}
+    ids = [_text(id, MAX_AUDITED_ID_LENGTH) for id in done.ids[:MAX_AUDITED_IDS]]
+    lengths = accumulate(map(len, ids))
+    bounded = [id for id, length in zip(ids, lengths, strict=True) if length <= MAX_AUDITED_IDS_LENGTH]
+    return {"ids": bounded} | {name: value for name, value in known.items() if value not in (None, {}, "")}
 
 
 def _bounded(values: Mapping[str, Any] | None) -> Document | None:

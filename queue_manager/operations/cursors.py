@@ -15,7 +15,7 @@ from bson.json_util import CANONICAL_JSON_OPTIONS
 from models.listing import NoPosition
 from queue_manager.core.errors import InvalidField
 
-MAX_CURSOR_LENGTH = 4_096
+MAX_CURSOR_LENGTH = 16_384  # characters; a position has an id as long as the search accepts
 PLAIN_TYPES = (datetime, ObjectId, str, int, float, bytes, Decimal128, Timestamp, DBRef, MinKey, MaxKey)
 CURSOR_JSON_OPTIONS = CANONICAL_JSON_OPTIONS.with_options(tz_aware=True)
 

@@ -26,9 +26,9 @@ from queue_manager.server_calls import mongodb, redis_server
 from queue_manager.system import System
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.telemetry.worker_heartbeats import OnlineWorker
-from services.audit import DELETING_ACTIONS, timeline_event
+from services.audit import DELETING_ACTIONS, MAX_AUDITED_ID_LENGTH, timeline_event
 
-MAX_SEARCH_ID_LENGTH = 1_024  # characters
+MAX_SEARCH_ID_LENGTH = MAX_AUDITED_ID_LENGTH  # characters
 AUDIT_LOG = "audit log"
 """Its name in `Diagnosis.unread`."""
 _TASK_ID = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{32})?-\d{1,5}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

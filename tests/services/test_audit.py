@@ -16,7 +16,7 @@ from models.database import collection
 from queue_manager.core.clock import hours
 from queue_manager.core.errors import AppError, Unavailable
 from queue_manager.server_calls import mongodb
-from services.audit import MAX_AUDITED_IDS, Actor, recorded
+from services.audit import MAX_AUDITED_IDS, MAX_AUDITED_IDS_LENGTH, Actor, recorded
 from tests.e2e.commands import invoke
 from tests.real_servers import Servers
 
@@ -80,6 +80,15 @@ def test_texts_and_ids_are_bounded_and_can_be_stored(clean: Servers) -> None:
     assert entry.before is not None
     assert (len(entry.before["payload"]), entry.before["n"]) == (1_000, str(2**63))
     assert entry.after == {"payload": "?$\x00", "n": 2**63 - 1}
+
+
+def test_fewer_ids_are_stored_if_they_are_long(clean: Servers) -> None:
+    id = "ж" * 8_000
+    with recorded(ADA, "delete", ids=[id] * 2_000):
+        pass
+    entry = audit.get(entries()[0].id)
+    assert entry is not None
+    assert entry.ids == [id] * (MAX_AUDITED_IDS_LENGTH // len(id))
 
 
 def test_without_mongodb_only_actions_on_redis_are_allowed(

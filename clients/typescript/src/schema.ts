@@ -1775,7 +1775,7 @@ export interface components {
             system: string | null;
             /**
              * Ids
-             * @description What it was done to: in a list the first 20, of one entry the first 1,000.
+             * @description What it was done to: in a list the first 20, of one entry up to 1,000.
              */
             ids: string[];
             /**
