@@ -4529,7 +4529,7 @@ export interface components {
             maxAttempts?: number | null;
             /**
              * Id
-             * @description Makes repeated requests harmless. Not `.` or `..`, which URLs cannot contain.
+             * @description Makes repeated requests harmless: 1 to 128 letters, digits or any of _ . : @ -, but none of . .. processing failed acknowledged archived.
              * @default null
              */
             id?: string | null;
@@ -6870,7 +6870,7 @@ export interface operations {
                     maxAttempts?: number | null;
                     /**
                      * Id
-                     * @description Makes repeated requests harmless. Not `.` or `..`, which URLs cannot contain.
+                     * @description Makes repeated requests harmless: 1 to 128 letters, digits or any of _ . : @ -, but none of . .. processing failed acknowledged archived.
                      * @default null
                      */
                     id?: string | null;
