@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from bson import ObjectId
 
-from models import support_room
+from models import subscription, support_room
 from models.database import collection, server_now
 from models.document_id import id_text, shown_id
 from queue_manager.core.clock import hours, minutes
@@ -61,7 +61,7 @@ def product_url(id: Any) -> str:
 @pytest.mark.usefixtures("clean")
 def test_a_room_has_an_answer_and_paths(process: Web) -> None:
     room = make_room(server_now() + hours(3))
-    (one,) = found(process, f" {room} ")
+    (one,) = found(process, str(room))
     assert (one["system"], one["kind"], one["id"]) == ("support-snooze", "room", str(room))
     assert (one["label"], one["tone"], one["retry"]) == ("snoozed", "neutral", None)
     assert one["answer"].startswith("Snoozed until ")
@@ -110,6 +110,22 @@ def test_pages_and_documents_of_ids_of_any_type(process: Web, id: Any) -> None:
     page = process.get(one["page"], **HTML)
     assert page.status == 200
     assert f'data-product="{product_url(id)}"' in page.text
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("id", [" lead", "trail "])
+def test_an_item_is_opened_by_an_id_with_a_space_at_an_end(process: Web, id: str) -> None:
+    managed = {"plan": {"metadata": {"product_type": "seo"}}, "metadata": {"account_id": ObjectId()}}
+    made = {"account": id, "status": "active", "created_at": server_now() - hours(24 * 60), **managed}
+    subscription.subscriptions().insert_one(made)
+    (listed,) = process.get("/api/systems/review-requests/items").body["items"]
+    (one,) = found(process, listed["id"])
+    assert one["id"] == listed["id"] == id
+    assert f'data-id="{id}"' in process.get(one["page"], **HTML).text
+
+
+def test_the_search_for_a_pasted_id_ignores_spaces_around_it(process: Web) -> None:
+    assert 'data-id="mail-1"' in process.get("/search?id=%20mail-1%20", **HTML).text
 
 
 @pytest.mark.usefixtures("clean")

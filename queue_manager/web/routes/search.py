@@ -30,4 +30,4 @@ def search(
     if system is not None:
         require_system(principal, system)
         find_system(system)
-    return diagnose(id.strip(), system_names=principal.systems if system is None else [system])
+    return diagnose(id, system_names=principal.systems if system is None else [system])
