@@ -26,6 +26,7 @@ from rich.text import Text
 
 from queue_manager.core.clock import to_iso
 from queue_manager.pauses import PauseState
+from services.message_queue.fields import members
 
 MAX_ERROR_LENGTH = 60  # characters of an error in a table
 MAX_PAYLOAD_LENGTH = 200  # characters of a payload in a table
@@ -188,15 +189,15 @@ def every_page(read: Callable[[str | None], PageT]) -> Iterator[PageT]:
 
 
 def export_rows(rows: Iterable[str], form: ExportFormat, *, columns: Sequence[str]) -> None:
-    """Print JSON objects as they are, one in each line, or their `columns` as CSV."""
+    """Print JSON objects as they are, one in each line, or their `columns` as CSV, with numbers as they are written."""
     if form == "jsonl":
         for row in rows:
             print_json(row)
         return
     _print_csv_line(columns)
     for row in rows:
-        members = json.loads(row)
-        _print_csv_line([_csv_cell(members.get(name)) for name in columns])
+        cells = members(row)
+        _print_csv_line([_csv_cell(cells.get(name, "null")) for name in columns])
 
 
 def _print_csv_line(cells: Sequence[str]) -> None:
@@ -205,9 +206,12 @@ def _print_csv_line(cells: Sequence[str]) -> None:
     typer.echo(line.getvalue().encode(errors="backslashreplace"), nl=False)
 
 
-def _csv_cell(value: Any) -> str:
-    text = _text(value)
-    return f"'{text}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else text
+def _csv_cell(value: str) -> str:
+    """Return a JSON value for a spreadsheet: a string without its quotation marks, null as an empty cell."""
+    if not value.startswith('"'):
+        return "" if value == "null" else value
+    text: str = json.loads(value)
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
 
 
 def _text(value: Any) -> str:

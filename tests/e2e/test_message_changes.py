@@ -359,4 +359,12 @@ class TestQueries:
     def test_export_as_csv_has_no_formula(self, queue: MessageQueue) -> None:
         queue.enqueue("=1+1", {"a": 1}, id="mail-1")
         (row,) = csv.DictReader(run("export", "main", "--format", "csv").stdout.splitlines())
-        assert (row["id"], row["type"], row["payload"]) == ("mail-1", "'=1+1", '{"a": 1}')
+        assert (row["id"], row["type"], row["payload"]) == ("mail-1", "'=1+1", '{"a":1}')
+
+    def test_export_as_csv_has_numbers_as_they_are_written(self, queue: MessageQueue) -> None:
+        payloads = ['{"amount":12345678901234567890.12,"x":1e400,"y":1.10}', "9" * 4_301, "-0.0", "null"]
+        queue.enqueue_batch([NewMessage(type="mail", payload=Json(payload)) for payload in payloads])
+        exported = run("export", "main", "--format", "csv")
+        assert exported.returncode == 0, exported.stderr
+        rows = csv.DictReader(exported.stdout.splitlines())
+        assert [row["payload"] for row in rows] == [*payloads[:-1], ""]
