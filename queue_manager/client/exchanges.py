@@ -11,7 +11,8 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from decimal import Decimal
+from functools import partial, wraps
 from http import HTTPStatus
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 from urllib.parse import quote
@@ -79,7 +80,7 @@ class EventPosition:
         if not received.data:
             return None
         try:
-            return ServerEvent(name=received.event, data=json.loads(received.data), id=received.id)
+            return ServerEvent(name=received.event, data=_json(received.data), id=received.id)
         except ValueError as error:
             message = f"{self.path} sent an event that is not JSON: {error}"
             raise ClientError(HTTPStatus.OK, "invalid response", message) from error
@@ -157,10 +158,20 @@ def _timeout(timeout: httpx2.Timeout, wait: float, limit: float | None) -> httpx
     return httpx2.Timeout(**seconds)
 
 
+def _integer(text: str) -> int | Decimal:
+    try:
+        return int(text)
+    except ValueError:  # Python refuses more than 4,300 digits, and one payload must not make a whole page unreadable
+        return Decimal(text)
+
+
+_json = partial(json.loads, parse_int=_integer)
+
+
 def _decoded(response: httpx2.Response, result: type[ResultT]) -> ResultT:
     try:
         # Not msgspec's decoder, which refuses the unpaired surrogates that JSON may contain.
-        return msgspec.convert(json.loads(response.content), result, strict=False)
+        return msgspec.convert(_json(response.content), result, strict=False)
     except (ValueError, msgspec.ValidationError) as error:
         message = f"{response.url.path} did not return what was expected: {error}"
         raise ClientError(response.status_code, "invalid response", message) from error

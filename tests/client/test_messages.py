@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from itertools import islice
 
 import pytest
@@ -27,6 +28,17 @@ def test_a_message_is_received_as_it_was_added(client: Client) -> None:
     assert message.fields.deadline_at is not None
     assert message.fields.dequeued_at is not None
     assert (message.fields.deadline_at - message.fields.dequeued_at).total_seconds() == pytest.approx(90, abs=0.01)
+
+
+def test_a_payload_with_more_digits_than_python_reads_is_listed_and_received(client: Client, queue: Queue) -> None:
+    digits = "9" * 4_301
+    for payload in (f"[{digits}]", "7"):
+        body = f'{{"type":"mail","payload":{payload}}}'
+        assert queue.post("/queue/message", body, X_API_KEY=OPERATOR).status == 201
+    assert [one.payload for one in client.messages.list("main")] == [7, [Decimal(digits)]]
+    received = client.messages.dequeue()
+    assert received is not None
+    assert received.payload == [Decimal(digits)]
 
 
 def test_an_id_is_added_once(client: Client) -> None:
