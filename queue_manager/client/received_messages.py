@@ -45,10 +45,7 @@ class MessageEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message. Fields that do not apply to its state are `None`.
-
-    In its payload, a whole number with more digits than Python reads as an `int`, 4,300, is a `Decimal`.
-    """
+    """A message. Fields that do not apply to its state are `None`. Whole numbers above 4,300 digits are `Decimal`s."""
 
     id: str
     type: str
