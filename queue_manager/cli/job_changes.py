@@ -37,7 +37,7 @@ from queue_manager.core.errors import Contended, Unavailable
 from queue_manager.core.wording import did_you_mean
 from queue_manager.operations import switches
 from queue_manager.operations.job_schemas import JobsToDelete
-from queue_manager.operations.jobs import JobAction, change_job, clear_jobs, run_job
+from queue_manager.operations.jobs import JobAction, change_job, clear_jobs, retry_unless_successful, run_job
 from queue_manager.operations.schemas import validated
 from services import job_queues
 from services.job_queues import as_json
@@ -115,11 +115,12 @@ def cancel(ids: JobIdArguments) -> None:
 def retry(ids: JobIdArguments) -> None:
     """Make jobs due now, unless they are executing.
 
-    Prints an outcome for each.
+    Prints an outcome for each. A job that succeeded is run again only if it is the only one.
 
     Example: `queue-manager jobs retry 6b01475714001c3a87bb78b8`
     """
-    _each("retry", ids, job_queues.jobs.retry, lambda _: "due now")
+    change = job_queues.jobs.retry if len(ids) == 1 else retry_unless_successful
+    _each("retry", ids, change, lambda _: "due now")
 
 
 def remove(ids: JobIdArguments) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from urllib.parse import urlencode
 
 from pydantic import BaseModel, Field
 
 from beat_schedule import systems, unknown_system
 from models.database import server_now
+from models.job import JobState
 from queue_manager.core.errors import NotFound, Unavailable
 from queue_manager.core.json_types import Moment
 from queue_manager.core.log import get_logger
@@ -174,7 +176,8 @@ def _retry_items(group: FailureGroup, ids: Sequence[str]) -> list[str]:
 
 
 def _retry_jobs(_: FailureGroup, ids: Sequence[str]) -> list[str]:
-    return [id for id in ids if result_of(jobs.retry_failed, id) == "CHANGED"]
+    retry = partial(jobs.retry, states=[JobState.FAILURE])
+    return [id for id in ids if result_of(retry, id) == "CHANGED"]
 
 
 _REPLAYS: dict[FailureKind, Callable[[FailureGroup, Sequence[str]], list[str]]] = {

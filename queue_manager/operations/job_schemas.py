@@ -87,6 +87,14 @@ class NewJob(When):
         return {"every": every, "cron": self.cron}
 
 
+class JobToRetry(Members):
+    """In which state a job is retried."""
+
+    state: State | None = Field(
+        default=None, description="Only if the job is in this state, such as that in which a person saw it."
+    )
+
+
 class Rescheduling(When):
     """A new time, a new priority, or both."""
 

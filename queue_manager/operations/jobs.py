@@ -13,7 +13,7 @@ from models import job_pages
 from models.archive import MAX_ARCHIVED
 from models.database import Document, server_now
 from models.document_id import shown_id
-from models.job import JobState
+from models.job import RESCHEDULABLE_STATES, JobState
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import Contended
@@ -197,6 +197,14 @@ def change_jobs(
         done.detail = "" if is_complete else INCOMPLETE_DETAIL
     log.info(f"Jobs were {CHANGE_TEXTS[action]} by an operator", jobs=len(changed), of=len(wanted))
     return ChangedJobs(changed=len(changed), of=len(wanted), is_complete=is_complete, results=results, undo=done.undo)
+
+
+def retry_unless_successful(id: str, **options: Any) -> Document:
+    """Make one of several jobs due now: those that succeeded since they were selected must not run again.
+
+    Raises like `jobs.retry`.
+    """
+    return jobs.retry(id, states=RESCHEDULABLE_STATES, **options)
 
 
 def result_of(change: Callable[[str], Document], id: str) -> ChangeResult:

@@ -41,6 +41,7 @@ def explain(system: System, id: str, dispatch: DispatchState) -> list[Explanatio
         title, label = str(found.get("name")), str(found.get("state"))
         return [explained(title=title, label=label, tone="bad", answer=sentence(answer))]
     state = JobState(found["state"])
+    can_be_retried = state in RESCHEDULABLE_STATES
     return [
         explained(
             title=found["name"],
@@ -48,7 +49,8 @@ def explain(system: System, id: str, dispatch: DispatchState) -> list[Explanatio
             tone=JOB_TONES[state],
             answer=sentence(*_Reasons(system, found, dispatch).clauses()),
             due_at=found["due"],
-            retry=f"{path}/retry" if state in RESCHEDULABLE_STATES else None,
+            retry=f"{path}/retry" if can_be_retried else None,
+            retry_body={"state": state.value} if can_be_retried else {},
             timeline=newest_first(_entries(found)),
         )
     ]

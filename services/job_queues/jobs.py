@@ -188,13 +188,10 @@ class Jobs:
 
         return self._change(id, set_priority, action, states, on_change)
 
-    def retry(self, id: str, *, on_change: OnChange | None = None) -> Document:
-        """Make a job due now unless it is executing. Raises like `reschedule`."""
-        return self._make_due(id, INACTIVE_STATES, self._clock(), None, "be retried", on_change)
-
-    def retry_failed(self, id: str) -> Document:
-        """Make a job due now if it has failed. Raises like `reschedule`."""
-        return self._make_due(id, [JobState.FAILURE], self._clock(), None, "be retried")
+    def retry(self, id: str, *, states: Sequence[str] = INACTIVE_STATES, on_change: OnChange | None = None) -> Document:
+        """Make a job due now if it is in one of `states`, and not executing. Raises like `reschedule`."""
+        allowed = [state for state in INACTIVE_STATES if state in states]
+        return self._make_due(id, allowed, self._clock(), None, "be retried", on_change)
 
     def remove(self, id: str, *, keep: job_operations.KeepJobs | None = None) -> Document:
         """Delete a job and return it. Raises `WrongState` for a job that is executing or has no state, `UnknownJob`.

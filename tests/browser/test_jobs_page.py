@@ -295,6 +295,22 @@ def test_a_job_is_canceled_or_retried(visit: Visit, queue: Queue, state: JobStat
     assert job(queue, id)["state"] == after
 
 
+def test_a_failed_job_that_succeeded_meanwhile_is_not_run_again(visit: Visit, queue: Queue) -> None:
+    visit.expect_status(409)
+    id = sample_data.make_job(queue, INVOICE, state=JobState.FAILURE)
+    page = visit.open("/jobs")
+    open_job(visit, id)
+
+    def succeed_before(route: Route) -> None:
+        end_job(id, JobState.SUCCESS)
+        route.continue_()
+
+    page.route(f"**/jobs/{id}/retry", succeed_before)
+    visit.press("Retry now", visit.dialog)
+    expect(page.locator("#toasts")).to_contain_text("is success and cannot be retried")
+    assert job(queue, id)["state"] == "success"
+
+
 def test_a_job_is_rescheduled(visit: Visit, queue: Queue) -> None:
     id = sample_data.make_job(queue, INVOICE, 1)
     visit.open("/jobs")

@@ -25,6 +25,7 @@ from services.job_queues import JOBS_INITIATOR, adoption, jobs
 from tests.any_jobs import IMPORT, INVOICE, MODULE, PARCEL, REPORT, made
 from tests.e2e.commands import COMMAND, environment, interrupt_second_call, invoke, queue_manager, said_on_a_terminal
 from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
+from tests.job_lab import end_job
 from tests.real_servers import Servers
 
 NASTY = "[red]\x1b[31m \x9b31m \x7f \u202e"
@@ -196,6 +197,17 @@ class TestChanging:
         result = run("retry", str(job["_id"]))
         assert (result.returncode, result.stdout) == (0, f"{job['_id']}  due now\n")
         assert jobs.get(job["_id"])["due"] < server_now() + seconds(1)
+
+    def test_successful_job_is_run_again_only_alone(self, clean: Servers) -> None:
+        done, failed = (str(made(INVOICE, number)["_id"]) for number in range(2))
+        end_job(done, JobState.SUCCESS)
+        end_job(failed, JobState.FAILURE)
+        result = run("retry", done, failed)
+        assert (result.returncode, result.stdout.splitlines()) == (
+            1,
+            [f"{done}  The job {done} is success and cannot be retried", f"{failed}  due now"],
+        )
+        assert run("retry", done).stdout == f"{done}  due now\n"
 
     def test_retry_of_a_singular_job_is_blocked_by_another(self, clean: Servers) -> None:
         first = made(INVOICE, 1, singular=True)

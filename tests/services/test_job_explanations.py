@@ -33,6 +33,7 @@ def test_job_that_is_not_due(lab: Lab) -> None:
     found = why(id)
     assert (found.label, found.title, found.kind) == ("pending", "mail", "job")
     assert (found.page, found.document, found.retry) == (f"/jobs/{id}", f"/api/jobs/{id}", f"/api/jobs/{id}/retry")
+    assert found.retry_body == {"state": "pending"}
     assert found.answer.startswith("Due at ")
     assert [one.event for one in found.timeline] == ["Stored"]
 

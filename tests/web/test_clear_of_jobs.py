@@ -191,14 +191,14 @@ def test_jobs_of_a_group_of_failures_that_were_retried_before_an_outage_are_coun
     ids = [str(made()["_id"]) for _ in range(3)]
     for id in ids:
         end_job(id, JobState.FAILURE, error="Boom")
-    retry, calls = jobs.retry_failed, count(1)
+    retry, calls = jobs.retry, count(1)
 
-    def fail_at_third(id: str) -> Any:
+    def fail_at_third(id: str, **options: Any) -> Any:
         if next(calls) == 3:
             raise AutoReconnect("away")
-        return retry(id)
+        return retry(id, **options)
 
-    monkeypatch.setattr(jobs, "retry_failed", fail_at_third)
+    monkeypatch.setattr(jobs, "retry", fail_at_third)
     group = FailureGroup(kind="job", system=system.name, name=INVOICE, reason="Boom", sample="Boom")
     with pytest.raises(Unavailable):
         failures.replay(group, ids, ADA, is_over=lambda: False)

@@ -369,6 +369,26 @@ class TestChanging:
         assert again["state"] == "pending"
         assert again["due"] < job["due"]
 
+    def test_retry_of_several_does_not_run_successful_jobs_again(self, api: Api) -> None:
+        ids = [api.run(INVOICE, number)["_id"] for number in range(2)]
+        for id, state in zip(ids, (JobState.SUCCESS, JobState.FAILURE), strict=True):
+            end_job(id, state)
+        answer = api.post("/retry", {"ids": ids}).body
+        assert [one["result"] for one in answer["results"]] == ["WRONG_STATE", "CHANGED"]
+        assert [api.get(f"/{id}").body["job"]["state"] for id in ids] == ["success", "pending"]
+
+    def test_one_successful_job_is_run_again_unless_another_state_is_expected(self, api: Api) -> None:
+        job = api.run(INVOICE)
+        end(job, JobState.SUCCESS)
+        path = f"/{job['_id']}/retry"
+        stale = api.post(path, {"state": "failure"})
+        assert (stale.status, stale.body["error"]) == (409, "wrong state")
+        assert "is success and cannot be retried" in stale.body["message"]
+        assert api.post(path, {"state": "success"}).body["job"]["state"] == "pending"
+        assert api.post(path, {"state": "gone"}).body["field"] == "state"
+        end(job, JobState.SUCCESS)
+        assert api.post(path).body["job"]["state"] == "pending"
+
     def test_many_are_changed_with_a_result_for_each(self, api: Api) -> None:
         ids = [api.run(INVOICE, number, **NOT_YET)["_id"] for number in range(2)]
         nothing = "0" * 24

@@ -1441,7 +1441,9 @@ export interface paths {
         put?: never;
         /**
          * Retry Many
-         * @description Make up to 1,000 jobs due now that are not executing.
+         * @description Make up to 1,000 jobs due now that are pending, failed or canceled.
+         *
+         *     A job that succeeded, perhaps since the ids were read, is not run again.
          */
         post: operations["jobs_retry_many"];
         delete?: never;
@@ -1503,7 +1505,7 @@ export interface paths {
         put?: never;
         /**
          * Retry
-         * @description Make a job that is not executing due now.
+         * @description Make a job that is not executing due now, also one that succeeded: it is run again.
          */
         post: operations["jobs_retry"];
         delete?: never;
@@ -10942,7 +10944,13 @@ export interface operations {
         };
         requestBody?: {
             content: {
-                "application/json": Record<string, never>;
+                "application/json": {
+                    /**
+                     * @description Only if the job is in this state, such as that in which a person saw it.
+                     * @default null
+                     */
+                    state?: components["schemas"]["JobState"] | null;
+                };
             };
         };
         responses: {

@@ -226,7 +226,7 @@ function actionsOf(job) {
     (state === "pending" || state === "failure") && cancel("Canceled"),
     ["Delete …", () => remove(id, titleOf(job)), "danger"],
     state !== "success" && ["Reschedule …", () => reschedule(id, titleOf(job), priority ?? "")],
-    [{ success: "Run again", pending: "Run now" }[/** @type {string} */ (state)] ?? "Retry now", () => act(`${encodeURIComponent(id)}/retry`, {}, "Job queued to run now"), "primary"],
+    [{ success: "Run again", pending: "Run now" }[/** @type {string} */ (state)] ?? "Retry now", () => act(`${encodeURIComponent(id)}/retry`, { state }, "Job queued to run now"), "primary"],
   ];
 }
 

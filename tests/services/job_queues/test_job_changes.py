@@ -464,13 +464,17 @@ def test_cancel_applies_to_a_job_that_fails_meanwhile(lab: Lab, monkeypatch: pyt
     assert lab.jobs.cancel(id)["state"] == "canceled"
 
 
-def test_retry_failed_accepts_only_failed_jobs(lab: Lab) -> None:
+def test_retry_accepts_only_jobs_in_the_given_states(lab: Lab) -> None:
     id = failed(lab)
-    assert lab.jobs.retry_failed(id)["state"] == "pending"
+    assert lab.jobs.retry(id, states=["failure"])["state"] == "pending"
     lab.works.clear()
     lab.run_through()
     with pytest.raises(WrongState, match="is success and cannot be retried"):
-        lab.jobs.retry_failed(id)
+        lab.jobs.retry(id, states=["failure"])
+    lab.jobs.retry(id, states=["success"])
+    lab.executing(id)
+    with pytest.raises(WrongState, match="is executing and cannot be retried"):
+        lab.jobs.retry(id, states=["executing"])
 
 
 def test_find_returns_jobs_of_the_same_arguments_newest_first(lab: Lab) -> None:

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
 from models.database import Document, server_now
-from models.job import JobState, is_job
+from models.job import INACTIVE_STATES, JobState, is_job
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import InvalidField
 from queue_manager.operations import switches
@@ -28,6 +28,7 @@ from queue_manager.operations.job_schemas import (
     Jobs,
     JobsStatus,
     JobsToDelete,
+    JobToRetry,
     Names,
     NamesToPause,
     NewJob,
@@ -46,6 +47,7 @@ from queue_manager.operations.jobs import (
     clear_jobs,
     jobs_status,
     read_latency,
+    retry_unless_successful,
     run_job,
 )
 from queue_manager.operations.schemas import EmptyIsNone
@@ -206,8 +208,11 @@ def cancel_many(body: SelectedJobs, actor: CurrentActor, request: Request) -> Ch
 
 @commands.post("/jobs/retry")
 def retry_many(body: SelectedJobs, actor: CurrentActor, request: Request) -> ChangedJobs:
-    """Make up to 1,000 jobs due now that are not executing."""
-    return change_jobs(actor, "retry", jobs.retry, body.ids, is_over=time_check(request))
+    """Make up to 1,000 jobs due now that are pending, failed or canceled.
+
+    A job that succeeded, perhaps since the ids were read, is not run again.
+    """
+    return change_jobs(actor, "retry", retry_unless_successful, body.ids, is_over=time_check(request))
 
 
 @commands.post("/jobs/delete")
@@ -226,9 +231,11 @@ def cancel(id: str, _: NoBody, actor: CurrentActor) -> JSONResponse:
 
 
 @commands.post("/jobs/{id}/retry", response_model=JobAnswer, responses=errors(404, 409))
-def retry(id: str, _: NoBody, actor: CurrentActor) -> JSONResponse:
-    """Make a job that is not executing due now."""
-    return _changed(actor, "retry", jobs.retry, id)
+def retry(
+    id: str, body: Annotated[JobToRetry, Depends(JsonBody(JobToRetry, is_required=False))], actor: CurrentActor
+) -> JSONResponse:
+    """Make a job that is not executing due now, also one that succeeded: it is run again."""
+    return _changed(actor, "retry", jobs.retry, id, states=INACTIVE_STATES if body.state is None else [body.state])
 
 
 @commands.delete("/jobs/{id}", response_model=RemovedJob, responses=errors(404, 409))
