@@ -13,8 +13,9 @@ import redis
 
 from models import job
 from models.database import server_now
+from queue_manager import pauses
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue
+from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue, Unavailable
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import counters
 from queue_manager.telemetry.counters import Totals
@@ -36,8 +37,8 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
         `{succeeded, failed, canceled, lost, stopped}`: number of attempts by outcome, and the reason of an early stop.
 
     Raises:
-        ContinueLater: the time budget is used and more jobs are due.
-        NotYetDue: the next job is due before the next dispatch.
+        ContinueLater: the time budget is used and more jobs are due, unless the system is paused.
+        NotYetDue: the next job is due before the next dispatch, unless the system is paused.
         ConfigurationError: jobs may not run in this environment.
     """
     if not settings().allows_jobs:
@@ -62,9 +63,20 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
     remaining = None if due is None else due - server_now()
     if remaining is None or remaining > system.period(settings()):
         return asdict(report)
+    if _is_system_paused():  # the task ends, and the scan dispatches the name after the system is resumed
+        report.stopped = "the system is paused"
+        return asdict(report)
     if remaining > timedelta(0):
         raise NotYetDue(remaining)
     raise ContinueLater
+
+
+def _is_system_paused() -> bool:
+    """Return False also if Redis cannot be read: an outage must not stop the jobs."""
+    try:
+        return system.name in pauses.paused()
+    except Unavailable:
+        return False
 
 
 def _count(runner: Runner) -> None:

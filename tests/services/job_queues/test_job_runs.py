@@ -11,10 +11,10 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import count
 from socket import gethostname
-from typing import Any
+from typing import Any, NoReturn
 from weakref import ref
 
 import billiard.common
@@ -26,8 +26,9 @@ from models import database, job, job_attempt
 from models.database import collection
 from models.job import MAX_HISTORY, JobState
 from models.job_attempt import JobOutcome
+from queue_manager import pauses
 from queue_manager.core.clock import hours, minutes, seconds
-from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue, PermanentError
+from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue, PermanentError, Unavailable
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
 from services import job_queues
@@ -696,6 +697,31 @@ def test_run_with_more_due_jobs_continues_later_when_its_time_is_used_up(
     with pytest.raises(ContinueLater):
         job_queues.run_queue("mail", None, token="t")
     assert 1 <= len(installed.ran) < 3
+
+
+@pytest.mark.parametrize("delay", [seconds(0), minutes(30)], ids=["due", "due before the next dispatch"])
+def test_run_does_not_continue_while_the_system_is_paused(
+    installed: Lab, delay: timedelta, change_settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_settings(JOBS_TIMER_MS="3600000")
+    monkeypatch.setattr(queue_run, "RUN_BUDGET", seconds(0))
+    installed.run("mail", delay=delay)
+    pauses.pause("job-queues", by="a test")
+    assert job_queues.run_queue("mail", None, token="t")["stopped"] == "the system is paused"
+    pauses.resume("job-queues")
+    with pytest.raises((ContinueLater, NotYetDue)):
+        job_queues.run_queue("mail", None, token="t")
+
+
+def test_run_continues_if_redis_cannot_be_read(installed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def paused() -> NoReturn:
+        raise Unavailable("Redis does not answer")
+
+    monkeypatch.setattr(queue_run, "RUN_BUDGET", seconds(0))
+    monkeypatch.setattr(pauses, "paused", paused)
+    installed.run("mail")
+    with pytest.raises(ContinueLater):
+        job_queues.run_queue("mail", None, token="t")
 
 
 @pytest.mark.parametrize(("how", "raised"), [("outage", AutoReconnect), ("shutdown", SystemExit)])
