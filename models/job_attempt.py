@@ -56,8 +56,9 @@ class JobOutcome:
     """False if its worker ended the attempt or lacks the function. Without backoff, the job is due as before."""
 
     @property
-    def runs_again(self) -> bool:
-        return self.backoff is not None or self.next_due is not None or not self.is_counted
+    def may_run_again(self) -> bool:
+        """True also after a final failure: a new leader makes failed jobs due."""
+        return self.state not in FINISHED_STATES or self.next_due is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,10 +179,10 @@ def hand_over(
 
 
 def _as_canceled(ended: Sequence[EndedAttempt], token: str) -> list[EndedAttempt]:
-    """Return the attempts. Those that would be retried but were canceled after their function ended are canceled."""
+    """Return the attempts. Those that may run again but were canceled after their function ended are canceled."""
     return [
         replace(one, outcome=JobOutcome(state=JobState.CANCELED, took_ms=one.outcome.took_ms))
-        if one.outcome.runs_again and (found := read_claim(one.job, token=token)) and "canceled_at" in found["claim"]
+        if one.outcome.may_run_again and (found := read_claim(one.job, token=token)) and "canceled_at" in found["claim"]
         else one
         for one in ended
     ]
@@ -348,7 +349,7 @@ def _finish(ended: EndedAttempt, token: str, now: datetime) -> tuple[Document, D
         changed.setdefault("waiting", job["waiting"])
         changed["settled"] = as_count(job.get("settled")) + 1
     if not ended.is_reserved:
-        not_canceled = {"claim.canceled_at": {"$exists": False}} if outcome.runs_again else {}
+        not_canceled = {"claim.canceled_at": {"$exists": False}} if outcome.may_run_again else {}
         return {**_claim_condition(job, token), **not_canceled}, change
     removed |= {name: "" for name in ("waiting", "first", "progress", "reserved") if name not in changed}
     change["$inc"] = {"attempts": 1}

@@ -436,10 +436,8 @@ def test_job_that_is_canceled_before_its_failure_is_written_is_not_retried(
     assert [lab.state(id) for id in ids if id != ids[1]] == ["success"] * 7
 
 
-def test_repeating_job_that_is_canceled_before_its_success_is_written_does_not_repeat(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    id = lab.run("mail", every=hours(1))
+def cancel_before_write(lab: Lab, id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the job be canceled after its function has ended."""
     finish_and_start = job_attempt.finish_and_start
 
     def canceled_before(*arguments: Any, **options: Any) -> Any:
@@ -447,8 +445,26 @@ def test_repeating_job_that_is_canceled_before_its_success_is_written_does_not_r
         return finish_and_start(*arguments, **options)
 
     monkeypatch.setattr(job_attempt, "finish_and_start", canceled_before)
+
+
+def test_repeating_job_that_is_canceled_before_its_success_is_written_does_not_repeat(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = lab.run("mail", every=hours(1))
+    cancel_before_write(lab, id, monkeypatch)
     lab.run_through()
     assert (lab.state(id), len(lab.ran)) == ("canceled", 1)
+
+
+def test_job_that_is_canceled_before_its_final_failure_is_written_is_not_run_by_a_new_leader(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = lab.run("mail")
+    lab.works["mail"] = partial(_raise, PermanentError("boom"))
+    cancel_before_write(lab, id, monkeypatch)
+    lab.run_through()
+    job.make_failed_due(lab.clock())
+    assert (lab.state(id), "waiting" in lab.jobs.get(id)) == ("canceled", False)
 
 
 def test_cancel_applies_to_a_job_that_fails_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
