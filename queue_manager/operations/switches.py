@@ -51,13 +51,13 @@ def _require_items(system: System) -> None:
 
 def pause_jobs(actor: Actor, names: Sequence[str], reason: str | None) -> None:
     """Start no more jobs of these names until they are resumed. Raises `InvalidJob` and `Unavailable`."""
-    with _recorded(actor, "pause", job_queues.system.name, names=names, reason=reason), mongodb():
+    with _recorded(actor, "pause", job_queues.system.name, is_in_redis=False, names=names, reason=reason), mongodb():
         job_queues.jobs.pause(names, by=_pauser(actor), reason=reason)
 
 
 def resume_jobs(actor: Actor, names: Sequence[str]) -> Collection[str]:
     """Start jobs of these names again; return the names that were paused. Raises `InvalidJob` and `Unavailable`."""
-    with _recorded(actor, "resume", job_queues.system.name, names=names), mongodb():
+    with _recorded(actor, "resume", job_queues.system.name, is_in_redis=False, names=names), mongodb():
         paused = job_queue.pauses().keys() & {*names}
         job_queues.jobs.resume(names)
     return paused
@@ -83,11 +83,12 @@ def _recorded(
     action: Literal["pause", "resume"],
     system: str,
     *,
+    is_in_redis: bool = True,
     reason: str | None = None,
     **selected: Sequence[str],
 ) -> Iterator[None]:
     known = {**{kind: ", ".join(names) for kind, names in selected.items()}, "reason": reason}
-    with recorded(actor, action, system=system, filter=known, is_in_redis=system != job_queues.system.name):
+    with recorded(actor, action, system=system, filter=known, is_in_redis=is_in_redis):
         yield
     log.info(f"{action.capitalize()}d by an operator", system=system, who=actor.who, **known)
 

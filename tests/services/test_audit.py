@@ -13,13 +13,17 @@ from beat_schedule import SYSTEMS
 from models import archive, audit, schema
 from models.audit import AuditEntry, AuditQuery
 from models.database import collection
+from queue_manager import pauses
 from queue_manager.core.clock import hours
 from queue_manager.core.errors import AppError, Unavailable
+from queue_manager.operations import switches
 from queue_manager.server_calls import mongodb
+from queue_manager.system import System
 from services.audit import MAX_AUDITED_IDS, MAX_AUDITED_IDS_LENGTH, Actor, recorded
 from tests.e2e.commands import invoke
 from tests.real_servers import Servers
 
+SYSTEMS_WITH_ITEMS = [one for one in SYSTEMS if one.item_task is not None]
 ADA = Actor(who="ada", via="cli", address="here")
 
 
@@ -109,6 +113,18 @@ def test_without_mongodb_only_actions_on_redis_are_allowed(
     assert begun == ["clear"]
     assert caplog.text.count("An audit entry could not be stored") == 2
     assert '"count": 3' in caplog.text
+
+
+@pytest.mark.parametrize("of", SYSTEMS_WITH_ITEMS, ids=lambda one: one.name)
+def test_a_system_is_paused_and_resumed_without_mongodb(
+    of: System, clean: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "begin", lambda *_, **__: _raise(AutoReconnect("away")))
+    switches.pause_system(ADA, of, None)
+    assert [*pauses.paused()] == [of.name]
+    assert switches.resume_system(ADA, of)
+    with pytest.raises(Unavailable, match="nothing was changed"):  # these pauses are in MongoDB
+        switches.pause_jobs(ADA, ["mail"], None)
 
 
 def test_a_user_without_rights_on_the_collection_can_act(
