@@ -199,7 +199,8 @@ def insert(new: Sequence[Document], *, unique: bool, singular: bool) -> set[int]
 
 
 def _unique_keys(job: Document, unique: bool, singular: bool) -> Document:
-    keys = {"unique_key": job["key"]} if unique else {}
+    # A unique job has both keys, because it and a singular one that is stored at the same time exclude each other.
+    keys = {"unique_key": job["key"], "singular_key": job["key"]} if unique else {}
     return keys | ({"singular_key": job["key"], "singular": True} if singular else {})
 
 

@@ -71,6 +71,15 @@ def test_cancel_racing_with_start_exactly_one_wins(lab: Lab, racing: Any, figure
     figure(f"jobs: cancel racing with start, {ROUNDS} rounds: {dict(winners)}, never both, never neither")
 
 
+def test_unique_job_racing_with_a_singular_one_exactly_one_is_stored(lab: Lab, racing: Any) -> None:
+    for number in range(ROUNDS):
+        stored = racing(
+            lambda number=number: lab.jobs.run("mail", number, unique=True),
+            lambda number=number: lab.jobs.run("mail", number, singular=True),
+        )
+        assert sum(one is not None for one in stored) == 1
+
+
 def test_racing_starters_execute_one_job_of_a_name(lab: Lab, racing: Any) -> None:
     for _ in range(ROUNDS // 3):
         ids = [lab.run("mail", number) for number in range(4)]
