@@ -273,7 +273,7 @@ class Jobs:
         return job_operations.count_up_to(limit, _deletable(states), None if name is None else checked_name(name))
 
     def pause(self, names: Sequence[str], *, reason: str | None = None, by: str | None = None) -> None:
-        """Pause queues in all processes: no job of these names is started; one that is executing finishes.
+        """Pause queues: within a second, no job of these names is started any more. One that is executing ends.
 
         Args:
             reason: why, for the people who see it.

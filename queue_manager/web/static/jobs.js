@@ -241,7 +241,7 @@ const resume = (name) => act("resume", { names: [name] }, `${name}: resumed`);
 
 /** @param {string} name */
 const pause = (name) => askFor({
-  title: `Pause ${name}?`, verb: "Pause", text: "No job of this name is started until it is resumed. One that is executing ends as usual.", fields: [PAUSE_REASON],
+  title: `Pause ${name}?`, verb: "Pause", text: "Within a second, no more jobs of this name are started until it is resumed. One that is executing ends as usual.", fields: [PAUSE_REASON],
   async act({ reason }) {
     await post("/jobs/pause", { names: [name], reason: reason || null });
     return done(`${name}: paused`);
