@@ -282,6 +282,14 @@ class FailureAfterCancel(JobProtocol):
         return outcome and ended.outcome
 
 
+class FinalFailureAfterCancel(JobProtocol):
+    """A final failure is written although an operator canceled the job meanwhile; a new leader makes it due."""
+
+    def outcome_to_write(self, queue: Queue, number: int, ended: Ended) -> Outcome | None:
+        outcome = super().outcome_to_write(queue, number, ended)
+        return outcome and ("final failure" if ended.outcome == "final failure" else outcome)
+
+
 class ClaimedFirst(JobProtocol):
     """The outcome of the claimed job is written before those of the reserved ones."""
 

@@ -21,9 +21,10 @@ SPECIFICATIONS: dict[str, tuple[Specification[Any], int]] = {
     "message": (MessageQueueProtocol(), 2_639),
     "message, larger": (MessageQueueProtocol(consumers=3, max_attempts=3, enqueues=3, operations=3), 14_289),
     "order of messages": (MessageOrder(), 2_756),
-    "jobs, failures": (JobProtocol(failures=1, faults=0, operations=0), 11_490),
+    "jobs, failures": (JobProtocol(failures=1, faults=0, operations=0), 12_834),
     "jobs, faults": (JobProtocol(failures=0, faults=1, operations=0), 29_882),
     "jobs, operators": (JobProtocol(failures=0, faults=0, operations=1), 16_230),
+    "jobs, failures and operators": (JobProtocol(runs=1, failures=1, faults=0, operations=1), 3_578),
 }
 """By name, with the number of states."""
 
@@ -71,6 +72,7 @@ BROKEN: list[tuple[Specification[Any], str]] = [
     (broken.ReservationOfSuspects(failures=0), "suspects_run_alone"),
     (broken.CanceledWithReservation(faults=0), "canceled_never_waits_again"),
     (broken.FailureAfterCancel(), "canceled_never_waits_again"),
+    (broken.FinalFailureAfterCancel(faults=0), "canceled_never_waits_again"),
     (broken.ClaimedFirst(failures=0, faults=0), "outcome_is_refused_only_after_a_loss"),
     (broken.ClaimWithoutEnd(jobs=1, runs=1), TRAP),
 ]

@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 from tests.protocol.checker import Specification, Steps, invariant, step
 
 State = Literal["pending", "executing", "success", "failure", "canceled", "deleted"]
-Outcome = Literal["success", "failure", "canceled", "interrupted"]
+Outcome = Literal["success", "failure", "final failure", "canceled", "interrupted"]
+"""After a final failure, only an operator or a new leader makes the job due."""
 
 
 class Claim(NamedTuple):
@@ -204,9 +205,10 @@ class JobProtocol(Specification[Queue]):
                 job, claim = run.executing.job, queue.jobs[run.executing.job].claim
                 words = f"run {number}: {shown(job)}"
                 yield f"{words} returns", self.ended(queue, number, run, "success")
-                if queue.failures:
-                    failed = self.ended(queue, number, run, "failure")
-                    yield f"{words} raises", failed._replace(failures=queue.failures - 1)
+                failures: tuple[Outcome, ...] = ("failure", "final failure") if queue.failures else ()
+                for failure in failures:
+                    failed = self.ended(queue, number, run, failure)
+                    yield f"{words} raises: {failure}", failed._replace(failures=queue.failures - 1)
                 if claim is not None and claim.run == number and claim.is_canceled:
                     yield f"{words} stops", self.ended(queue, number, run, "canceled")
                 if queue.faults:
@@ -345,7 +347,8 @@ class JobProtocol(Specification[Queue]):
     def state_and_fields_agree(self, queue: Queue) -> bool:
         return all(
             (job.claim is not None) == (job.state == "executing")
-            and (job.waiting != "never") == (job.state in ("pending", "failure"))
+            and (job.waiting == "never" or job.state in ("pending", "failure"))
+            and (job.waiting != "never" or job.state != "pending")
             for job in queue.jobs
         )
 
@@ -367,10 +370,10 @@ class JobProtocol(Specification[Queue]):
 
     @invariant
     def canceled_never_waits_again(self, queue: Queue) -> bool:
-        return all(not job.is_canceled or job.waiting == "never" for job in queue.jobs)
+        return all(not job.is_canceled or job.state not in ("pending", "failure") for job in queue.jobs)
 
     def is_settled(self, queue: Queue) -> bool:
-        return all(job.state in ("success", "canceled", "deleted") for job in queue.jobs)
+        return all(job.state != "executing" and job.waiting == "never" for job in queue.jobs)
 
     # The rules that protect the invariants
 
@@ -421,8 +424,8 @@ class JobProtocol(Specification[Queue]):
         """Return the outcome that is written; None if the run does not hold the job."""
         if self.holds_claim(queue, number, ended.read):
             claim = queue.jobs[ended.read.job].claim
-            runs_again = ended.outcome in ("failure", "interrupted")
-            return "canceled" if runs_again and claim is not None and claim.is_canceled else ended.outcome
+            may_run_again = ended.outcome not in ("success", "canceled")
+            return "canceled" if may_run_again and claim is not None and claim.is_canceled else ended.outcome
         return ended.outcome if self.holds_reservation(queue, number, ended.read) else None
 
     # Parts of steps
@@ -463,7 +466,7 @@ def ended_job(job: Job, outcome: Outcome) -> Job:
         return ended._replace(state="canceled", waiting="never")
     if outcome == "interrupted":
         return ended._replace(state="pending", waiting="now")
-    return ended._replace(state="failure", waiting="later")
+    return ended._replace(state="failure", waiting="later" if outcome == "failure" else "never")
 
 
 def shown(*numbers: int, batch: tuple[int, ...] = ()) -> str:

@@ -33,6 +33,7 @@ NOW, PAST, LATER = T0, T0 - seconds(1), T0 + minutes(1)
 OUTCOMES = {
     "success": JobOutcome(state=JobState.SUCCESS),
     "failure": JobOutcome(state=JobState.FAILURE, backoff=seconds(5), error="no"),
+    "final failure": JobOutcome(state=JobState.FAILURE, error="no"),
     "canceled": JobOutcome(state=JobState.CANCELED),
     "interrupted": JobOutcome(state=JobState.PENDING, is_counted=False),
 }
@@ -240,13 +241,17 @@ def real(clean: Servers) -> RealQueue:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("bound", ["failures", "faults", "operations"])
+@pytest.mark.parametrize(
+    "bounds",
+    [{"failures": 1}, {"faults": 1}, {"operations": 1}, {"runs": 1, "failures": 1, "operations": 1}],
+    ids=lambda bounds: " and ".join(bounds),
+)
 @pytest.mark.parametrize("every", [pytest.param(10, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.stress)])
 def test_jobs_take_the_steps_of_the_specification(
-    real: RealQueue, figure: Callable[[str], None], bound: str, every: int
+    real: RealQueue, figure: Callable[[str], None], bounds: dict[str, int], every: int
 ) -> None:
     executed, seen = 0, set[tuple[Job, ...]]()
-    protocol = JobProtocol(**{"failures": 0, "faults": 0, "operations": 0, bound: 1})
+    protocol = JobProtocol(**{"failures": 0, "faults": 0, "operations": 0, **bounds})
     for words, before, after in sample(writes(protocol), every):
         stored = visible(before.jobs)
         real.store(stored)
