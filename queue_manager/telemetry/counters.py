@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from threading import Lock
+from threading import Lock, local
 from typing import TypeVar
 
 import redis
@@ -100,7 +100,7 @@ def items_by_hour(name: str, outcomes: Mapping[str, int]) -> None:
 
 @contextmanager
 def batched() -> Iterator[None]:
-    """Collect the item counts of the block and write them at its end: one round trip per name."""
+    """Collect the item counts of this thread in the block and write them at its end: one round trip per name."""
     with _counters().batched():
         yield
 
@@ -138,6 +138,12 @@ def history_key(name: str) -> str:
     return f"qm:minutes:{name}:"
 
 
+class _Collected(local):
+    """The counts of the block of `batched` in which this thread is."""
+
+    counts: dict[str, Counter[str]] | None = None
+
+
 class _Counters:
     """The counters of this process, with a circuit breaker for Redis."""
 
@@ -147,7 +153,7 @@ class _Counters:
         self._is_away = False
         self._try_again_at = 0.0
         self._lock = Lock()
-        self._collected: dict[str, Counter[str]] | None = None
+        self._collected = _Collected()
 
     def add(self, name: str, amounts: Mapping[str, int]) -> None:
         def count() -> None:
@@ -162,18 +168,18 @@ class _Counters:
     @contextmanager
     def batched(self) -> Iterator[None]:
         collected: dict[str, Counter[str]] = defaultdict(Counter)
-        self._collected = collected
+        self._collected.counts = collected
         try:
             yield
         finally:
-            self._collected = None
+            self._collected.counts = None
             for name, outcomes in collected.items():
                 if outcomes:
                     self.items(name, outcomes)
 
     def items(self, name: str, outcomes: Mapping[str, int]) -> None:
-        if self._collected is not None:
-            self._collected[name].update(outcomes)
+        if (collected := self._collected.counts) is not None:
+            collected[name].update(outcomes)
             return
         keys = (_key(name), history_key(name))
         pairs: Iterable[str | int] = chain.from_iterable(outcomes.items())

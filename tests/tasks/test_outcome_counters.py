@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -76,6 +77,14 @@ def test_counting_an_item_is_one_command(own_valkey: Valkey) -> None:
     }
     assert sent["cmdstat_evalsha"] == 10
     assert sent.get("cmdstat_script|load", 0) == 0
+
+
+def test_counts_of_another_thread_do_not_wait_for_the_end_of_a_batch(clean: Servers) -> None:
+    with counters.batched(), ThreadPoolExecutor(1) as pool:
+        counters.items("items", {"done": 1})
+        pool.submit(counters.items, "others", {"done": 2}).result(60)
+        assert (counted(clean, "items")["done"], counted(clean, "others")["done"]) == (0, 2)
+    assert (counted(clean, "items")["done"], counted(clean, "others")["done"]) == (1, 2)
 
 
 @pytest.mark.parametrize(
