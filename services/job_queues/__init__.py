@@ -21,6 +21,7 @@ The life of a job, and the module of each step:
                 the jobs that code declares)
     retried     `runner`: a failed job is due again after a backoff; `lost_jobs`: a job whose worker was lost, once its
                 lease has expired; `dispatch`: every failed job when a new leader takes over
+    counted     `attempt_counts`: each attempt that ended, in Redis
     adopted     `adoption`: documents of the JavaScript package become jobs, by an operator
     read        `jobs`: one job, pages, search; `stats`: the numbers and problems that the dashboard shows
 """
@@ -29,11 +30,12 @@ from __future__ import annotations
 
 from models.job import DuplicateJob
 from services.job_queues.adoption import Adoption, adopt
-from services.job_queues.dispatch import JOBS_INITIATOR, dispatch, stats, system
+from services.job_queues.attempt_counts import JOBS_INITIATOR, counts_by_name
+from services.job_queues.dispatch import dispatch, stats, system
 from services.job_queues.fields import InvalidJob, as_json, changeable
 from services.job_queues.job_run import JobCancelled, JobRun
 from services.job_queues.jobs import Jobs, WrongState, jobs
-from services.job_queues.queue_run import counts_by_name, run_queue
+from services.job_queues.queue_run import run_queue
 from services.job_queues.registry import UnknownJob, job, registry
 from services.job_queues.stats import executing_by_task, jobs_by_state
 

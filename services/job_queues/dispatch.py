@@ -28,12 +28,12 @@ from queue_manager.system import System, SystemStats
 from services.due_work import Due, DueBatch, DueWork
 from services.job_queues import lost_jobs
 from services.job_queues.adoption import adoption_notes
+from services.job_queues.attempt_counts import JOBS_INITIATOR
 from services.job_queues.explanation import explain
 from services.job_queues.registry import registry
 from services.job_queues.repetition import declared_details, store_declared
 from services.job_queues.stats import read_stats
 
-JOBS_INITIATOR = "QM/jobs"
 FINISHED_BATCH_SIZE = 1_000  # finished jobs that one transaction deletes, or adds to the counts
 MAX_FINISHED_TIME = 1.0  # seconds for each of the two in one dispatch
 

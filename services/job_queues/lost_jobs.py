@@ -16,6 +16,7 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.process import has_ended
 from queue_manager.core.retry import doubling
+from services.job_queues.attempt_counts import AttemptCounts
 from services.job_queues.job_run import CANCELED, Stop, timed_out
 
 LOST_ERROR = "The worker was lost while it executed the job"
@@ -61,6 +62,10 @@ def reap(lost: ExecutingJob, now: datetime, *, is_over_limit: bool = False) -> b
         # One document that cannot be changed, such as one of 16 MB, must not stop the dispatch of all jobs.
         log.error("The end of a job could not be recorded", job=str(lost.id), name=lost.name, error=reason(error))
         return False
+    if is_reaped:
+        counts = AttemptCounts(lost.name)
+        counts.add(outcome)
+        counts.write()
     if is_reaped and is_loss:
         log.warning(LOST_ERROR, job=str(lost.id), name=lost.name)
     return is_reaped

@@ -1,4 +1,4 @@
-"""One run of a queue, by the task of a worker; and what is counted of the runs, by the name of the jobs."""
+"""One run of a queue, by the task of a worker."""
 
 from __future__ import annotations
 
@@ -9,22 +9,17 @@ from datetime import timedelta
 from threading import Lock
 from typing import Any
 
-import redis
-
 from models import job
 from models.database import server_now
 from queue_manager import pauses
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetDue, Unavailable
 from queue_manager.core.settings import settings
-from queue_manager.telemetry import counters
-from queue_manager.telemetry.counters import Totals
-from services.job_queues.dispatch import JOBS_INITIATOR, system
+from services.job_queues.dispatch import system
 from services.job_queues.registry import registry
 from services.job_queues.runner import Runner, RunReport
 
 RUN_BUDGET = seconds(30)  # maximum duration of a run, so that other queues get their turn
-MAX_MEASURED_NAMES = 200
 
 _running: set[str] = set()
 _running_lock = Lock()
@@ -55,10 +50,7 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
         grace=seconds(settings().jobs_grace_seconds),
     )
     with _alone_in_this_process(token) as is_alone:
-        try:
-            report = runner.run() if is_alone else RunReport(stopped="this process already runs this task")
-        finally:  # also if the worker shuts down or MongoDB is away
-            _count(runner)
+        report = runner.run() if is_alone else RunReport(stopped="this process already runs this task")
     due = None if report.stopped else job.next_due(name)
     remaining = None if due is None else due - server_now()
     if remaining is None or remaining > system.period(settings()):
@@ -77,20 +69,6 @@ def _is_system_paused() -> bool:
         return system.name in pauses.paused()
     except Unavailable:
         return False
-
-
-def _count(runner: Runner) -> None:
-    """Count the outcomes that a run has written."""
-    outcomes = {"done": runner.report.succeeded, "failed": runner.report.failed, **runner.durations}
-    counters.items(JOBS_INITIATOR, outcomes)
-    counters.items_by_hour(f"{JOBS_INITIATOR}/{runner.name}", outcomes)
-
-
-def counts_by_name(client: redis.Redis) -> dict[str, Totals]:
-    """Return what was counted of each name in the last 24 hours, of the first 200 names. Raises the drivers' errors."""
-    names = job.names()[:MAX_MEASURED_NAMES]
-    counts = counters.last_hours(client, [f"{JOBS_INITIATOR}/{name}" for name in names])
-    return dict(zip(names, counts, strict=True))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ holds the GIL keeps the heartbeat of this process from running (`queue_manager/w
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,12 +24,13 @@ from models.job import JobState, NameBusy
 from models.job_attempt import RENEWALS_PER_LEASE, EndedAttempt, JobOutcome, TimeLimit, may_share_batch
 from queue_manager.core import shutdown
 from queue_manager.core.background import in_thread
-from queue_manager.core.clock import minutes, unix_ms
+from queue_manager.core.clock import minutes
 from queue_manager.core.errors import Contended, FunctionExited, PermanentError, reason
 from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
 from queue_manager.core.process import drop_tracebacks
-from queue_manager.telemetry import error_reports, latency
+from queue_manager.telemetry import error_reports
+from services.job_queues.attempt_counts import AttemptCounts
 from services.job_queues.job_run import JOB_RETRY_POLICY, JobRun, as_text
 from services.job_queues.registry import Registry, UnknownJob
 from services.job_queues.repetition import due_after_success
@@ -84,8 +85,6 @@ class Runner:
     timeout: timedelta = timedelta(0)
     grace: timedelta = timedelta(0)
     report: RunReport = field(default_factory=RunReport)
-    durations: Counter[str] = field(default_factory=Counter)
-    """Of the jobs that succeeded, as `latency` counts them."""
     _next_jobs: deque[Document] = field(default_factory=deque)
     _read_at: float = -READ_TTL
     _batch: deque[Document] = field(default_factory=deque)
@@ -100,6 +99,10 @@ class Runner:
     _executing_since: float = 0.0
     _lock: RLock = field(default_factory=RLock)
     """Held while `_executing`, `_claimed` and `_ended` change: the heartbeat may hand the claim over."""
+
+    @cached_property
+    def _counts(self) -> AttemptCounts:
+        return AttemptCounts(self.name)
 
     def run(self) -> RunReport:
         """Run the due jobs one after another until none is due, the budget is used, or the worker shuts down.
@@ -255,7 +258,9 @@ class Runner:
         if not is_written:
             log.warning("A result was refused, because the claim of the job was lost", name=self.name)
             self.report.lost += 1
-        elif outcome.state is JobState.SUCCESS:
+            return
+        self._counts.add(outcome)
+        if outcome.state is JobState.SUCCESS:
             self.report.succeeded += 1
         elif outcome.state is JobState.CANCELED:
             self.report.canceled += 1
@@ -300,7 +305,7 @@ class Runner:
             outcome = self._failure(run, failed, took_ms)
         else:
             outcome = JobOutcome(state=JobState.SUCCESS, took_ms=took_ms, next_due=due)
-            self._count_durations(started["waiting"], took_ms)
+            self._counts.add_durations(started["waiting"], took_ms)
         self._ended.append(EndedAttempt(job=started, outcome=outcome, is_reserved=is_reserved))
         self._slowest = max(self._slowest, time.monotonic() - began)
         if failed is not None:
@@ -317,10 +322,6 @@ class Runner:
         except Error:
             now = estimated_now()
         return due_after_success(repetition, max(now, started["waiting"]))  # an estimate may be earlier than the start
-
-    def _count_durations(self, due: datetime, took_ms: int) -> None:
-        due_ms, ended_ms = unix_ms(due), unix_ms(estimated_now())
-        latency.count_all(self.durations, [(due_ms, due_ms)], began_ms=ended_ms - took_ms, ended_ms=ended_ms)
 
     def _failure(self, run: JobRun, error: BaseException, took_ms: int) -> JobOutcome:
         message = as_text(error) if isinstance(error, FunctionExited) else f"{type(error).__name__}: {as_text(error)}"
@@ -341,7 +342,7 @@ class Runner:
 
     @contextmanager
     def _heartbeat(self) -> Iterator[None]:
-        """Renew the lease of the claimed job, and hand it over to a long one, in a thread, until the block ends."""
+        """Renew the lease of the claimed job, hand it over to a long one, and write counts, while the block runs."""
         renewal = self.lease.total_seconds() / RENEWALS_PER_LEASE
 
         def beat(is_over: Event) -> None:
@@ -352,6 +353,8 @@ class Runner:
                     self._claim_or_log()
                 if now - renewed_at >= renewal * 0.9 and self._renew():
                     renewed_at = now
+                self._counts.write_at_intervals()
+            self._counts.write()
 
         with in_thread(beat, name="job-heartbeat"):
             yield

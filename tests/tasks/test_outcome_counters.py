@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 import redis
@@ -18,7 +19,8 @@ from services.job_queues import queue_run
 from tasks.job_queues import JOBS_QUEUE, dispatch_due_jobs
 from tasks.stale_thumbnails import THUMBNAILS_QUEUE, log_resets, scan_stale_thumbnails
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
-from tests.job_lab import Lab
+from tests.eventually import eventually
+from tests.job_lab import LEASE, Lab
 from tests.real_servers import Servers
 from tests.rooms import make_room
 from tests.tasks.hand_worker import run, take, waiting_messages
@@ -61,6 +63,36 @@ def test_jobs_are_counted_and_not_the_runs_through_their_queue(clean: Servers, m
     dispatch_due_jobs()
     run(take(clean.valkey.url, JOBS_QUEUE))
     assert counted(clean, job_queues.JOBS_INITIATOR) == {"done": 3, "failed": 0, "retried": 0}
+
+
+def test_jobs_are_counted_while_a_later_one_of_their_run_executes(
+    clean: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, may_end = Lab(server_now), Event()
+    monkeypatch.setattr(queue_run, "registry", lab.registry)
+    lab.works["mail"] = lambda number, run: may_end.wait(60) if number == 3 else None
+    for number in (1, 2, 3):
+        lab.run("mail", number)
+    with ThreadPoolExecutor(1) as pool:
+        run_of_three = pool.submit(queue_run.run_queue, "mail", None, token="t")
+        try:
+            eventually(lambda: counted(clean, job_queues.JOBS_INITIATOR)["done"] == 2)
+        finally:
+            may_end.set()
+        assert run_of_three.result(60)["succeeded"] == 3
+    assert counted(clean, job_queues.JOBS_INITIATOR) == {"done": 3, "failed": 0, "retried": 0}
+
+
+def test_a_lost_job_is_counted_as_failed_unless_it_was_canceled(clean: Servers) -> None:
+    lab = Lab()
+    lost, canceled = lab.run("mail"), lab.run("report")
+    lab.executing(lost)
+    lab.executing(canceled)
+    lab.jobs.cancel(canceled)
+    lab.hand.advance(LEASE)
+    lab.dispatch()
+    assert (lab.state(lost), lab.state(canceled)) == ("failure", "canceled")
+    assert counted(clean, job_queues.JOBS_INITIATOR) == {"done": 0, "failed": 1, "retried": 0}
 
 
 def test_counting_an_item_is_one_command(own_valkey: Valkey) -> None:
