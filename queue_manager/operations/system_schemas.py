@@ -65,8 +65,7 @@ class SystemState(BaseModel):
     lag_seconds: Number | None = Field(description="Seconds since the oldest due item fell due.")
     done_per_minute: int | None = Field(description="Items done in the last minute.")
     failed_per_minute: int | None = Field(
-        description="In the last minute: items whose final attempt failed, messages that were dead-lettered, or failed "
-        "attempts of jobs."
+        description="In the last minute: items and jobs whose final attempt failed, or dead-lettered messages."
     )
     latency: Latency | None = Field(description="The latency of the items that were done in the last hour.")
     duration_names: dict[Measure, str] = Field(description="The names of the durations on the page.")

@@ -36,7 +36,7 @@ class AttemptCounts:
         if outcome.state is JobState.SUCCESS:
             self._add("done")
         elif outcome.state is JobState.FAILURE:
-            self._add("failed")
+            self._add("failed" if outcome.backoff is None else "retried")
 
     def add_durations(self, due: datetime, took_ms: int) -> None:
         """Count how long a job took that has just succeeded."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Event
 
 import pytest
@@ -12,10 +13,12 @@ import redis
 from dev.servers import Valkey
 from models.database import collection, server_now
 from queue_manager.core.clock import hours, seconds
+from queue_manager.core.errors import PermanentError
 from queue_manager.core.redis_client import connect
+from queue_manager.core.retry import RetryPolicy
 from queue_manager.telemetry import counters
 from services import job_queues
-from services.job_queues import queue_run
+from services.job_queues import JobRun, queue_run, runner
 from tasks.job_queues import JOBS_QUEUE, dispatch_due_jobs
 from tasks.stale_thumbnails import THUMBNAILS_QUEUE, log_resets, scan_stale_thumbnails
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
@@ -83,7 +86,7 @@ def test_jobs_are_counted_while_a_later_one_of_their_run_executes(
     assert counted(clean, job_queues.JOBS_INITIATOR) == {"done": 3, "failed": 0, "retried": 0}
 
 
-def test_a_lost_job_is_counted_as_failed_unless_it_was_canceled(clean: Servers) -> None:
+def test_a_lost_job_is_counted_as_retried_unless_it_was_canceled(clean: Servers) -> None:
     lab = Lab()
     lost, canceled = lab.run("mail"), lab.run("report")
     lab.executing(lost)
@@ -92,7 +95,25 @@ def test_a_lost_job_is_counted_as_failed_unless_it_was_canceled(clean: Servers) 
     lab.hand.advance(LEASE)
     lab.dispatch()
     assert (lab.state(lost), lab.state(canceled)) == ("failure", "canceled")
-    assert counted(clean, job_queues.JOBS_INITIATOR) == {"done": 0, "failed": 1, "retried": 0}
+    assert counted(clean, job_queues.JOBS_INITIATOR) == {"done": 0, "failed": 0, "retried": 1}
+
+
+def test_a_failed_attempt_of_a_job_is_counted_as_failed_only_if_it_is_the_last(
+    clean: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(server_now)
+    monkeypatch.setattr(queue_run, "registry", lab.registry)
+    monkeypatch.setattr(runner, "JOB_RETRY_POLICY", RetryPolicy(max_attempts=None, base=seconds(0)))
+
+    def fail(error: Exception, *, run: JobRun) -> None:
+        if run.attempt == 1:
+            raise error
+
+    lab.works = {"mail": partial(fail, ValueError()), "report": partial(fail, PermanentError())}
+    for name in lab.works:
+        lab.run(name)
+        queue_run.run_queue(name, None, token=name)
+    assert counted(clean, job_queues.JOBS_INITIATOR) == {"done": 1, "failed": 1, "retried": 1}
 
 
 def test_counting_an_item_is_one_command(own_valkey: Valkey) -> None:

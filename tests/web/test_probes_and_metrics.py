@@ -307,7 +307,8 @@ def test_failing_jobs_show_in_metrics_and_in_the_overview(
     assert eventually(lambda: scrape(process)["queue_manager_failed{job-queues}"] == 4)  # read once a second
     samples = scrape(process)
     assert samples["queue_manager_items_total{done,job-queues}"] == 3
-    assert samples["queue_manager_items_total{failed,job-queues}"] == 4
+    assert samples["queue_manager_items_total{retried,job-queues}"] == 4
+    assert samples["queue_manager_items_total{failed,job-queues}"] == 0
     states = {state: samples[f"queue_manager_jobs{{{state}}}"] for state in ("success", "failure", "pending")}
     assert states == {"success": 3, "failure": 4, "pending": 0}
     systems = eventually(lambda: failing(process.get("/api/overview").body["systems"]))

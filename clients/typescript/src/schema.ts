@@ -3276,7 +3276,7 @@ export interface components {
             done_per_minute: number | null;
             /**
              * Failed Per Minute
-             * @description In the last minute: items whose final attempt failed, messages that were dead-lettered, or failed attempts of jobs.
+             * @description In the last minute: items and jobs whose final attempt failed, or dead-lettered messages.
              */
             failed_per_minute: number | null;
             /** @description The latency of the items that were done in the last hour. */
@@ -4230,7 +4230,7 @@ export interface components {
             done_per_minute: number | null;
             /**
              * Failed Per Minute
-             * @description In the last minute: items whose final attempt failed, messages that were dead-lettered, or failed attempts of jobs.
+             * @description In the last minute: items and jobs whose final attempt failed, or dead-lettered messages.
              */
             failed_per_minute: number | null;
             /** @description The latency of the items that were done in the last hour. */

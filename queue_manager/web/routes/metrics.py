@@ -190,7 +190,9 @@ def _scans(totals: dict[str, Totals]) -> Iterator[Metric]:
 
 def _items(totals: dict[str, Totals]) -> Metric:
     items = CounterMetricFamily(
-        "queue_manager_items", "Attempts at items, by outcome: done, failed or retried.", labels=["system", "outcome"]
+        "queue_manager_items",
+        "Attempts at items or jobs, by outcome: done, failed, or retried, which failed and are repeated.",
+        labels=["system", "outcome"],
     )
     for system, of_system in totals.items():
         for outcome in counters.OUTCOMES:
