@@ -57,7 +57,10 @@ class SystemState(BaseModel):
     )
     flag: SystemFlag
     is_on: bool
-    due: Number | None = Field(description="Items that are due and not in flight.")
+    due: Number | None = Field(
+        description="Items that are due and not in flight. Of `job-queues`, this and `lag_seconds` are about the names "
+        "that have a due job and are not run by a worker."
+    )
     counted_to: int | None = Field(description="Counting due items stops at this number: that many or more.")
     in_progress: Number | None = Field(description="Items in flight.")
     stuck: Number | None = Field(description="Items whose lease ended without a result.")

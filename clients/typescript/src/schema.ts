@@ -3241,7 +3241,7 @@ export interface components {
             is_on: boolean;
             /**
              * Due
-             * @description Items that are due and not in flight.
+             * @description Items that are due and not in flight. Of `job-queues`, this and `lag_seconds` are about the names that have a due job and are not run by a worker.
              */
             due: number | null;
             /**
@@ -4195,7 +4195,7 @@ export interface components {
             is_on: boolean;
             /**
              * Due
-             * @description Items that are due and not in flight.
+             * @description Items that are due and not in flight. Of `job-queues`, this and `lag_seconds` are about the names that have a due job and are not run by a worker.
              */
             due: number | null;
             /**
