@@ -2,7 +2,8 @@
 
     qm:pauses   hash {system: JSON of the `PauseState`}
 
-Guarantee: a scan reads it once. If Redis lost its data, no system is paused.
+Guarantee: a scan that is running dispatches at most one more batch, of up to `QM_CLAIM_BATCH` items. If Redis lost its
+data, no system is paused.
 """
 
 from __future__ import annotations

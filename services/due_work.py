@@ -132,7 +132,7 @@ class DueWork(ItemWork, ABC):
         Args:
             measure: reads the backlog of the queue; it is not called if nothing is due and nothing waits.
         """
-        if self.system_name in pauses.paused():
+        if self._is_paused():
             yield DueBatch(other_counts={"paused": 1})
             return
         if self.system_name in settings().qm_dry_run:
@@ -151,10 +151,10 @@ class DueWork(ItemWork, ABC):
             self.leases.free_lost(backlog.waiting)
             now = self.clock()
             due, coming = split(chain(first, found), lambda one: one.due_at <= now)
-            yield from self._dispatch(due, backlog, holds_lock, budget=self._remaining_dispatches())
-            yield from self._dispatch(
-                coming, backlog, holds_lock, budget=min(self.limits.ahead, self._remaining_dispatches())
-            )
+            yield from self._dispatch(due, coming, backlog, holds_lock)
+
+    def _is_paused(self) -> bool:
+        return self.system_name in pauses.paused()
 
     def _count_due(self, backlog: Backlog) -> Iterator[DueBatch]:
         found, limits = self.find_due(self.clock()), self.limits
@@ -163,19 +163,24 @@ class DueWork(ItemWork, ABC):
             yield DueBatch(found=len(some), other_counts={"dry_run": len(some)})
 
     def _dispatch(
-        self, found: Iterator[Due], backlog: Backlog, holds_lock: Callable[[], bool], *, budget: int
+        self, due: Iterator[Due], coming: Iterator[Due], backlog: Backlog, holds_lock: Callable[[], bool]
     ) -> Iterator[DueBatch]:
-        size = min(FIRST_BATCH_SIZE, self.limits.batch)
-        while holds_lock() and budget > 0:
-            room = backlog.room(self.limits.max_queue, at_least=size)
-            some = list(islice(found, min(size, room, budget)))
-            if not some:
-                return
-            size = min(2 * size, self.limits.batch)
-            batch = self._take(some)
-            budget -= len(batch.items)
-            backlog.add(len(batch.items))
-            yield batch
+        is_first = True  # `take_due` has just read the pauses
+        for found, limit in ((due, sys.maxsize), (coming, self.limits.ahead)):
+            size, budget = min(FIRST_BATCH_SIZE, self.limits.batch), min(limit, self._remaining_dispatches())
+            while holds_lock() and budget > 0:
+                room = backlog.room(self.limits.max_queue, at_least=size)
+                some = list(islice(found, min(size, room, budget)))
+                if not some:
+                    break
+                if not is_first and self._is_paused():
+                    return
+                is_first = False
+                size = min(2 * size, self.limits.batch)
+                batch = self._take(some)
+                budget -= len(batch.items)
+                backlog.add(len(batch.items))
+                yield batch
 
     def _remaining_dispatches(self) -> int:
         """Return how many more items `max_rate` allows before the next scan."""

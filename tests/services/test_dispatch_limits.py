@@ -149,6 +149,17 @@ class TestPause:
         pauses.resume("calls")
         assert len(items_of(scan(work))) == 1
 
+    def test_a_scan_that_runs_stops_after_the_batch_in_which_its_system_is_paused(self, work: DocumentWork) -> None:
+        add(5)
+        add(5, T0 + seconds(1))
+        endless = replace(work, max_rate=None, limits=Limits(batch=2, max_queue=100, ahead=5))
+        batches = endless.take_due(Backlog)
+        assert [len(next(batches).items), len(next(batches).items)] == [2, 2]
+        pauses.pause("calls", by="a test")
+        assert list(batches) == []
+        pauses.resume("calls")
+        assert sum(len(batch.items) for batch in endless.take_due(Backlog)) == 6
+
     def test_pausing_a_system_does_not_pause_another(self, work: DocumentWork) -> None:
         add(1)
         pauses.pause("support-snooze", by="a test")
