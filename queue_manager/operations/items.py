@@ -121,11 +121,14 @@ def retry_items(system: System, body: RetriedItems, actor: Actor) -> Sent:
 
 
 def _matching(listed: Listed, state: State, search: str | None) -> tuple[list[str], bool]:
-    """Return the ids of the items that match, and True if these are all."""
+    """Return the ids of the items that match, the oldest first, and True if these are all.
+
+    Retried items that fail again are the newest: those that one request cannot send come first in the next one.
+    """
     ids: dict[str, None] = {}
     ends_at = time.monotonic() + SEARCH_TIMEOUT
     with mongodb(SEARCH_TIMEOUT + MONGODB_CALL_TIMEOUT):
-        for one in listed.read(state):
+        for one in listed.read(state, newest_first=False):
             if len(ids) == MAX_COUNTED or time.monotonic() >= ends_at:
                 return list(ids), False
             if isinstance(one, Item) and matches(one, search):

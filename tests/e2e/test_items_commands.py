@@ -187,6 +187,15 @@ class TestRetry:
         assert f"Dispatch 1 item of {ROOMS}?" in last.stdout
         assert (last.returncode, len(sent())) == (0, 3)
 
+    def test_a_part_of_too_many_items_is_the_oldest_which_fail_again_as_the_newest(
+        self, clean: Servers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for module in (operations, command):
+            monkeypatch.setattr(module, "MAX_RETRIED", 2)
+        first, second, _newest = (failed_room("Boom") for _ in range(3))
+        assert items("retry", ROOMS, "--state", "failed", "--yes").stdout == "2 of 3 dispatched\n"
+        assert sent() == {first, second}
+
     def test_an_incomplete_search_without_matches_is_an_error(
         self, clean: Servers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
