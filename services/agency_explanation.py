@@ -34,12 +34,13 @@ class _AgencyExplainer(ItemExplainer):
     def __init__(self, requests: ReviewRequests, agency: Agency, dispatch: DispatchState) -> None:
         self._requests, self._agency, self._item = requests, agency, requests.due_of(agency)
         self._asked = pulse.of_agency(agency)
+        due_at = capped_sum(agency.oldest_subscription, requests.after)
         super().__init__(
             dispatch,
             str(agency.parent_account),
             lease_id=self._item.id,
             title="" if agency.account_id is None else str(agency.account_id),
-            due_at=capped_sum(agency.oldest_subscription, requests.after) if agency.subscription_ids else None,
+            due_at=max([due_at, *map(self._window_end, self._asked)]) if agency.subscription_ids else None,
         )
 
     def past(self) -> Iterable[TimelineEvent]:
@@ -53,7 +54,7 @@ class _AgencyExplainer(ItemExplainer):
             answer = "It has no active managed subscription, so it is not asked for a review."
             return "not a customer", "neutral", answer
         for one in self._asked:
-            ends_at = capped_sum(max(_moments(one), default=now), requests.window)
+            ends_at = self._window_end(one)
             if one.get("status") in pulse.OPEN:
                 return "asked", "good", sentence(f"a review request has been open since {when(one['created_at'], now)}")
             if ends_at > now:
@@ -68,10 +69,10 @@ class _AgencyExplainer(ItemExplainer):
         lease = requests.leases.detail(self._item.lease)
         return self.due_state(lease, f"due to be asked since {when(due_at, now)}")
 
-
-def _moments(request: Document) -> list[datetime]:
-    found = (request.get(name) for name in ("created_at", "completed_at"))
-    return [moment for moment in found if isinstance(moment, datetime)]
+    def _window_end(self, request: Document) -> datetime:
+        """Return when the time after a request ends in which no other one is created."""
+        found = (request.get(name) for name in ("created_at", "completed_at"))
+        return capped_sum(max(moment for moment in found if isinstance(moment, datetime)), self._requests.window)
 
 
 def _request(request: Document) -> TimelineEvent:

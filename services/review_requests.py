@@ -179,14 +179,12 @@ class ReviewRequests(DueWork, Listed):
                 yield (one,) if agency is None or one in twice else self._item(agency, position=(one,))
 
     def _item(self, agency: Agency, *, position: Position) -> Item:
-        due_at = agency.oldest_subscription + self.after
+        """Return an item without times: when an agency that was asked before fell due depends on its requests."""
         return Item(
             id=str(agency.parent_account),
             title="" if agency.account_id is None else str(agency.account_id),
             state="due",
             position=position,
-            due_at=due_at,
-            since=due_at,
             reason=None if agency.account_id is not None else "its oldest subscription has no usable account",
         )
 
@@ -256,15 +254,12 @@ def _unreadable(product_types: tuple[str, ...]) -> CachedAnswer[Sample]:
 
 
 def slow_numbers() -> dict[str, float]:
-    """Return `{due, stuck, failed, lag_seconds}` of the agencies; `due` is `MAX_DUE_COUNT` for that many or more.
+    """Return `{due, stuck, failed}` of the agencies; `due` is `MAX_DUE_COUNT` for that many or more.
 
     If fewer are due, this reads every managed subscription.
     """
-    agencies = review_requests()
-    now = agencies.clock()
-    due = [item.due_at or now for item in islice(agencies.items("due"), MAX_DUE_COUNT)]
-    lag = max(((now - at).total_seconds() for at in due), default=0.0)
-    return {"due": len(due), "stuck": 0, "failed": 0, "lag_seconds": lag}
+    due = sum(1 for _ in islice(review_requests().items("due"), MAX_DUE_COUNT))
+    return {"due": due, "stuck": 0, "failed": 0}
 
 
 def _agency(account_id: Any, subscription_ids: Any, parent_account: Any, oldest_subscription: Any) -> Agency:

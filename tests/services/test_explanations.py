@@ -478,6 +478,19 @@ class TestAgencies:
         assert found.label == "not due"
         assert "it is asked 30 days later, at " in found.answer
 
+    def test_agency_that_is_due_again_since_the_window_after_its_last_request(self) -> None:
+        now = server_now()
+        parent = self.subscribe(now - timedelta(days=700))
+        request = {"type": pulse.REVIEW_REQUEST, "status": "completed", "metadata": {"parent_account": parent}}
+        for days in (80, 40):
+            created_at = now - timedelta(days=days)
+            completed_at = created_at + timedelta(days=1)
+            pulse.pulses().insert_one({**request, "created_at": created_at, "completed_at": completed_at})
+        found = self.why(parent)
+        due_at = now - timedelta(days=8)
+        assert (found.label, found.due_at) == ("due", due_at)
+        assert found.answer.startswith(f"Due to be asked since {when(due_at, now)}")
+
     def test_agency_with_dates_after_the_last_one(self) -> None:
         parent = self.subscribe(AFTER_LAST_DATE)
         assert (self.why(parent).label, self.why(parent).due_at) == ("not due", LAST_DATE)
