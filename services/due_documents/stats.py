@@ -32,7 +32,7 @@ def stats(work: DocumentWork) -> SystemStats:
     lost = _still_due(work, work.leases.ended(before=late, limit=MAX_COMPARED), now)
     failed = _still_due(work, work.leases.cooling(limit=MAX_COMPARED), now)
     stuck, cooling = _of_all(lost, in_redis.ended), _of_all(failed, in_redis.cooling)
-    overdue, lag = _oldest(work, now, read=READ_SIZE if in_redis.cooling else MAX_IDS)
+    oldest, lag = _oldest(work, now, read=READ_SIZE if in_redis.cooling else MAX_IDS)
     held = in_redis.in_progress + cooling + stuck
     result = SystemStats(
         numbers={
@@ -40,11 +40,13 @@ def stats(work: DocumentWork) -> SystemStats:
             "in_progress": in_redis.in_progress,
             "stuck": stuck,
             "cooling_off": cooling,
-            "lag_seconds": lag,
         },
-        late=overdue if lag > late.total_seconds() else [],
         counted_to=MAX_COUNT,
     )
+    if lag is not None:
+        result.numbers["lag_seconds"] = lag
+        if lag > late.total_seconds():
+            result.late.extend(oldest)
     if work.system.functions.after is not None:
         left = result.numbers["pending_calls"] = outbox.count_pending(work.system.name, before=now - late)
         if left:
@@ -83,14 +85,18 @@ def _of_all(still_due: Sequence[str], leases: int) -> int:
     return len(still_due) if leases <= MAX_COMPARED else leases * len(still_due) // MAX_COMPARED
 
 
-def _oldest(work: DocumentWork, now: datetime, *, read: int) -> tuple[list[str], float]:
-    """Return the ids of the oldest due documents that are not cooling, and how long the first has been due.
+def _oldest(work: DocumentWork, now: datetime, *, read: int) -> tuple[list[str], float | None]:
+    """Return the ids of the oldest due documents that are not cooling, and how long the first has been due in seconds.
 
-    Documents are read `read` at a time, until enough are not cooling.
+    Documents are read `read` at a time, until enough are not cooling. If the first `MAX_READ` are all cooling, it is
+    `None`: the next ones may not be.
     """
-    found, waiting = work.documents.find(now, limit=MAX_READ, batch=read), list[Document]()
+    found, waiting, read_so_far = work.documents.find(now, limit=MAX_READ, batch=read), list[Document](), 0
     while len(waiting) < MAX_IDS and (some := list(islice(found, read))):
         statuses = work.leases.statuses([work.due_of(one).lease for one in some])
         waiting += [one for one, status in zip(some, statuses, strict=True) if status.state != "cooling"]
-    lag = (now - work.documents.due_at(waiting[0])).total_seconds() if waiting else 0.0
-    return [shown_id(one["_id"]) for one in waiting[:MAX_IDS]], lag
+        read_so_far += len(some)
+    if not waiting:
+        return [], 0.0 if read_so_far < MAX_READ else None
+    lag = now - work.documents.due_at(waiting[0])
+    return [shown_id(one["_id"]) for one in waiting[:MAX_IDS]], lag.total_seconds()

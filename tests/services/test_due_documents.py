@@ -1359,3 +1359,17 @@ def test_statistics_read_due_documents_until_some_are_not_cooling(
     assert len(names) == compared
     assert found.numbers["lag_seconds"] == (300 - cooling / 10 if cooling < 300 else 0)
     assert found.late == [str(number) for number in range(cooling, 300)][:5]
+
+
+@pytest.mark.parametrize(("documents", "lag"), [(3, 0), (4, None), (5, None)])
+def test_the_lag_is_unknown_if_as_many_documents_cool_down_as_statistics_read(
+    clock: AgingClock, monkeypatch: pytest.MonkeyPatch, documents: int, lag: float | None
+) -> None:
+    monkeypatch.setattr(sys.modules[stats.__module__], "MAX_READ", 4)
+    ours = work_on(declare(), clock)
+    collection("accounts").insert_many(
+        {"_id": number, "status": "trial", "trial_ends_at": OVER + seconds(number)} for number in range(documents)
+    )
+    ours.leases.release([item.lease for item in scan(ours)[:4]], cool_down=hours(1))
+    found = stats(ours)
+    assert (found.numbers.get("lag_seconds"), found.late) == (lag, [])

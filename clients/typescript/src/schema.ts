@@ -3266,7 +3266,7 @@ export interface components {
             failed: number | null;
             /**
              * Lag Seconds
-             * @description Seconds since the oldest due item fell due.
+             * @description Seconds since the oldest due item fell due; null if unknown.
              */
             lag_seconds: number | null;
             /**
@@ -4220,7 +4220,7 @@ export interface components {
             failed: number | null;
             /**
              * Lag Seconds
-             * @description Seconds since the oldest due item fell due.
+             * @description Seconds since the oldest due item fell due; null if unknown.
              */
             lag_seconds: number | null;
             /**
