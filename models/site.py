@@ -96,11 +96,11 @@ class Sites:
         return map(Site.of, found)
 
     def list_reset_often(self, *, after: Position | None, is_descending: bool) -> Iterator[tuple[Any, int]]:
-        """Yield ids and counts of the sites with at least `MANY_RESETS` consecutive resets, by count and id."""
+        """Yield ids and counts of the sites that build again after `MANY_RESETS` or more resets, by count and id."""
         order = (RESET_COUNT, "_id")
         found = listing.walk(
             self.collection(),
-            OFTEN_RESET,
+            self._reset_often(),
             index="reset_in_a_row",
             order=order,
             fields=order,
@@ -159,7 +159,7 @@ class Sites:
         return list(collection(RESETS_COLLECTION).find({"collection": self.name, "site_id": site_id}))
 
     def count_reset_often(self) -> int:
-        return self.collection().count_documents(OFTEN_RESET, hint="reset_in_a_row")
+        return self.collection().count_documents(self._reset_often(), hint="reset_in_a_row")
 
     def count_stuck(self, before: datetime) -> int:
         """Count the stale sites without a thumbnail, with the filter of the scan."""
@@ -182,6 +182,9 @@ class Sites:
                 partialFilterExpression={RESET_COUNT: {"$gt": 0}},
             ),
         ]
+
+    def _reset_often(self) -> Document:
+        return {**OFTEN_RESET, **IN_PROGRESS, **self.only}
 
     def _stale(self, before: datetime) -> Document:
         return {**IN_PROGRESS, **self.only, STARTED: {**A_DATE, "$lt": before, **NO_LIST}}
@@ -243,11 +246,11 @@ def count_resets(since: datetime) -> int:
     return collection(RESETS_COLLECTION).count_documents({"outcome": "reset", "at": {"$gte": since}})
 
 
-def list_failed(*, after: Position | None, is_descending: bool) -> Iterator[Item]:
-    """Yield the resets that failed in the last day, by time and task."""
+def list_failed(since: datetime, *, after: Position | None, is_descending: bool) -> Iterator[Item]:
+    """Yield the resets that failed since a time, by time and task."""
     found = listing.walk(
         collection(RESETS_COLLECTION),
-        FAILED,
+        _failed(since),
         index="failed",
         order=("at", "_id"),
         after=after,
@@ -269,8 +272,12 @@ def read_failed(reset: Document) -> Item:
     )
 
 
-def count_failed() -> int:
-    return collection(RESETS_COLLECTION).count_documents(FAILED, hint="failed")
+def count_failed(since: datetime) -> int:
+    return collection(RESETS_COLLECTION).count_documents(_failed(since), hint="failed")
+
+
+def _failed(since: datetime) -> Document:
+    return {**FAILED, "at": {"$gte": since}}
 
 
 def collections() -> dict[str, list[IndexModel]]:

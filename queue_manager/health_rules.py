@@ -112,7 +112,7 @@ class Rule(StrEnum):
         "repeated-resets",
         WARNING,
         "`stale-thumbnails`",
-        f"A site was reset at least {MANY_RESETS} times in a row and hangs again.",
+        f"A site that is being built was reset at least {MANY_RESETS} times in a row.",
         "Check the thumbnail builder.",
         "stuck",
     )

@@ -24,14 +24,15 @@ def read_stats(work: StaleThumbnails, *, late: timedelta) -> SystemStats:
     """Return the hung builds by collection, the longest of them, the resets of a day, and sites that were reset often.
 
     `due` is the number of sites that the next scan resets, `lag_seconds` the time since the oldest of them fell due,
-    `failed` the resets that failed in a day, and `stuck` the sites that hang again after each reset. Sites that have
+    `failed` the resets that failed in a day, and `stuck` the sites that build again after many resets. Sites that have
     been due for longer than `late` are named.
     """
     now = work.clock()
     before = now - work.threshold
-    numbers: dict[str, float] = {"resets_last_day": site.count_resets(now - hours(24))}
+    day_ago = now - hours(24)
+    numbers: dict[str, float] = {"resets_last_day": site.count_resets(day_ago)}
     oldest: list[tuple[datetime, str]] = []
-    numbers["failed"], numbers["stuck"] = site.count_failed(), 0
+    numbers["failed"], numbers["stuck"] = site.count_failed(day_ago), 0
     for sites in work.collections:
         numbers[f"stuck_{sites.name}"] = sites.count_stuck(before)
         numbers[f"finished_{sites.name}"] = sites.count_finished(before)
@@ -44,11 +45,11 @@ def read_stats(work: StaleThumbnails, *, late: timedelta) -> SystemStats:
     stats = SystemStats(
         numbers=numbers, details=details, late=[name for began, name in oldest if before - began > late]
     )
-    _add_problems(stats, work, before)
+    _add_problems(stats, work, before, day_ago)
     return stats
 
 
-def _add_problems(stats: SystemStats, work: StaleThumbnails, before: datetime) -> None:
+def _add_problems(stats: SystemStats, work: StaleThumbnails, before: datetime, day_ago: datetime) -> None:
     if stuck := int(stats.numbers["stuck"]):
         shown = [
             f"{sites.name} {key} {resets} times"
@@ -56,19 +57,19 @@ def _add_problems(stats: SystemStats, work: StaleThumbnails, before: datetime) -
             for key, resets in islice(sites.list_reset_often(after=None, is_descending=True), MAX_IDS)
         ]
         stats.problems[Rule.REPEATED_RESETS] = (
-            f"{many(stuck, 'stuck site')}: reset {MANY_RESETS} times in a row or more and hanging again each time "
+            f"{many(stuck, 'stuck site')}: reset {MANY_RESETS} times in a row or more, and being built again "
             f"({first_ids(shown, stuck)})"
         )
-    if failed := _failed_and_hanging(before):
+    if failed := _failed_and_hanging(before, day_ago):
         stats.problems[Rule.FAILED_ITEMS] = (
             f"{many(len(failed), 'failed site')}: the reset failed in the last day and the build still hangs "
             f"({first_ids(failed, len(failed))})"
         )
 
 
-def _failed_and_hanging(before: datetime) -> list[str]:
+def _failed_and_hanging(before: datetime, day_ago: datetime) -> list[str]:
     """Return the sites of the newest failed resets that still hang: a later reset may have succeeded."""
-    newest = islice(site.list_failed(after=None, is_descending=True), MAX_FAILED)
+    newest = islice(site.list_failed(day_ago, after=None, is_descending=True), MAX_FAILED)
     return [
         f"{sites.name} {shown_id(hung.id)}"
         for sites, keys in site.by_collection(one.id for one in newest)

@@ -45,7 +45,7 @@ HandOver = Callable[[str, str], None]
 class StaleThumbnails(DueWork, Listed):
     """The hung builds: what a scan finds, how an item resets one, how a run ends, and the sites as one list.
 
-    Hung builds are due, resets that failed in the last day are failed, and sites that hang again after each reset are
+    Hung builds are due, resets that failed in the last day are failed, and sites that build again after many resets are
     stuck.
     """
 
@@ -162,7 +162,7 @@ class StaleThumbnails(DueWork, Listed):
             lists = [of_one(one, within_part(one.name, after), newest_first) for one in self.collections]
             yield from merge(*lists, key=lambda item: item.position[:-1], reverse=newest_first)
         elif state == "failed":
-            yield from site.list_failed(after=after, is_descending=newest_first)
+            yield from site.list_failed(self.clock() - hours(24), after=after, is_descending=newest_first)
 
     def _due(self, sites: Sites, after: Position | None, newest_first: bool) -> Iterator[Item]:
         before = self.clock() - self.threshold

@@ -124,8 +124,9 @@ def test_a_failed_reset_is_a_problem_while_the_site_hangs(well: Servers, tmp_pat
 
 
 def test_sites_that_hang_after_each_reset_are_one_problem(well: Servers, tmp_path: Path) -> None:
+    building = {"thumbnail_build_in_progress": True, "thumbnail_process_started_at": server_now()}
     for _ in range(7):
-        collection("instasites").insert_one({"status": "PUBLISHED", "thumbnail_reset_count": 6})
+        collection("instasites").insert_one({"status": "PUBLISHED", "thumbnail_reset_count": 6, **building})
     env = {"QM_SITES_FIX_STALE_THUMBNAILS": "true", "QM_CONVERSATIONS": "false"}
     problem = health(tmp_path, **env).only_problem("stale-thumbnails", Rule.REPEATED_RESETS)
     assert problem.startswith("7 stuck sites: reset 5 times in a row or more")

@@ -12,7 +12,7 @@ from bson import Decimal128, ObjectId
 from pymongo.errors import AutoReconnect
 
 from models import item_events, site
-from models.database import collection
+from models.database import collection, server_now
 from models.site import AGENCY_WEBSITES, INSTASITES, Sites
 from queue_manager import pauses
 from queue_manager.broker.backlog import Backlog
@@ -256,11 +256,27 @@ def test_resets_in_a_row_are_counted_until_the_thumbnail_is_there(
         warned.append(any("many times in a row" in str(record.msg) for record in caplog.records))
     assert counts == [1, 2, 3, 4, 5, 6]
     assert warned == [False] * 4 + [True] * 2
-    assert [*AGENCY_WEBSITES.list_reset_often(after=None, is_descending=True)] == [(made, 6)]
 
     collection("agency_websites").update_one({"_id": made}, {"$set": {"details.thumbnails.desktop": "d.png"}})
     scan(AGENCY_WEBSITES, clock)
     assert "thumbnail_reset_count" not in get_site(made)
+
+
+def test_only_sites_that_were_reset_often_and_build_again_are_stuck() -> None:
+    again = [make_site(sites, thumbnail_reset_count=6) for sites in site.ALL.values()]
+    make_site(thumbnail_reset_count=6, thumbnail_build_in_progress=False)
+    make_site(INSTASITES, thumbnail_reset_count=6, status="DRAFT")
+    listed = [[*sites.list_reset_often(after=None, is_descending=True)] for sites in site.ALL.values()]
+    assert listed == [[(one, 6)] for one in again]
+    assert system.stats().numbers["stuck"] == 2
+
+
+def test_failed_resets_of_the_last_24_hours_are_counted_and_listed() -> None:
+    now, ages = server_now(), [hours(25), hours(24) + minutes(1), hours(24) - minutes(1), hours(1)]
+    for number, age in enumerate(ages):
+        site.record_outcome(f"run-{number}", INSTASITES.name, str(number), "failed", now=now - age, error="boom")
+    assert system.stats().numbers["failed"] == 2
+    assert [one.since for one in system.open_items().items("failed")] == [now - age for age in reversed(ages[2:])]
 
 
 def test_site_in_flight_is_not_dispatched_again_unless_its_message_was_lost(clock: AgingClock) -> None:
