@@ -24,7 +24,7 @@ from models.document_id import id_text, read_id
 from models.listing import Position, Sample
 from models.pulse import Agency
 from queue_manager.broker.backlog import Backlog
-from queue_manager.core.cached_answer import CachedAnswer
+from queue_manager.core.cached_answer import CachedAnswer, cached_count
 from queue_manager.core.clock import hours, minutes, parse_utc, to_iso
 from queue_manager.core.errors import ConfigurationError, PermanentError, Unavailable
 from queue_manager.core.log import get_logger
@@ -236,7 +236,10 @@ def stats() -> SystemStats:
     if not kinds:
         problems[Rule.SETTINGS_WARNING] = "MANAGED_SUBSCRIPTIONS names no product type, so nobody is asked for a review"
     day_ago = database.server_now() - hours(24)
-    numbers: dict[str, float] = {"open": pulse.count_open(), "created_last_day": pulse.count_created(day_ago)}
+    numbers: dict[str, float] = {
+        "open": cached_count("open requests", _open),
+        "created_last_day": pulse.count_created(day_ago),
+    }
     unreadable = _unreadable(tuple(kinds))() if kinds else Sample(count=0, ids=[])
     if unreadable is None:  # without an error, alerts of the problem below would end
         raise Unavailable("Subscriptions with an unreadable created_at could not be counted yet")
@@ -245,6 +248,11 @@ def stats() -> SystemStats:
         what, ids = many(unreadable.count, "subscription"), ", ".join(map(str, unreadable.ids))
         problems[Rule.UNREADABLE_DOCUMENTS] = f"{what} without a readable created_at: {ids}"
     return SystemStats(numbers=numbers, problems=problems, counted_to=MAX_DUE_COUNT)
+
+
+def _open() -> tuple[int, int]:
+    count = pulse.count_open()
+    return count, count
 
 
 @cache

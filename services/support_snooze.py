@@ -20,6 +20,8 @@ from pymongo import IndexModel
 from models import old_claims, support_room
 from models.database import Document, server_now, value_at
 from models.document_id import shown_id
+from models.listing import Sample
+from queue_manager.core.cached_answer import cached_count
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.log import get_logger
 from queue_manager.core.retry import RetryPolicy
@@ -78,13 +80,18 @@ class SupportSnooze(DueDocuments):
         return support_room.indexes()
 
     def add_stats(self, stats: SystemStats) -> None:
-        malformed = support_room.malformed()
+        malformed = cached_count("malformed rooms", _malformed)
         stats.numbers["malformed"] = malformed.count
         if malformed.count:
             ids = ", ".join(map(shown_id, malformed.ids))
             stats.problems[Rule.UNREADABLE_DOCUMENTS] = (
                 f"{many(malformed.count, 'room')} with a malformed snooze_time, which can never fall due: {ids}"
             )
+
+
+def _malformed() -> tuple[Sample, int]:
+    found = support_room.malformed()
+    return found, found.count
 
 
 def adoption_notes() -> list[str]:

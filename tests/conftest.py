@@ -25,6 +25,7 @@ from models import database, item_events, job_pages, schema
 from queue_manager import leases, server_calls
 from queue_manager.batching import task as batched_task
 from queue_manager.beat import scan_ticks
+from queue_manager.core import cached_answer
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import Settings, settings
 from queue_manager.health import readings
@@ -162,6 +163,7 @@ def _close_breakers() -> None:
     for inserter in item_events._inserter._made:
         inserter._retry_at = 0.0
     readings._complete_until.clear()
+    cached_answer._counts.clear()
 
 
 def _read_clock() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 AnswerT = TypeVar("AnswerT")
+CountT = TypeVar("CountT")
 
 CACHE_FACTOR = 20  # a slow answer is kept for this many times as long as it took
+MAX_FRESH_COUNT = 10_000  # documents; counting them takes 10 to 50 ms, once a second
 FIRST_ANSWER_TIMEOUT = 1.0  # seconds
 
 
@@ -45,3 +47,25 @@ class CachedAnswer(Generic[AnswerT]):
         finally:
             ended = time.monotonic()
             self._due_at = ended + CACHE_FACTOR * (ended - began)
+
+
+_counts: dict[str, tuple[Any, float]] = {}
+"""Counts of many documents by name, each with the time until which it is kept."""
+
+
+def cached_count(name: str, count: Callable[[], tuple[CountT, int]]) -> CountT:
+    """Return a count that is read every second; that of many documents is kept for `CACHE_FACTOR` times its time.
+
+    Args:
+        count: returns the answer and the number of documents that were counted for it. Up to `MAX_FRESH_COUNT`, the
+            answer is not kept.
+    """
+    began = time.monotonic()
+    kept: tuple[CountT, float] | None = _counts.get(name)
+    if kept is not None and began < kept[1]:
+        return kept[0]
+    answer, documents = count()
+    ended = time.monotonic()
+    if documents > MAX_FRESH_COUNT:
+        _counts[name] = answer, ended + CACHE_FACTOR * (ended - began)
+    return answer

@@ -12,6 +12,7 @@ from models.database import Document
 from models.document_id import id_key, read_id, shown_id
 from models.due_documents import MAX_COUNT
 from queue_manager import leases
+from queue_manager.core.cached_answer import cached_count
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import MAX_IDS, first_ids, many, rounded, stuck_items
@@ -25,7 +26,10 @@ READ_SIZE = 100  # of these, at a time
 
 
 def stats(work: DocumentWork) -> SystemStats:
-    """Return pending, in progress, stuck, cooling down, and the lag of the oldest due document that is not cooling."""
+    """Return pending, in progress, stuck, cooling down, and the lag of the oldest due document that is not cooling.
+
+    Pending documents of a large backlog may have been counted seconds ago.
+    """
     now = work.clock()
     late = work.system.late_after(settings())
     in_redis = work.leases.stats(late=late)
@@ -34,9 +38,14 @@ def stats(work: DocumentWork) -> SystemStats:
     stuck, cooling = _of_all(lost, in_redis.ended), _of_all(failed, in_redis.cooling)
     oldest, lag = _oldest(work, now, read=READ_SIZE if in_redis.cooling else MAX_IDS)
     held = in_redis.in_progress + cooling + stuck
+
+    def pending() -> tuple[int, int]:
+        due = work.documents.count(now, limit=MAX_COUNT + held)
+        return max(due - held, 0), due
+
     result = SystemStats(
         numbers={
-            "pending": max(work.documents.count(now, limit=MAX_COUNT + held) - held, 0),
+            "pending": cached_count(f"{work.system.name} {work.documents.index}", pending),
             "in_progress": in_redis.in_progress,
             "stuck": stuck,
             "cooling_off": cooling,

@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 
 from queue_manager.core import cached_answer
-from queue_manager.core.cached_answer import CachedAnswer
+from queue_manager.core.cached_answer import MAX_FRESH_COUNT, CachedAnswer, cached_count
 
 
 def test_while_one_thread_computes_an_answer_others_get_the_previous_one() -> None:
@@ -79,3 +79,16 @@ def test_after_an_error_without_a_previous_answer_there_is_none() -> None:
         answer()
     answer._due_at = float("inf")
     assert answer() is None
+
+
+def test_a_count_of_many_documents_is_kept_and_that_of_few_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_answer, "CACHE_FACTOR", 1e12)
+    monkeypatch.setattr(cached_answer, "_counts", {})
+    counts = iter([MAX_FRESH_COUNT, MAX_FRESH_COUNT + 1, 7])
+
+    def count() -> tuple[str, int]:
+        documents = next(counts)
+        return f"{documents:,}", documents
+
+    assert [cached_count("due", count) for _ in range(4)] == ["10,000", "10,001", "10,001", "10,001"]
+    assert cached_count("another", count) == "7"

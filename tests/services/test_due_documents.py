@@ -17,6 +17,7 @@ from pymongo.errors import AutoReconnect, OperationFailure, WriteError
 from models import database, failed_item, outbox, schema, transaction
 from models.database import collection
 from models.document_id import MAX_ID_DEPTH, id_text, read_id
+from queue_manager.core import cached_answer
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import ConfigurationError, Contended, FunctionExited, NotYetDue, PermanentError, reason
 from queue_manager.core.retry import RetryPolicy
@@ -1301,6 +1302,20 @@ def test_a_backlog_beyond_the_limit_of_counting_stays_at_the_limit_while_items_a
     assert len(scan(work)) == 3
     numbers = stats(work).numbers
     assert (numbers["pending"], numbers["in_progress"]) == (5, 3)
+
+
+def test_pending_documents_of_a_large_backlog_are_not_counted_each_time(
+    clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached_answer, "MAX_FRESH_COUNT", 3)
+    monkeypatch.setattr(cached_answer, "CACHE_FACTOR", 1e12)
+    work, found = work_on(declare(), clock), []
+    for _ in range(5):
+        make_account()
+        found.append(stats(work).numbers["pending"])
+    assert found == [1, 2, 3, 4, 4]
+    scan(work)
+    assert stats(work).numbers["in_progress"] == 5
 
 
 def test_leases_of_documents_that_are_not_due_any_more_do_not_count_beyond_the_limit_of_comparing(

@@ -36,13 +36,14 @@ from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
 from queue_manager.operations import items as operations
 from queue_manager.operations.system_schemas import Items
+from services import support_snooze
 from services.due_work import Limits
 from services.review_requests import ReviewRequests, _unreadable, review_requests, stats
 from services.review_requests import system as review_requests_system
 from tests.forked import server
 from tests.models.test_due_at_scale import profile
 from tests.odd_ids import ODD_IDS
-from tests.rooms import T0, AgingClock, scan
+from tests.rooms import T0, AgingClock, make_room, scan
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -445,6 +446,17 @@ def test_open_requests_are_counted_without_reading_the_others() -> None:
     with profile(pulse.pulses().name) as profiled:
         assert pulse.count_open() == 3
     assert sum(one["keysExamined"] for one in profiled) <= 10
+
+
+def test_many_open_requests_and_malformed_rooms_are_not_counted_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_answer, "MAX_FRESH_COUNT", 1)
+    monkeypatch.setattr(cached_answer, "CACHE_FACTOR", 1e12)
+    found = []
+    for _ in range(3):
+        make_pulse(ObjectId(), status="pending")
+        make_room("tomorrow")
+        found.append((stats().numbers["open"], support_snooze.system.stats().numbers["malformed"]))
+    assert found == [(1, 1), (2, 2), (2, 2)]
 
 
 def test_unreadable_subscriptions_are_a_problem_and_not_counted_each_second(
