@@ -6,8 +6,11 @@ delivered by a notification.
 
 from __future__ import annotations
 
+import math
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Condition, Thread
 from typing import Any
@@ -21,12 +24,20 @@ from services.message_queue.scripts import server_name
 READ_BLOCK_TIMEOUT = 2.0  # seconds that one XREAD blocks; the socket timeout must be longer
 READ_RETRY_DELAY = 0.5  # seconds
 ARRIVALS_PER_READ = 100  # entries per XREAD
+# An entry as enqueue.lua adds it, like ENQUEUED in dequeue.lua. Captures the type.
+_ENQUEUED = re.compile(
+    rb'\{"id":"[^"\\]*","type":"([^"\\]*)","priority":\d+,"created_at":[\d.]+,[\w":.,+-]*?"payload":'
+)
 
 log = get_logger("QM/message-queue")
 
 
 class ArrivalNotifier:
-    """Notifies one waiting consumer per new message, longest waiting first.
+    """Notifies waiting consumers of new messages, longest waiting first.
+
+    For each message, it notifies one consumer of any type and one that waits for the type of the message, because
+    either may take another message that arrives at the same time. So of the consumers that wait for a type, as many are
+    notified as there are messages for them.
 
     Args:
         connect: returns a client whose socket timeout is longer than `READ_BLOCK_TIMEOUT`.
@@ -36,17 +47,17 @@ class ArrivalNotifier:
     def __init__(self, connect: Callable[[], redis.Redis], streams: Sequence[str]) -> None:
         self._connect, self._streams = connect, streams
         self._resumes = f"{streams[0]}:resumes".encode()
-        self._subscribers: list[tuple[str | None, Future[None]]] = []
+        self._subscribers: list[tuple[str | None, Future[str | None]]] = []
         self._changed = Condition()
         self._thread: Thread | None = None
         self._is_reading = False
 
-    def subscribe(self, type: str | None = None) -> Future[None]:
+    def subscribe(self, type: str | None = None) -> Future[str | None]:
         """Return a future that completes when a message arrives after this call. `unsubscribe` it if it is not used.
 
-        Every message wakes all consumers that wait for a type, because the entry's type is not read.
+        Its result is `type`: what the consumer waits for, `None` for any message.
         """
-        arrival: Future[None] = Future()
+        arrival: Future[str | None] = Future()
         with self._changed:
             self._subscribers.append((type, arrival))
             if self._thread is None or not self._thread.is_alive():
@@ -73,7 +84,7 @@ class ArrivalNotifier:
                 time.sleep(READ_RETRY_DELAY)
                 with self._changed:
                     self._is_reading = False
-                    self.wake(len(self._subscribers) + 1)
+                    self._notify(lambda _: math.inf)
 
     def _read(self, client: redis.Redis) -> None:
         ends: dict[Any, Any] = {stream.encode(): self._end_of(client, stream) for stream in self._streams}
@@ -86,13 +97,19 @@ class ArrivalNotifier:
                 if not self._has_subscribers():
                     self._is_reading = False  # later subscribers wait for the next read loop
                     return
-            arrived = 0
+            types: list[str | None] = []
+            is_resumed = False
             read: Any = client.xread(ends, count=ARRIVALS_PER_READ, block=int(READ_BLOCK_TIMEOUT * 1000))
             for stream, entries in read:
-                # Resuming a type may make many messages available.
-                arrived += len(self._subscribers) if stream == self._resumes else len(entries)
                 ends[stream] = entries[-1][0]
-            self.wake(arrived)
+                if stream == self._resumes:
+                    is_resumed = True
+                else:
+                    types += (_type_in(fields) for _, fields in entries)
+            if is_resumed:
+                self._notify(lambda _: math.inf)  # resuming a type may make many messages available
+            else:
+                self.wake(types)
 
     @staticmethod
     def _end_of(client: redis.Redis, stream: str) -> bytes | str:
@@ -105,20 +122,36 @@ class ArrivalNotifier:
         self._subscribers = [(type, arrival) for type, arrival in self._subscribers if not arrival.done()]
         return bool(self._subscribers)
 
-    def wake(self, count: int) -> None:
-        """Notify `count` consumers of any type, and those of a specific type that have waited longer than the last."""
+    def wake(self, types: Sequence[str | None]) -> None:
+        """Notify consumers of new messages of these types. `None`: the type is not known; it may be any."""
+        counts = Counter(types)
+        self._notify(lambda type: len(types) if type is None else counts[type] + counts[None])
+
+    def pass_on(self, type: str | None) -> None:
+        """Notify the next consumer that waits for this type, `None` for any, instead of one that was notified."""
+        self._notify(lambda other: other == type)
+
+    def _notify(self, count_of: Callable[[str | None], float]) -> None:
+        """Notify `count_of(type)` of the consumers that wait for each type."""
         with self._changed:
-            rest: list[tuple[str | None, Future[None]]] = []
+            rest: list[tuple[str | None, Future[str | None]]] = []
+            notified = Counter[str | None]()
             for type, arrival in self._subscribers:
-                if count <= 0:
+                if notified[type] >= count_of(type):
                     rest.append((type, arrival))
                 elif arrival.set_running_or_notify_cancel():
-                    arrival.set_result(None)
-                    count -= type is None
+                    arrival.set_result(type)
+                    notified[type] += 1
             self._subscribers = rest
             self._changed.notify_all()
 
-    def unsubscribe(self, arrival: Future[None]) -> None:
-        """Stop waiting. A notification that was not used is passed to the next consumer."""
+    def unsubscribe(self, arrival: Future[str | None]) -> None:
+        """Stop waiting. An unused notification is passed to the next consumer that waits for the same type."""
         if not arrival.cancel():
-            self.wake(1)
+            self.pass_on(arrival.result())
+
+
+def _type_in(fields: Mapping[bytes, bytes]) -> str | None:
+    """Return the type of the message in an entry; `None` if it is not as `enqueue.lua` has added it."""
+    found = _ENQUEUED.match(fields.get(b"data", b""))
+    return found[1].decode("utf-8", "replace") if found else None

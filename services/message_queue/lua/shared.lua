@@ -599,6 +599,10 @@ end
 local function requeue(id, record, data)
   append(stream_of(record.priority), id, record, data)
   index(id, record)
+  local kind = string.match(data, '^{"id":"[^"]*","type":"([^"\\]*)"')
+  if kind and kind ~= record.type then -- an operator has changed it, and the entry wakes only consumers of its own type
+    redis.call('XADD', RESUMES, 'MAXLEN', 1, '*', 'type', record.type)
+  end
 end
 
 -- For programs that read only entries, the outcome of a finished message is appended to its entry as JSON members after

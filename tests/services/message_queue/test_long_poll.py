@@ -145,6 +145,71 @@ def test_message_of_another_type_is_left_to_consumers_of_that_type(lab: Lab) -> 
         assert message.type == "mine"
 
 
+def test_one_message_wakes_one_of_the_consumers_that_wait_for_types(lab: Lab) -> None:
+    kinds = [f"t{number}" for number in range(20)]
+    with waiting(lab, *({"type": kind} for kind in kinds)) as consumers:
+        lab.queue.enqueue("t0", id="first")
+        message = consumers[0].result(PATIENT)
+        assert message is not None
+        assert message.id == "first"
+        assert lab.commands()["evalsha"] == 22  # each looked, the message came, one looked again
+        lab.queue.enqueue_batch([{"type": kind, "id": kind} for kind in reversed(kinds[1:])])
+        taken = [consumer.result(PATIENT) for consumer in consumers[1:]]
+        assert [message.id for message in taken if message] == kinds[1:]
+
+
+def test_message_wakes_the_longest_waiting_consumer_of_any_type_and_of_its_type(lab: Lab) -> None:
+    """Either may take another message that has arrived, so that the other one must look."""
+    kinds = ("a", None, "b", None, "b", "c", "c")
+    arrivals = [lab.arrivals.subscribe(kind) for kind in kinds]
+    lab.queue.enqueue("b")
+    eventually(arrivals[2].done)
+    assert [arrival.done() for arrival in arrivals] == [False, True, True, False, False, False, False]
+    for used_up in arrivals[1:3]:  # they time out, or their clients have gone
+        lab.arrivals.unsubscribe(used_up)
+    assert [arrival.done() for arrival in arrivals] == [False, True, True, True, True, False, False]
+    for arrival in arrivals:
+        lab.arrivals.unsubscribe(arrival)
+
+
+@pytest.mark.parametrize("data", ['{"id": "x", "type": "b", "payload": 1}', '{"type":"b","id":"x"}', "no JSON"])
+def test_message_of_another_program_wakes_one_consumer_of_each_type(lab: Lab, data: str) -> None:
+    kinds = ("a", None, "b", None, "b", "a")
+    arrivals = [lab.arrivals.subscribe(kind) for kind in kinds]
+    lab.client.xadd("q", {"data": data})
+    eventually(arrivals[2].done)
+    assert [arrival.done() for arrival in arrivals] == [True, True, True, False, False, False]
+    for arrival in arrivals:
+        lab.arrivals.unsubscribe(arrival)
+
+
+@pytest.mark.parametrize("state", ["processing", "dead"])
+def test_requeued_message_of_a_changed_type_wakes_a_consumer_of_that_type(lab: Lab, state: str) -> None:
+    lab.queue.enqueue("letter", id="a")
+    if state == "dead":
+        lab.contents.move(["a"], to="dead")
+    lab.contents.update("a", {"type": "mail"})  # its entry has the old type
+    held = lab.take(type="mail") if state == "processing" else None
+    with waiting(lab, {"type": "mail"}) as [consumer]:
+        if held:
+            lab.queue.nack("a", held.lock_token)
+        else:
+            lab.contents.replay(["a"])
+        message = consumer.result(PATIENT)
+        assert message is not None
+        assert (message.id, message.type) == ("a", "mail")
+
+
+@pytest.mark.parametrize("type", ['"quoted" \\ /', "größe", "a b"])
+def test_consumer_of_a_type_with_special_characters_is_woken(long_reads: None, lab: Lab, type: str) -> None:
+    with waiting(lab, {"type": "other"}, {"type": type, "timeout": LONGER}) as [_, consumer]:
+        lab.queue.enqueue(type, id="a", ack_timeout=5, max_attempts=2)
+        message = consumer.result(PATIENT)
+        assert message is not None
+        assert message.type == type
+        lab.queue.enqueue("other")
+
+
 def test_consumer_that_times_out_when_woken_passes_the_wake_up_on(lab: Lab) -> None:
     """A consumer's time may end in the moment in which it is woken: the message is for the next one."""
     with waiting(lab, {}) as [patient]:
@@ -232,7 +297,7 @@ def test_waiting_consumers_try_again_after_the_reader_lost_its_connection() -> N
 
     arrivals = arrivals_module.ArrivalNotifier(connect, ["q"])
     for type in (None, "job"):
-        assert arrivals.subscribe(type).result(PATIENT) is None
+        assert arrivals.subscribe(type).result(PATIENT) == type
 
 
 @pytest.mark.parametrize("timeout", [-1, 61, float("nan"), "5", None])

@@ -264,9 +264,9 @@ class _Wait:
                 if not is_used:
                     self._queue.arrivals.unsubscribe(arrival)
                 if self._must_end():
-                    self._queue.arrivals.wake(1)  # the arrival is for another poll
+                    self._queue.arrivals.pass_on(self._options["type"])  # the arrival is for another poll
 
-    def _search(self) -> tuple[Future[None], Message | None, bool]:
+    def _search(self) -> tuple[Future[str | None], Message | None, bool]:
         """Return the future of an arrival, the message if there is one, and whether the search was finished."""
         arrival = self._queue.arrivals.subscribe(self._options["type"])
         try:
@@ -278,7 +278,7 @@ class _Wait:
             self._queue.arrivals.unsubscribe(arrival)
             raise
 
-    async def _arrived(self, arrival: Future[None], *, within: float) -> bool:
+    async def _arrived(self, arrival: Future[str | None], *, within: float) -> bool:
         announced = asyncio.wrap_future(arrival)
         await asyncio.wait(
             {announced, *self._end_conditions}, timeout=max(within, 0), return_when=asyncio.FIRST_COMPLETED
