@@ -1,7 +1,9 @@
 """The audit log: collection `qm_audit`, one document for each action of an operator or a program.
 
     {_id, at, who, via: "page", "api" or "cli", address, action, system?, ids, total?, filter?, detail?, count?,
-     before?, after?, outcome: "unknown", "done" or "failed", error?, undo_until?, expires_at}
+     before?, after?, outcome: "unknown", "done" or "failed", error?, undo_until?, undo_ends_at?, expires_at}
+
+While the action is being undone, `undo_ends_at` is when another undo may begin, also if this one was killed.
 
 Only `services.audit` writes the entries.
 """
@@ -142,6 +144,18 @@ def prolong_undo(id: str, undo_within: timedelta) -> None:
     """Extend the deadline of an undo to this time from now."""
     until = {"$add": ["$$NOW", milliseconds(undo_within)]}
     _audit().update_one({"_id": ObjectId(id)}, [{"$set": {"undo_until": until}}])
+
+
+def begin_undo(id: str, *, within: timedelta) -> bool:
+    """Return True if no other undo of an action is running. `release_undo` it; another may begin after this time."""
+    is_free = {"$expr": {"$lte": ["$undo_ends_at", "$$NOW"]}}  # also if there is no such field
+    ends_at = {"$add": ["$$NOW", milliseconds(within)]}
+    changed = _audit().update_one({"_id": ObjectId(id), **is_free}, [{"$set": {"undo_ends_at": ends_at}}])
+    return changed.matched_count == 1
+
+
+def release_undo(id: str) -> None:
+    _audit().update_one({"_id": ObjectId(id)}, {"$unset": {"undo_ends_at": ""}})
 
 
 def end_undo(id: str) -> None:

@@ -1,8 +1,8 @@
 """Undo of deletions: for ten minutes, what people deleted can be restored from the archive.
 
-Guarantee: an id that exists again is not overwritten, so an undo that was interrupted can be repeated. A message goes
-to the end of its state, and one that was being processed waits again. A job that is blocked by another unique or
-singular one stays in the archive.
+Guarantee: an id that exists again is not overwritten, so an undo that was interrupted can be repeated; of two at once,
+the second is refused. A message goes to the end of its state, and one that was being processed waits again. A job that
+is blocked by another unique or singular one stays in the archive.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from services.audit import AuditedAction
 from services.message_queue import queue_admin
 
 UNDO_BUDGET = seconds(50)
+MAX_UNDO_DURATION = minutes(1)  # with the slice during which the budget ends; after it, an undo counts as killed
 RUNNING_TIME = minutes(1)  # since its last copy: a deletion without a recorded end may still run
 Restored: TypeAlias = tuple[int, list[Document]]
 """The number of restored records, and the records that may be restored later."""
@@ -61,14 +62,23 @@ def undo(entry: AuditEntry, action: AuditedAction, *, now: datetime) -> Undone:
     `action` is the undo, in which is counted what has been restored.
 
     Raises:
-        CannotUndo: it deleted nothing that is kept, it is too late, it was undone already, or it may still be running
-            and would delete what is restored.
+        CannotUndo: it deleted nothing that is kept, it is too late, it was undone already, it is being undone, or it
+            may still be running and would delete what is restored.
         QueueFull: the memory of the message queue's server is full. The undo can be repeated.
     """
     if now > (entry.undo_until or entry.at + UNDO_TIME):
         raise CannotUndo(f"The time to undo it ({UNDO_TIME.total_seconds() / 60:.0f} minutes) has passed")
     if entry.is_unfinished and archive.was_extended(ObjectId(entry.id), since=now - RUNNING_TIME):
         raise CannotUndo("It may still be running; it can be undone a minute after its last deletion")
+    if not audit.begin_undo(entry.id, within=MAX_UNDO_DURATION):
+        raise CannotUndo("It is being undone")
+    try:
+        return _restored(entry, action)
+    finally:
+        audit.release_undo(entry.id)
+
+
+def _restored(entry: AuditEntry, action: AuditedAction) -> Undone:
     ends_at = time.monotonic() + UNDO_BUDGET.total_seconds()
     counts, action.count = Counter[str](), 0
     for some in archive.slices(ObjectId(entry.id)):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha1
+from typing import TypeAlias
 
 from kombu.utils.json import dumps
 from redis import Redis
@@ -28,6 +29,10 @@ FAILED_ONCE = "put_aside"
 """Property of a message that failed dispatch once."""
 # An entry is [message, exchange, routing key]; the routing key is the queue.
 _ENTRY = re.compile(rb'\[(.*), "[^"]*", ("(?:[^"\\]|\\.)*")\]', re.DOTALL)
+
+LetterCopies: TypeAlias = Sequence[Mapping[str, str]]
+KeepLetters: TypeAlias = Callable[[LetterCopies], Callable[[LetterCopies], object]]
+"""Stores copies of dead letters before they are deleted. Returns a function that keeps only those that were."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,25 +164,26 @@ def _list_and_message(letter: DeadLetter) -> tuple[str, str]:
     return keys.list_of(letter.queue, step), dumps(message) if failed_once else letter.message
 
 
-def clear(client: Redis, *, keep: Callable[[list[dict[str, str]]], object] | None = None) -> Iterator[int]:
-    """Delete all dead letters in slices; yield the number in each.
+def clear(client: Redis, *, keep: KeepLetters | None = None) -> Iterator[int]:
+    """Delete all dead letters in slices, newest first; yield the number in each. Those added meanwhile are kept.
 
-    `keep` is called with all of them first, newest first and in slices, for `restore`.
+    With `keep`, it is called with what is deleted, for `restore`.
     """
-    ids: set[str] = set()
-    for letters in _newest_first(client):
-        if keep is not None:
-            keep([{"letter": letter} for letter in letters])
-        ids.update(map(_id, letters))
-    # From the end, where each is found at once. Later letters are not deleted.
-    while letters := [_text(one) for one in client.lrange(DEAD_LETTERS, -LETTERS_PER_READ, -1) if _id(one) in ids]:
+    ids = {_id(letter) for letters in _newest_first(client) for letter in letters}
+    for some in _newest_first(client):
+        letters = [letter for letter in some if _id(letter) in ids]
+        copies = [{"letter": letter} for letter in letters]
+        keep_only = None if keep is None else keep(copies)
         with client.pipeline(transaction=False) as pipe:
-            for letter in reversed(letters):
-                pipe.lrem(DEAD_LETTERS, -1, letter)
-            yield sum(pipe.execute())
+            for letter in letters:
+                pipe.lrem(DEAD_LETTERS, 1, letter)
+            removed = pipe.execute()
+        if keep_only is not None and sum(removed) < len(copies):  # others were replayed or deleted meanwhile
+            keep_only([copy for copy, count in zip(copies, removed, strict=True) if count])
+        yield sum(removed)
 
 
-def restore(client: Redis, kept: Sequence[Mapping[str, str]]) -> int:
+def restore(client: Redis, kept: LetterCopies) -> int:
     """Add deleted dead letters again, behind the newer ones; return the number of those that did not exist."""
     letters = dict.fromkeys(one["letter"] for one in kept)
     for present in _newest_first(client):

@@ -11,7 +11,7 @@ from redis import Redis, ResponseError
 
 from dev.servers import Valkey
 from queue_manager.broker import dead_letters
-from queue_manager.broker.dead_letters import DEAD_LETTERS
+from queue_manager.broker.dead_letters import DEAD_LETTERS, LetterCopies
 from queue_manager.broker.old_keys import OldKeys
 
 SLICE = 4
@@ -112,46 +112,82 @@ def test_replay_ends_if_all_dead_letters_are_removed_meanwhile(client: Redis, re
     assert list(dead_letters.replay(reader, ids(9))) == []
 
 
+class Archive:
+    """Keeps the dead letters that are deleted, like the archive of an action, and calls `before_deletion` first."""
+
+    def __init__(self, before_deletion: Callable[[], object] = lambda: None) -> None:
+        self._before_deletion = before_deletion
+        self.slices: list[LetterCopies] = []
+
+    def keep(self, letters: LetterCopies) -> Callable[[LetterCopies], None]:
+        self.slices.append(letters)
+        self._before_deletion()
+
+        def keep_only(some: LetterCopies) -> None:
+            self.slices[-1] = some
+
+        return keep_only
+
+    def numbers(self) -> list[int]:
+        return [json.loads(one["letter"])["at"] for letters in self.slices for one in letters]
+
+
 def test_cleared_dead_letters_are_archived_first_and_restored_in_order(client: Redis, reader: Reader) -> None:
     add(client, *range(10))
     came = iter(range(100, 200))
-    kept: list[list[dict[str, str]]] = []
-
-    def keep(letters: list[dict[str, str]]) -> None:
-        assert left(client)[:10] == [*range(10)]
-        kept.append(letters)
-
-    reader.before_read = lambda: add(client, next(came)) if len(kept) < 3 else None
-    assert list(dead_letters.clear(reader, keep=keep)) == [4, 4, 2]
-    assert [len(letters) for letters in kept] == [4, 4, 2]
+    archive = Archive(lambda: add(client, next(came)))
+    reader.before_read = lambda: add(client, next(came)) if len(archive.slices) < 2 else None
+    assert sum(dead_letters.clear(reader, keep=archive.keep)) == 10
+    assert archive.numbers() == [*reversed(range(10))]
     later = left(client)
-    assert later == [100, 101, 102]
+    assert later == [*range(100, next(came))]
 
-    assert [dead_letters.restore(reader, letters) for letters in kept] == [4, 4, 2]
-    assert left(client) == [*range(10), *later]
-    assert [dead_letters.restore(reader, letters) for letters in kept] == [0, 0, 0]
-    assert left(client) == [*range(10), *later]
+    for restored in (10, 0):
+        assert sum(dead_letters.restore(reader, letters) for letters in archive.slices) == restored
+        assert left(client) == [*range(10), *later]
 
 
 def test_dead_letters_removed_during_a_clear_do_not_hide_others(client: Redis, reader: Reader) -> None:
     add(client, *range(10))
-    kept: list[dict[str, str]] = []
-    reader.before_read = lambda: client.rpop(DEAD_LETTERS) if reader.reads in (1, 2) else None
-    assert sum(dead_letters.clear(reader, keep=kept.extend)) == 8
-    assert left(client) == []
-    assert {json.loads(one["letter"])["at"] for one in kept} >= {*range(2, 10)}
+    archive = Archive()
+    removed: list[int] = []
+
+    def before_read() -> None:
+        add(client, 100 + reader.reads)
+        if reader.reads in (1, 4):  # of the ids, and of the letters
+            removed.append(left(client)[0])
+            client.rpop(DEAD_LETTERS)
+
+    reader.before_read = before_read
+    assert sum(dead_letters.clear(reader, keep=archive.keep)) == 8
+    assert removed == [0, 1]
+    assert sorted(archive.numbers()) == [*range(2, 10)]
+    assert left(client) == [*range(100, 100 + reader.reads)]
 
 
-def test_clear_deletes_nothing_if_a_dead_letter_cannot_be_archived(client: Redis, reader: Reader) -> None:
+def test_dead_letters_replayed_during_a_clear_are_not_restored(client: Redis, reader: Reader) -> None:
+    add(client, *range(10))
+    archive = Archive(lambda: list(dead_letters.replay(client, ids(1, 7))))
+
+    assert sum(dead_letters.clear(reader, keep=archive.keep)) == 8
+
+    assert requeued(client) == [1, 7]
+    assert sum(dead_letters.restore(reader, letters) for letters in archive.slices) == 8
+    assert left(client) == [0, 2, 3, 4, 5, 6, 8, 9]
+
+
+def test_clear_deletes_no_dead_letter_that_cannot_be_archived(client: Redis, reader: Reader) -> None:
     add(client, *range(10))
 
-    def keep(letters: list[dict[str, str]]) -> None:
-        if len(letters) < SLICE:
+    def before_deletion() -> None:
+        if len(archive.slices) == 2:
             raise ConnectionError
 
+    archive = Archive(before_deletion)
     with pytest.raises(ConnectionError):
-        list(dead_letters.clear(reader, keep=keep))
-    assert left(client) == [*range(10)]
+        list(dead_letters.clear(reader, keep=archive.keep))
+    assert left(client) == [*range(6)]
+    assert set(archive.numbers()) >= {6, 7, 8, 9}
 
 
 def test_message_stays_unacknowledged_if_its_dead_letter_is_refused(client: Redis) -> None:

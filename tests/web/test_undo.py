@@ -11,15 +11,22 @@ from typing import Any
 
 import pytest
 
+from models import audit
 from models.archive import ARCHIVE_COLLECTION, UNDO_TIME
 from models.database import collection, server_now
+from queue_manager.broker import dead_letters
 from queue_manager.core.clock import hours, seconds
+from queue_manager.core.redis_client import connect
+from queue_manager.operations.audit import undo_action
+from services.audit import Actor, recorded
+from services.undo import MAX_UNDO_DURATION
 from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
 from tests.real_servers import Servers
 from tests.web.credentials import KEYS, OPERATOR, VIEWER
 from tests.web.queue_client import Queue, empty_queue, environment
 
+ADA = Actor(who="ada", via="cli", address="here")
 LOCATION = ("_stream_id", "_stream_name")
 KILLED_WHILE_CLEARING = """
 import os, signal
@@ -192,6 +199,40 @@ def test_undo_of_a_clear_whose_process_was_killed_is_offered_once(queue: Queue) 
     assert undo(queue, entry["id"])["restored"] == 1
     assert queue.ids("main") == [id]
     assert queue.get(f"/audit/{entry['id']}").body["undo_until"] is None
+
+
+def test_an_action_is_not_undone_twice_at_once(queue: Queue, clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = [f'{{"at":{number},"queue":"q","reason":"r","message":"{{}}"}}' for number in range(3)]
+    with connect(clean.valkey.url) as client:
+        client.rpush(dead_letters.DEAD_LETTERS, *letters)
+        with recorded(ADA, "clear", system="broker", is_in_redis=True) as cleared:
+            assert sum(dead_letters.clear(client, keep=cleared.keeper("dead-letter"))) == 3
+        entry = audit.get(cleared.undo or "")
+        assert entry is not None
+        restore, refusals = dead_letters.restore, list[str]()
+
+        def restore_while_another_is_refused(*arguments: Any) -> int:
+            refused = queue.post(f"/audit/{entry.id}/undo")
+            refusals.append(refused.body["message"])
+            assert refused.status == 409
+            return restore(*arguments)
+
+        monkeypatch.setattr(dead_letters, "restore", restore_while_another_is_refused)
+        assert undo_action(entry, ADA).restored == 3
+        assert refusals == ["It is being undone"]
+        assert client.lrange(dead_letters.DEAD_LETTERS, 0, -1) == letters
+
+
+def test_undo_that_was_killed_can_be_repeated_after_a_minute(queue: Queue) -> None:
+    id = queue.add()
+    deleted = queue.delete(f"/queue/message/{id}").body["undo"]
+    assert audit.begin_undo(deleted, within=MAX_UNDO_DURATION)
+    assert queue.post(f"/audit/{deleted}/undo").body["message"] == "It is being undone"
+    a_minute_ago = {"undo_ends_at": {"$subtract": ["$undo_ends_at", 60_000]}}
+    collection("qm_audit").update_many({"undo_ends_at": {"$exists": True}}, [{"$set": a_minute_ago}])
+    assert undo(queue, deleted)["restored"] == 1
+    (entry,) = collection("qm_audit").find({"action": "delete"})
+    assert "undo_ends_at" not in entry
 
 
 def test_undo_is_refused_after_its_time(queue: Queue) -> None:
