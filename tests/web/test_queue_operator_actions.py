@@ -99,6 +99,13 @@ def test_an_unknown_queue_in_the_query_is_422(method: str, queue: Queue) -> None
     assert "'main', 'processing', 'dead'" in answer.body["message"]
 
 
+def test_a_date_range_is_not_deleted_from_all_queues_if_the_queue_is_empty(queue: Queue) -> None:
+    id = queue.add()
+    answer = queue.delete("/queue/messages?startTimestamp=0&endTimestamp=99999999999&queueType=")
+    assert (answer.status, answer.body["field"]) == (422, "queueType")
+    assert queue.ids("main") == [id]
+
+
 def test_many_are_deleted_each_with_its_result(queue: Queue) -> None:
     first, second = queue.add(), queue.add()
     answer = queue.post("/queue/messages/delete?queueType=main", {"messageIds": [first, "nobody", first]})

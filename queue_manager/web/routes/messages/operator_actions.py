@@ -109,7 +109,7 @@ def delete_date_range(
     start: Annotated[RequiredMoment, Query(alias="startTimestamp")],
     end: Annotated[RequiredMoment, Query(alias="endTimestamp")],
     actor: CurrentActor,
-    source: Annotated[KeptState | None, EmptyIsNone, Query(alias="queueType")] = None,
+    source: Annotated[KeptState | None, Query(alias="queueType")] = None,
     is_preview: Annotated[bool, Query(alias="preview", description="Count them, and delete nothing.")] = False,
 ) -> DeletedRange:
     """Delete the messages that were added between two times, except those that a consumer holds.
