@@ -161,6 +161,30 @@ def test_a_message_is_added(visit: Visit, queue: Queue) -> None:
     expect(visit.row(added["id"])).to_contain_text("12345678901234567890")
 
 
+def test_a_message_is_added_once_if_the_answer_is_lost(visit: Visit, queue: Queue) -> None:
+    def lose_answer(route: Route) -> None:
+        assert route.fetch().status == 201
+        route.abort()
+
+    visit.expect(BROKEN_OFF)
+    page = visit.open("/messages")
+    page.route("**/api/queue/message", lose_answer, times=1)
+    visit.press("Add message")
+    visit.dialog.get_by_label("Type", exact=True).fill("mail")
+    visit.press("Add", visit.dialog)
+    expect(visit.dialog.get_by_role("alert").filter(has_text="the outcome of the request is unknown")).to_be_visible()
+    visit.press("Add", visit.dialog)
+    expect(visit.dialog).to_have_count(0)
+    (id,) = queue.ids("main")
+    expect(toast(page)).to_have_text(f"Added {id}")
+
+    visit.press("Add message")  # the same again, on purpose
+    visit.dialog.get_by_label("Type", exact=True).fill("mail")
+    visit.press("Add", visit.dialog)
+    expect(visit.dialog).to_have_count(0)
+    assert len(queue.ids("main")) == 2
+
+
 def test_all_errors_are_shown_together_next_to_their_fields(visit: Visit, queue: Queue) -> None:
     page = visit.open("/messages")
     visit.press("Add message")

@@ -225,11 +225,18 @@ function bodyOf({ type, payload, ...numbers }) {
 /** The fields that `is` finds. @param {Values} values @param {(value: string, name: string) => boolean} is @returns {Values} */
 const those = (values, is) => Object.fromEntries(Object.entries(values).filter(([name, value]) => is(value, name)));
 
+// `randomUUID` is missing on plain HTTP.
+const randomId = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+
 function create() {
+  /** @type {Record<string, string>} */
+  const ids = {}; // by the message: one of which the outcome is unknown is not added twice
   askFor({
     title: "Add a message", verb: "Add", fields: fieldsOf(),
     async act(given) {
-      const { id } = await post("/queue/message", bodyOf(those(given, (value) => value !== "")));
+      const body = bodyOf(those(given, (value) => value !== ""));
+      ids[body] ??= randomId();
+      const { id } = await post("/queue/message", `{"id":"${ids[body]}",${body.slice(1)}`);
       return `Added ${id}`;
     },
   });
