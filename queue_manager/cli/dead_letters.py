@@ -64,7 +64,9 @@ def list_dead_letters(
 
 @dead_letters_cli.command()
 def clear(yes: YesOption = False) -> None:
-    """Delete all dead letters, after confirmation.
+    """Delete all dead letters, after confirmation. Can be undone for 10 minutes.
+
+    Those that are added before you confirm are deleted, too; later ones are kept.
 
     Example: `queue-manager dead-letters clear --yes`
     """

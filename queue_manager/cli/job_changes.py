@@ -165,8 +165,9 @@ def clear(
 ) -> None:
     """Delete jobs by their state, except declared ones.
 
-    Asks for confirmation; above 1,000 jobs, the name (`all names` without `--name`) must be typed. Can be undone for
-    10 minutes, unless there are more than 100,000. After Ctrl-C, the remaining jobs are kept.
+    Asks for confirmation; above 1,000 jobs, the name (`all names` without `--name`) must be typed. Jobs that enter the
+    state meanwhile are deleted, too. Can be undone for 10 minutes, unless there are more than 100,000. After Ctrl-C,
+    the remaining jobs are kept.
 
     Example: `queue-manager jobs clear success canceled --name send_invoice`
     """

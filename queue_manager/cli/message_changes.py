@@ -176,7 +176,8 @@ def clear(
 ) -> None:
     """Delete all messages in a state, after confirmation. Above 1,000 messages, the name of the state must be typed.
 
-    Messages that are added meanwhile are kept. Can be undone for 10 minutes, unless there are more than 100,000.
+    Messages that are added before you confirm are deleted, too; later ones are kept. Can be undone for 10 minutes,
+    unless there are more than 100,000.
 
     Example: `queue-manager queue clear archived`
     """
