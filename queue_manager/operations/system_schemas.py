@@ -65,7 +65,10 @@ class SystemState(BaseModel):
     in_progress: Number | None = Field(description="Items in flight.")
     stuck: Number | None = Field(description="Items whose lease ended without a result.")
     failed: Number | None = Field(description="Items whose final attempt failed.")
-    lag_seconds: Number | None = Field(description="Seconds since the oldest due item fell due; null if unknown.")
+    lag_seconds: Number | None = Field(
+        description="Seconds since the oldest due item fell due; for messages, since the first ack deadline passed. "
+        "Null if unknown."
+    )
     done_per_minute: int | None = Field(description="Items done in the last minute.")
     failed_per_minute: int | None = Field(
         description="In the last minute: items and jobs whose final attempt failed, or dead-lettered messages."

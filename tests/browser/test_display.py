@@ -131,6 +131,12 @@ def test_a_card_shows_important_values_first_and_hides_zeros(visit: Visit, queue
     queue.post("/jobs/pause", {"names": [INVOICE]})
     expect(statistics("Messages").filter(has_text="Paused types")).to_be_visible()
     expect(statistics("Jobs").filter(has_text="Paused names")).to_be_visible()
+    queue.add("late")
+    id = queue.take("&type=late")["id"]
+    with queue.redis() as client:
+        client.set("browser:overdue_requeue_lock", "a sweeper of an older service", ex=60)
+        client.zadd("browser:deadlines", {id: 1})
+    expect(statistics("Messages").filter(has_text="Overdue for")).to_be_visible()
 
 
 def test_forced_colours_leave_states_and_choices_visible(visit: Visit, queue: Queue, clean: Servers) -> None:

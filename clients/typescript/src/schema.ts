@@ -1441,9 +1441,7 @@ export interface paths {
         put?: never;
         /**
          * Retry Many
-         * @description Make up to 1,000 jobs due now that are pending, failed or canceled.
-         *
-         *     A job that succeeded, perhaps since the ids were read, is not run again.
+         * @description Make up to 1,000 jobs due now that are not executing.
          */
         post: operations["jobs_retry_many"];
         delete?: never;
@@ -1505,7 +1503,7 @@ export interface paths {
         put?: never;
         /**
          * Retry
-         * @description Make a job that is not executing due now, also one that succeeded: it is run again.
+         * @description Make a job that is not executing due now.
          */
         post: operations["jobs_retry"];
         delete?: never;
@@ -1777,7 +1775,7 @@ export interface components {
             system: string | null;
             /**
              * Ids
-             * @description What it was done to: in a list the first 20, of one entry up to 1,000.
+             * @description What it was done to: in a list the first 20, of one entry the first 1,000.
              */
             ids: string[];
             /**
@@ -3241,7 +3239,7 @@ export interface components {
             is_on: boolean;
             /**
              * Due
-             * @description Items that are due and not in flight. Of `job-queues`, this and `lag_seconds` are about the names that have a due job and are not run by a worker.
+             * @description Items that are due and not in flight.
              */
             due: number | null;
             /**
@@ -3266,7 +3264,7 @@ export interface components {
             failed: number | null;
             /**
              * Lag Seconds
-             * @description Seconds since the oldest due item fell due; null if unknown.
+             * @description Seconds since the oldest due item fell due; for messages, since the first ack deadline passed.
              */
             lag_seconds: number | null;
             /**
@@ -3276,7 +3274,7 @@ export interface components {
             done_per_minute: number | null;
             /**
              * Failed Per Minute
-             * @description In the last minute: items and jobs whose final attempt failed, or dead-lettered messages.
+             * @description In the last minute: items whose final attempt failed, messages that were dead-lettered, or failed attempts of jobs.
              */
             failed_per_minute: number | null;
             /** @description The latency of the items that were done in the last hour. */
@@ -4195,7 +4193,7 @@ export interface components {
             is_on: boolean;
             /**
              * Due
-             * @description Items that are due and not in flight. Of `job-queues`, this and `lag_seconds` are about the names that have a due job and are not run by a worker.
+             * @description Items that are due and not in flight.
              */
             due: number | null;
             /**
@@ -4220,7 +4218,7 @@ export interface components {
             failed: number | null;
             /**
              * Lag Seconds
-             * @description Seconds since the oldest due item fell due; null if unknown.
+             * @description Seconds since the oldest due item fell due; for messages, since the first ack deadline passed.
              */
             lag_seconds: number | null;
             /**
@@ -4230,7 +4228,7 @@ export interface components {
             done_per_minute: number | null;
             /**
              * Failed Per Minute
-             * @description In the last minute: items and jobs whose final attempt failed, or dead-lettered messages.
+             * @description In the last minute: items whose final attempt failed, messages that were dead-lettered, or failed attempts of jobs.
              */
             failed_per_minute: number | null;
             /** @description The latency of the items that were done in the last hour. */
@@ -4531,7 +4529,7 @@ export interface components {
             maxAttempts?: number | null;
             /**
              * Id
-             * @description Makes repeated requests harmless: 1 to 128 letters, digits or any of _ . : @ -, but none of . .. processing failed acknowledged archived.
+             * @description Makes repeated requests harmless. Not `.` or `..`, which URLs cannot contain.
              * @default null
              */
             id?: string | null;
@@ -6872,7 +6870,7 @@ export interface operations {
                     maxAttempts?: number | null;
                     /**
                      * Id
-                     * @description Makes repeated requests harmless: 1 to 128 letters, digits or any of _ . : @ -, but none of . .. processing failed acknowledged archived.
+                     * @description Makes repeated requests harmless. Not `.` or `..`, which URLs cannot contain.
                      * @default null
                      */
                     id?: string | null;
@@ -10944,13 +10942,7 @@ export interface operations {
         };
         requestBody?: {
             content: {
-                "application/json": {
-                    /**
-                     * @description Only if the job is in this state, such as that in which a person saw it.
-                     * @default null
-                     */
-                    state?: components["schemas"]["JobState"] | null;
-                };
+                "application/json": Record<string, never>;
             };
         };
         responses: {

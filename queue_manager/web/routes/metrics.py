@@ -52,11 +52,12 @@ SCAN_TOTALS = {
 }
 DURATIONS: dict[Measure, str] = {
     "due_to_done": "Time from the due time to the result, of items that were done.",
-    "wait": "Time from the due time or the dispatch, whichever is later, to the start, of items that were done.",
+    "wait": "Time from the due time or the dispatch, whichever is later, to the start, of items that were done; "
+    "for the message queue, to the first delivery of all messages.",
     "run": "Time from the start to the result, of items that were done; an item takes as long as its batch.",
 }
 STATISTICS = {
-    "acknowledged_total": "Messages of the message queue that consumers acknowledged.",
+    "acknowledged_total": "Messages that consumers acknowledged, or that operators moved to the acknowledged ones.",
     "cooling_off": "Items that failed and wait for their next attempt.",
     "created_last_day": "Review requests that were created in the last 24 hours.",
     "dead": "Dead letters of the message queue.",
@@ -65,7 +66,8 @@ STATISTICS = {
     "executing": "Jobs that are executing.",
     "failed": "Jobs whose most recent attempt failed; for sites, resets that failed in the last 24 hours.",
     "in_progress": "Items in flight; for the message queue, messages that a consumer has received.",
-    "lag_seconds": "Time for which the oldest item has been due; for jobs, only of names that no worker runs.",
+    "lag_seconds": "Time for which the oldest item has been due; for jobs, only of names that no worker runs; for "
+    "messages, since the first ack deadline passed.",
     "malformed": "Rooms whose snooze is malformed and can never fall due.",
     "open": "Review requests that are open.",
     "other_documents": "Documents of other programs in the collection of the jobs.",
@@ -211,7 +213,10 @@ def _durations(totals: dict[str, Totals]) -> Iterator[Metric]:
 
 
 def _on_time(totals: dict[str, Totals]) -> Metric:
-    text = "Items that were done, by whether that was within the time that their system declares."
+    text = (
+        "Items that were done, by whether that was within the time that their system declares; for the message queue, "
+        "all messages that were delivered."
+    )
     items = CounterMetricFamily("queue_manager_items_timed", text, labels=["system", "on_time"])
     for system in systems():
         if system.name in totals:

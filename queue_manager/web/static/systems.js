@@ -64,7 +64,7 @@ export function statistics(system) {
     ["Due now", listed("due", "", dueText(system))],
     ["In progress", system.in_progress === null && system.due !== null ? null : listed("in_progress")], // some systems do not know
     ["Done / min", figure(system.done_per_minute)],
-    ["Oldest waiting", lag ? listed("lag_seconds", "", span(lag * 1000)) : null],
+    [system.name === "overdue-messages" ? "Overdue for" : "Oldest waiting", lag ? listed("lag_seconds", "", span(lag * 1000)) : null],
     ["Stuck", system.stuck ? listed("stuck", "bad") : null],
     ["Failed", system.failed ? listed("failed", "warn") : null],
     [PAUSED_PARTS[system.name], system.name in PAUSED_PARTS ? unlessZero(system.numbers.paused, "warn") : null],
