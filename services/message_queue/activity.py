@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -146,32 +146,43 @@ class _Context:
         """By consumer, the times of the last deliveries."""
 
     def entry(self, event: StoredEvent, id: str | None, *, log_id: str) -> ActivityEntry:
-        entry = ActivityEntry(
-            log_id=log_id, type=event.type, at=event.timestamp / 1000, message_id=id, event=event.payload
+        took = self._processing_seconds(event, id)
+        return ActivityEntry(
+            log_id=log_id,
+            type=event.type,
+            at=event.timestamp / 1000,
+            message_id=id,
+            event=event.payload,
+            processing_seconds=took,
+            anomaly=next(self._anomalies(event, took), None),
         )
+
+    def _processing_seconds(self, event: StoredEvent, id: str | None) -> float | None:
+        """Return how long the delivery took that an event ends; remember the deliveries that begin."""
+        at = event.timestamp / 1000
         if event.type == "dequeue":
-            self._delivered_at[id] = entry.at
+            self._delivered_at[id] = at
             if event.payload.consumer_id is not None:
                 times = self._deliveries.setdefault(event.payload.consumer_id, deque(maxlen=BURST_COUNT))
-                times.append(entry.at)
+                times.append(at)
         elif event.type not in ("touch", "enqueue") and (delivered_at := self._delivered_at.pop(id, None)):
-            entry = replace(entry, processing_seconds=entry.at - delivered_at)
-        return replace(entry, anomaly=next(self._anomalies(entry), None))
+            return at - delivered_at
+        return None
 
-    def _anomalies(self, entry: ActivityEntry) -> Iterator[Anomaly]:
-        """Yield the anomalies of an entry, the most severe first."""
-        count, took = entry.event.count, entry.processing_seconds
-        if entry.type == "clear" and count:
+    def _anomalies(self, event: StoredEvent, took: float | None) -> Iterator[Anomaly]:
+        """Yield the anomalies of an event about a message, the most severe first."""
+        type, count = event.type, event.payload.count
+        if type == "clear" and count:
             yield Anomaly(type="queue_cleared", severity="critical", description=f"{many(count, 'message')} deleted")
-        if entry.type == "move_to_dlq" or (entry.type == "move" and entry.event.target == "dead"):
+        if type == "move_to_dlq" or (type == "move" and event.payload.target == "dead"):
             yield Anomaly(type="dlq_movement", severity="critical", description="The message became a dead letter")
         if took is not None and took > self._options.ack_timeout.total_seconds():
             yield Anomaly(type="long_processing", severity="warning", description=f"It was processed for {took:.0f} s")
-        if entry.type == "dequeue":
-            yield from self._anomalies_of_delivery(entry.event)
-        if entry.type == "delete" and count > BULK_MESSAGES:
+        if type == "dequeue":
+            yield from self._anomalies_of_delivery(event.payload)
+        if type == "delete" and count > BULK_MESSAGES:
             yield Anomaly(type="bulk_delete", severity="warning", description=f"{count} messages deleted together")
-        if entry.type == "move" and count > BULK_MESSAGES:
+        if type == "move" and count > BULK_MESSAGES:
             yield Anomaly(type="bulk_move", severity="info", description=f"{count} messages moved together")
 
     def _anomalies_of_delivery(self, delivery: EventPayload) -> Iterator[Anomaly]:
