@@ -13,8 +13,8 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from threading import Event
 
 from celery.worker import state
@@ -23,8 +23,9 @@ from celery.worker.request import Request
 from models.database import is_outage, server_now
 from queue_manager.batching.request import lost_requests
 from queue_manager.core.background import ServiceThread
-from queue_manager.core.errors import reason
+from queue_manager.core.errors import reason, typed_reason
 from queue_manager.core.log import get_logger
+from queue_manager.core.redis_client import REDIS_OUTAGES
 from queue_manager.core.settings import settings
 from tasks.item import ItemTask
 
@@ -42,6 +43,7 @@ class Heartbeat:
         self._renewed: set[str] = set()
         self._renewed_at = self._claims_renewed_at = 0.0
         self._ended: set[str] = set()
+        self._failing: set[tuple[str, str]] = set()
 
     def start(self) -> None:
         """Begin renewing; a second call (a consumer that restarted) changes nothing."""
@@ -82,10 +84,11 @@ class Heartbeat:
                 running[request.task][request.id] = request.worker_pid
         is_renewal = time.monotonic() - self._claims_renewed_at > settings().jobs_lease_seconds / 3
         for task, pids in running.items():
-            if is_renewal:
-                task.work().renew_claims(pids)
-            for task_id, text in task.work().over_limit(pids).items():
-                self._end_process(task_id, pids[task_id], text)
+            with self._contained("supervise", task):
+                if is_renewal:
+                    task.work().renew_claims(pids)
+                for task_id, text in task.work().over_limit(pids).items():
+                    self._end_process(task_id, pids[task_id], text)
         self._ended &= {task_id for pids in running.values() for task_id in pids}
         if is_renewal:
             self._claims_renewed_at = time.monotonic()
@@ -108,18 +111,39 @@ class Heartbeat:
         held = {request.id: request for request in received if isinstance(request.task, ItemTask)}
         shortest = min(settings().qm_lease_seconds, settings().jobs_lease_seconds)
         everything = time.monotonic() - self._renewed_at > shortest / 3
-        renewed = set(held) if everything else (held.keys() & self._seen) - self._renewed
+        chosen = set(held) if everything else (held.keys() & self._seen) - self._renewed
         of_task: dict[ItemTask, list[Request]] = defaultdict(list)
-        for task_id in renewed:
-            of_task[held[task_id].task].append(held[task_id])
+        for task_id, request in held.items():
+            if task_id in chosen:
+                of_task[request.task].append(request)
+        renewed = set[str]()
         for task, requests in of_task.items():
-            work = task.work()
-            items = [task.read_item(work, one.id, one.args, one.kwargs) for one in requests]
-            work.renew([item for item in items if item is not None])  # arguments that name no item hold nothing
+            with self._contained("renew_leases", task):
+                work = task.work()
+                items = [task.read_item(work, one.id, one.args, one.kwargs) for one in requests]
+                work.renew([item for item in items if item is not None])  # arguments that name no item hold nothing
+                renewed |= {one.id for one in requests}
         self._seen = set(held)
-        self._renewed = (self._renewed | renewed) & self._seen
+        self._renewed = (self._renewed - chosen | renewed) & self._seen
         if everything:
             self._renewed_at = time.monotonic()
+
+    @contextmanager
+    def _contained(self, step: str, task: ItemTask) -> Iterator[None]:
+        """Log an error of one system when it begins and when it ends; an outage, which concerns all, is raised."""
+        failing = (step, task.name)
+        try:
+            yield
+        except Exception as error:
+            if is_outage(error) or isinstance(error.__cause__, REDIS_OUTAGES):
+                raise
+            if failing not in self._failing:
+                self._failing.add(failing)
+                log.error("A step of the heartbeat failed", step=step, task=task.name, error=typed_reason(error))
+        else:
+            if failing in self._failing:
+                self._failing.remove(failing)
+                log.info("The heartbeat works again", step=step, task=task.name)
 
 
 def _try(act: Callable[[], object]) -> bool:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery.concurrency.prefork import TaskPool
 
+from models.database import server_now
 from queue_manager.broker.consumer import WORKER_EVENT_INTERVAL
+from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.redis_client import connect
+from queue_manager.leases import Leases, name
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.telemetry.worker_heartbeats import KEYS, WORKERS_KEY, Activity
+from queue_manager.worker import heartbeat
 from queue_manager.worker.activity import Sampler
+from queue_manager.worker.heartbeat import Heartbeat
+from services.item_work import ItemWork
+from tasks.item import ItemTask
+from tasks.review_requests import create_review_request
+from tasks.support_snooze import unsnooze_room
 from tests.real_servers import Servers
 
 
@@ -54,3 +65,38 @@ def test_full_heartbeats_delete_what_lost_workers_have_reported(
     for name in names:
         worker_heartbeats.remove(name)
     assert members == [[f"one@here {os.getpid()}"]] * 3
+
+
+@pytest.mark.usefixtures("clean")
+def test_an_error_of_one_system_is_logged_once_and_leaves_the_leases_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> ItemWork:
+        raise KeyError("address")
+
+    def lines() -> list[Any]:
+        return [record.msg for record in caplog.records]
+
+    due = server_now() - minutes(1)
+    lease, leases = name("room", due), Leases("support-snooze", seconds(1))
+    leases.take([lease])
+    tasks: list[tuple[ItemTask, str]] = [(create_review_request, "request"), (unsnooze_room, "room")]
+    held = [SimpleNamespace(task=task, id=id, args=(id, to_iso(due)), kwargs={}) for task, id in tasks]
+    monkeypatch.setattr(heartbeat, "state", SimpleNamespace(reserved_requests=held))
+    beats = Heartbeat()
+
+    with monkeypatch.context() as broken:
+        broken.setattr(create_review_request, "work", fail)
+        for _ in range(3):
+            beats.renew_leases()
+        (status,) = leases.statuses([lease])
+        assert status.ends_at is not None
+        assert status.ends_at - due > minutes(1) + seconds(10)  # more than the lease that a scan had taken
+        (line,) = lines()
+        assert (line["task"], line["error"]) == (create_review_request.name, "KeyError: 'address'")
+
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        beats.renew_leases()
+    (line,) = lines()
+    assert (line["event"], line["task"]) == ("The heartbeat works again", create_review_request.name)
