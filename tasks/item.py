@@ -13,7 +13,6 @@ from uuid import uuid4
 from celery import current_task
 from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult
-from kombu.exceptions import BatchPublishError, OperationalError
 
 from models.database import estimated_now, is_outage
 from models.item_events import AttemptEvent
@@ -21,7 +20,6 @@ from queue_manager.batching.publish import publish_copy
 from queue_manager.batching.task import WAIT_IN_PLACE, BatchedTask
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import (
-    AppError,
     ContinueLater,
     ErrorText,
     NotYetDue,
@@ -267,12 +265,6 @@ class ItemTask(BatchedTask):
         except Exception as error:
             # If the lease ends meanwhile, the only effect is a duplicate message.
             log.warning("Lease could not be renewed for the wait", task_id=item.task_id, error=reason(error))
-
-
-def is_expected(error: Exception) -> bool:
-    """Return True if one line explains an error: it is raised on purpose, or a server is unavailable."""
-    expected = (AppError, OperationalError, BatchPublishError, *REDIS_OUTAGES)
-    return isinstance(error, expected) or is_outage(error)
 
 
 def item_task(

@@ -19,7 +19,7 @@ from queue_manager.batching.publish import UNCERTAIN, publish
 from queue_manager.beat import scan_ticks
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import Pace, seconds
-from queue_manager.core.errors import ConfigurationError, ErrorText, ScanFailed, reason
+from queue_manager.core.errors import ConfigurationError, ErrorText, ScanFailed, is_expected, reason
 from queue_manager.core.functions import contained
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
@@ -30,7 +30,7 @@ from queue_manager.telemetry import counters, error_reports, tracing
 from services import history
 from services.due_work import DueBatch, DueWork
 from tasks.app import app
-from tasks.item import ItemTask, current_task_id, is_expected
+from tasks.item import ItemTask, current_task_id
 
 MAX_SCAN = seconds(60)  # even if its period is longer, because other scans may wait for its thread
 RECORD_TIMEOUT = seconds(1)  # for what a scan records only for people to read

@@ -150,6 +150,12 @@ def unavailable_server(error: BaseException) -> str | None:
     return next((_OUTAGES[kind] for kind in kinds if kind in _OUTAGES), None)
 
 
+def is_expected(error: BaseException) -> bool:
+    """Return True if one line explains an error: it is raised on purpose, or a server is unavailable."""
+    is_refused = "kombu.exceptions.BatchPublishError" in _kinds(error)
+    return isinstance(error, AppError) or is_refused or unavailable_server(error) is not None
+
+
 def _kinds(error: object) -> list[str]:
     return [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
 

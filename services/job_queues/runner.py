@@ -25,7 +25,7 @@ from models.job_attempt import RENEWALS_PER_LEASE, EndedAttempt, JobOutcome, Tim
 from queue_manager.core import shutdown
 from queue_manager.core.background import in_thread
 from queue_manager.core.clock import minutes
-from queue_manager.core.errors import Contended, FunctionExited, PermanentError, reason
+from queue_manager.core.errors import Contended, FunctionExited, PermanentError, is_expected, reason
 from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
 from queue_manager.core.process import drop_tracebacks
@@ -325,7 +325,9 @@ class Runner:
 
     def _failure(self, run: JobRun, error: BaseException, took_ms: int) -> JobOutcome:
         message = as_text(error) if isinstance(error, FunctionExited) else f"{type(error).__name__}: {as_text(error)}"
-        log.warning(f"Job failed: {message}", job=run.id, name=self.name, attempt=run.attempt)
+        # Since the number of retries has no limit: at attempts 1, 2, 4, 8 and so on.
+        traced = None if is_expected(error) or run.attempt & (run.attempt - 1) else error
+        log.warning(f"Job failed: {message}", job=run.id, name=self.name, attempt=run.attempt, exc_info=traced)
         if isinstance(error, UnknownJob) and self.name not in self.registry.names():  # not an error of the function
             # The other jobs are left to a worker that has the function, such as a newer one during a deployment.
             self.report.stopped = "this worker has no function for jobs of this name"

@@ -181,6 +181,23 @@ def test_any_exception_of_a_job_is_recorded_as_its_failure(lab: Lab, error: Base
     assert len(failed["last_error"]) < 2_100
 
 
+def test_log_has_the_traceback_of_an_unexpected_error_at_attempts_1_2_and_4(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab.run("mail")
+    lab.works["mail"] = fails_with(KeyError("address"))
+    for _ in range(5):
+        lab.run_through()
+        lab.hand.now += minutes(10)
+    lab.works["mail"] = fails_with(PermanentError("no such address"))
+    lab.run_through()
+
+    lines: list[Any] = [record.msg for record in caplog.records]
+    failed = [line for line in lines if line["event"].startswith("Job failed")]
+    errors = [repr(line["exc_info"]) for line in failed]
+    assert errors == ["KeyError('address')"] * 2 + ["None", "KeyError('address')", "None", "None"]
+
+
 def test_job_with_wrong_arguments_fails(lab: Lab) -> None:
     lab.works["mail"] = lambda a, run: None
     lab.run("mail", 1, 2, 3)
