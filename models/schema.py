@@ -51,7 +51,7 @@ def migrate(systems: Iterable[System]) -> list[str]:
             if lines := system.obstacles():
                 obstacles[system.name] = [*lines]
                 continue
-            created += create_indexes(system.collections())
+            created += create_indexes(system.read_collections())
         except OperationFailure as error:
             if error.code == _NOT_AUTHORIZED or is_outage(error):
                 raise

@@ -10,13 +10,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from typing import TypeVar
 from urllib.parse import quote
 
 from pymongo import IndexModel
 
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.clock import milliseconds
-from queue_manager.core.errors import ConfigurationError, NotFound
+from queue_manager.core.errors import ConfigurationError, NotFound, typed_reason
 from queue_manager.core.imports import import_named
 from queue_manager.core.settings import Settings
 from queue_manager.explanation import DispatchState, Explanation, Idle
@@ -39,6 +40,7 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "timedelta": ((timedelta,), "a timedelta"),
 }
 """By annotation of a field: the types that its value may have, and what it must be."""
+T = TypeVar("T")
 _UNIQUE = ("name", "scan_task", "item_task", "queue", "trigger", "page", "counted_as")
 
 
@@ -198,9 +200,18 @@ class System:
     def check(self) -> None:
         """Raise ConfigurationError if the declaration is incomplete, once its module is imported."""
 
+    def call(self, name: str, function: Callable[..., T], *arguments: object) -> T:
+        """Call a function of the declaration. Raises ConfigurationError, which names it, for any error."""
+        try:
+            return function(*arguments)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(f"System {self.name!r}: `{name}` raised {typed_reason(error)}") from error
+
     def period(self, chosen: Settings) -> timedelta:
         """Return the time between two scans."""
-        every = self.every(chosen) if callable(self.every) else self.every
+        every = self.call("every", self.every, chosen) if callable(self.every) else self.every
         if not isinstance(every, timedelta) or every <= timedelta(0):
             raise ConfigurationError(
                 f"System {self.name!r}: `every` returned {every!r:.100}, not a timedelta above zero"
@@ -218,6 +229,10 @@ class System:
             )
         return found
 
+    def read_collections(self) -> Mapping[str, Sequence[IndexModel]]:
+        """Return what `collections` returns."""
+        return self.call("collections", self.collections)
+
     def late_after(self, chosen: Settings) -> timedelta:
         """Return how long the scan may not have run, or an item may be due, before that is a problem."""
         return max(MISSED_RUNS * self.period(chosen), MIN_LATE_AFTER)
@@ -228,7 +243,7 @@ class System:
 
     def is_on(self, chosen: Settings) -> bool:
         """Return True if its scans run here."""
-        return self.is_switched_on(chosen) and self.may_run(chosen)
+        return self.is_switched_on(chosen) and self.call("may_run", self.may_run, chosen)
 
     def idle(self, chosen: Settings, *, is_paused: bool) -> Idle | None:
         """Return why its scans dispatch nothing, or `None` if they dispatch."""
@@ -239,7 +254,7 @@ class System:
     def source(self) -> Source | None:
         """Return where its finished items are counted; `None` if they are not."""
         if self.counts is not None:
-            return self.counts()
+            return self.call("counts", self.counts)
         return None if self.counted_as is None else counters.source(self.counted_as)
 
     @property

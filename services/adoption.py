@@ -46,7 +46,7 @@ def plan(system: System) -> AdoptionPlan:
     bull = [] if system.queue is None else _bull_notes(system.queue)
     notes = [*bull, *system.adoption_notes()]
     return AdoptionPlan(
-        missing_indexes=schema.missing(system.collections()),
+        missing_indexes=schema.missing(system.read_collections()),
         refused_writes=list(_refused_writes(system)),
         notes=notes,
         effects=[*system.adoption_effects] if notes else [],
@@ -56,7 +56,7 @@ def plan(system: System) -> AdoptionPlan:
 
 
 def _refused_writes(system: System) -> Iterator[str]:
-    for name, indexes in system.collections().items():
+    for name, indexes in system.read_collections().items():
         for index in (index.document for index in indexes):
             if index.get("unique"):
                 where = index.get("partialFilterExpression")

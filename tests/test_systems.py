@@ -198,6 +198,24 @@ def test_value_used_by_another_system_is_refused(field: str) -> None:
         require_distinct([*SYSTEMS, second])
 
 
+@pytest.mark.parametrize("field", ["every", "may_run", "collections", "counts"])
+def test_an_error_of_a_function_of_the_declaration_names_the_system_and_the_function(field: str) -> None:
+    def fail(*_: object) -> Any:
+        raise KeyError("BILLING_SECONDS")
+
+    system, chosen = trial_end(**{field: fail}), Settings(_env_file=None)  # type: ignore[call-arg]
+    calls: dict[str, Callable[[], object]] = {
+        "every": lambda: system.period(chosen),
+        "may_run": lambda: system.is_on(chosen),
+        "collections": system.read_collections,
+        "counts": system.source,
+    }
+    with pytest.raises(
+        ConfigurationError, match=rf"^System 'trial-end': `{field}` raised KeyError: 'BILLING_SECONDS'$"
+    ):
+        calls[field]()
+
+
 def test_a_queue_that_is_not_that_of_the_task_is_refused() -> None:
     snooze = next(system for system in SYSTEMS if system.name == "support-snooze")
     tasks: dict[str, Any] = {"scan_task": snooze.scan_task, "item_task": snooze.item_task}

@@ -141,7 +141,7 @@ def _state(system: System, paused: Mapping[str, PauseState]) -> str:
 
 
 def _check_indexes(screen: Console, system: System) -> None:
-    for collection, indexes in system.collections().items():
+    for collection, indexes in system.read_collections().items():
         present = database.collection(collection).index_information()
         for name in (index.document["name"] for index in indexes):
             _print_index(screen, f"{collection}.{name}", is_present=name in present)

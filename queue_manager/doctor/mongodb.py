@@ -98,7 +98,7 @@ def write_concern() -> Iterator[Findings]:
 def indexes() -> Iterator[Findings]:
     """Yield the documents because of which `migrate` cannot create an index, or reading an index of jobs is slow."""
     for system in _systems():
-        if schema.missing(system.collections()) and (lines := system.obstacles()):
+        if schema.missing(system.read_collections()) and (lines := system.obstacles()):
             yield Finding(
                 f"{system.name}: {'; '.join(lines)}", "Repair these documents, then run `queue-manager migrate`."
             )

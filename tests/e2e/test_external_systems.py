@@ -188,6 +188,12 @@ def test_a_wrong_declaration_stops_each_process_with_one_sentence(
     assert "System 'wrong': queue='jobs' is taken by 'job-queues'" in said
 
 
+def test_an_error_in_the_period_of_a_system_ends_beat_with_one_sentence(clean: Servers, tmp_path: Path) -> None:
+    source = WRONG.format(more="").replace("timedelta(seconds=1)", "lambda chosen: {}['BILLING_SECONDS']")
+    said = refused([*CELERY, "beat"], source, tmp_path)
+    assert said == "Error: invalid settings:\nSystem 'wrong': `every` raised KeyError: 'BILLING_SECONDS'\n"
+
+
 @pytest.mark.parametrize(
     "command",
     [WEB, [*CELERY, "worker"], [*COMMAND, "scan", "wrong"], [*COMMAND, "systems", "check", "wrong"]],
