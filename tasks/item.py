@@ -20,6 +20,7 @@ from queue_manager.batching.publish import publish_copy
 from queue_manager.batching.task import WAIT_IN_PLACE, BatchedTask
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import (
+    ConfigurationError,
     ContinueLater,
     ErrorText,
     NotYetDue,
@@ -284,7 +285,14 @@ def item_task(
         retry: the number of attempts, and the waits between them.
         is_long: it may run for hours: it has no time limit, and its system keeps its leases and counts its losses.
         is_counted: whether its successes count as items of the system.
+
+    Raises:
+        ConfigurationError: `work` is not a function, or `retry` not a RetryPolicy.
     """
+    if not callable(work):
+        raise ConfigurationError(f"item_task: work={work!r:.100} must be the function that returns it, without a call")
+    if not isinstance(retry, RetryPolicy):
+        raise ConfigurationError(f"item_task: retry={retry!r:.100} must be a RetryPolicy")
     return app.task(
         base=ItemTask,
         queue_name=queue,

@@ -26,7 +26,10 @@ from queue_manager.health_rules import Problem, Rule
 from queue_manager.system import System, SystemStats, declared, require_distinct
 from queue_manager.web.routes.metrics import collector, distinct, statistics
 from queue_manager.web.routes.systems.events import OverviewStates
+from services import support_snooze
 from services.job_queues import InvalidJob, job
+from tasks.item import item_task
+from tasks.support_snooze import unsnooze_room
 from tasks.systems import require_tasks
 from tests.eventually import eventually
 from tests.services.test_due_documents import declare
@@ -225,6 +228,37 @@ def test_a_queue_that_is_not_that_of_the_task_is_refused() -> None:
         ConfigurationError, match=r"'wrong': queue='wrongs' must be 'support-snooze', the queue of its task"
     ):
         require_tasks([wrong])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"work": support_snooze.system}, "work=.* must be the function that returns it, without a call"),
+        ({"retry": 5}, "retry=5 must be a RetryPolicy"),
+    ],
+    ids=["work", "retry"],
+)
+def test_wrong_arguments_of_an_item_task_are_refused(wrong: dict[str, Any], said: str) -> None:
+    retry = RetryPolicy(max_attempts=5, base=timedelta(seconds=1))
+    with pytest.raises(ConfigurationError, match=f"^item_task: {said}"):
+        item_task(**{"queue": "trials", "work": lambda: None, "retry": retry, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (lambda: dict[str, Any]()["trials"], "`work` raised KeyError: 'trials'"),
+        (lambda: None, "`work` returned None, not DueWork"),
+    ],
+    ids=["raises", "returns"],
+)
+def test_an_item_task_without_its_work_is_refused(
+    work: Callable[[], Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snooze = next(system for system in SYSTEMS if system.name == "support-snooze")
+    monkeypatch.setattr(unsnooze_room, "work", work)
+    with pytest.raises(ConfigurationError, match=f"^System 'support-snooze': {said}$"):
+        require_tasks([snooze])
 
 
 @pytest.mark.parametrize(
