@@ -16,7 +16,8 @@ from models.database import server_now
 from queue_manager import leases, pauses
 from queue_manager.beat.status import leadership, next_runs
 from queue_manager.core.clock import local_now
-from queue_manager.core.errors import AppError, Unavailable, reason
+from queue_manager.core.errors import AppError, Unavailable, reason, typed_reason
+from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import sentence, when
 from queue_manager.explanation import DispatchState, Explanation, newest_first
@@ -32,6 +33,8 @@ MAX_SEARCH_ID_LENGTH = MAX_AUDITED_ID_LENGTH  # characters
 AUDIT_LOG = "audit log"
 """Its name in `Diagnosis.unread`."""
 _TASK_ID = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{32})?-\d{1,5}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+log = get_logger("QM/operations")
 
 
 class Diagnosis(BaseModel):
@@ -73,8 +76,8 @@ def diagnose(id: str, *, system_names: Collection[str] | None = None) -> Diagnos
         in_redis = None
     with mongodb():  # one limit for all systems; an outage leaves out only those that need MongoDB
         for one in searched:
-            state = _dispatch_state(one, now, in_redis)
             try:
+                state = _dispatch_state(one, now, in_redis)
                 with mongodb():
                     for of_system, name in names:
                         if of_system in (None, one.name):
@@ -82,6 +85,9 @@ def diagnose(id: str, *, system_names: Collection[str] | None = None) -> Diagnos
             except AppError as error:
                 if one.is_switched_on(settings()):  # our user may lack rights on the collections of others
                     unread[one.name] = reason(error)
+            except Exception as error:
+                log.error("An id could not be explained", system=one.name, error=typed_reason(error), exc_info=error)
+                unread[one.name] = f"its `explain` raised {typed_reason(error)}"
     try:
         with mongodb():
             actions = {one: audit.of_id(one) for one in {id, *(explanation.id for explanation in found)}}

@@ -19,6 +19,7 @@ from queue_manager.core.clock import LAST_DATE, hours, minutes, seconds
 from queue_manager.core.wording import clock, error_summary, ordinal, rounded, sentence, span, when
 from queue_manager.explanation import DispatchState, Explanation
 from queue_manager.items import DueItem
+from queue_manager.operations import diagnosis
 from queue_manager.operations.diagnosis import diagnose
 from services import review_requests, stale_thumbnails, support_snooze
 from services.due_documents import DueDocuments, work_of
@@ -362,6 +363,17 @@ class TestFinding:
         for id in (5, "5"):
             make_room(server_now() + hours(1), _id=id)
         assert sorted(one.id for one in diagnose("5").found) == ['"5"', '{"$numberInt": "5"}']
+
+    def test_a_bug_of_one_system_does_not_hide_what_others_have(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(id: str, state: DispatchState) -> Any:
+            raise KeyError("address")
+
+        broken = replace(stale_thumbnails.system, flag=None, explain=fail)
+        monkeypatch.setattr(diagnosis, "systems", lambda: [broken, support_snooze.system])
+        room = str(make_room(server_now() + hours(1)))
+        found = diagnose(room)
+        assert [one.id for one in found.found] == [room]
+        assert found.unread == {"stale-thumbnails": "its `explain` raised KeyError: 'address'"}
 
     def test_the_task_of_an_item(self, work: DocumentWork) -> None:
         rooms = [make_room(server_now() - minutes(age)) for age in (3, 2)]
