@@ -21,8 +21,9 @@ from models import job_pages
 from models.database import Error, describe, within
 from queue_manager.broker import dead_letters
 from queue_manager.core.clock import from_unix_seconds, hours, seconds, truncate
-from queue_manager.core.errors import AppError, Unavailable
+from queue_manager.core.errors import AppError, Unavailable, typed_reason
 from queue_manager.core.failure_reason import longest_literal, normalize
+from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import PerProcess, describe_outage, make_client
 from queue_manager.core.settings import settings
 from queue_manager.system import System
@@ -39,6 +40,7 @@ BROKER = "broker"
 NO_REASON = "no reason is known"
 SPARK_HOURS = 24
 
+log = get_logger("QM/failures")
 _broker = PerProcess(lambda: make_client(settings().broker_redis_url or "", socket_timeout=2.0))
 
 
@@ -167,6 +169,9 @@ def _read(
         problem = _away(error)
     except AppError as error:
         problem = str(error)
+    except Exception as error:
+        log.error("A list of failures could not be read", system=system, error=typed_reason(error), exc_info=error)
+        problem = f"Its `items` raised {typed_reason(error)}" if kind == "item" else typed_reason(error)
     return FailureList(
         kind=kind,
         system=system,

@@ -307,16 +307,21 @@ def test_only_the_newest_failures_are_read(clean: Servers, queue: Queue) -> None
 
 
 @pytest.mark.usefixtures("clean")
-def test_a_list_that_cannot_be_read_hides_no_other() -> None:
-    def away() -> NoReturn:
-        raise Unavailable("Redis is away")
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(Unavailable("Redis is away"), "Redis is away"), (KeyError("address"), "Its `items` raised KeyError: 'address'")],
+    ids=["outage", "bug"],
+)
+def test_a_list_that_cannot_be_read_hides_no_other(error: Exception, said: str) -> None:
+    def fail() -> NoReturn:
+        raise error
 
     fail_rooms("Boom")
-    unreadable = replace(stale_thumbnails.system, flag=None, items=away)
+    unreadable = replace(stale_thumbnails.system, flag=None, items=fail)
     found = read_failures([unreadable, support_snooze.system])
     assert [one.sample for one in found.groups] == ["Boom"]
     of_items = [(one.is_complete, one.problem) for one in found.sources if one.kind == "item"]
-    assert of_items == [(False, "Redis is away"), (True, None)]
+    assert of_items == [(False, said), (True, None)]
 
 
 @pytest.mark.parametrize(
