@@ -127,16 +127,27 @@ def _file_path(path: Path) -> Path:
 def _mongo_url(url: str) -> str:
     accepted = "a mongodb+srv:// or mongodb:// URL whose path names the database, such as mongodb://db:27017/product"
     _check_options(url)
-    try:
-        # Parsed by the driver; a mongodb+srv:// URL needs a DNS lookup, so only its form is checked.
-        database = (
-            urlsplit(url).path.strip("/") if url.startswith("mongodb+srv://") else parse_mongo_uri(url)["database"]
-        )
-    except (PyMongoError, ValueError):
-        raise ValueError(f"{accepted}; special characters of a password are written as %40 and the like") from None
+    # A mongodb+srv:// URL needs a DNS lookup, so only its form is checked.
+    is_named_by_dns = url.startswith("mongodb+srv://")
+    database = urlsplit(url).path.strip("/") if is_named_by_dns else _database_of(url)
+    base, _, options = url.partition("?")
+    if database is None and "@" not in options and _database_of(base):  # an @ is of a password with a question mark
+        wrong = [one.partition("=")[0] for one in re.split("[&;]", options) if _database_of(f"{base}?{one}") is None]
+        unlike = f", unlike {', '.join(wrong)}" if wrong else ""
+        raise ValueError(f"a URL with options that MongoDB's driver accepts{unlike}")
+    if database is None:
+        raise ValueError(f"{accepted}; special characters of a password are written as %40 and the like")
     if not database:
         raise ValueError(accepted)
     return url
+
+
+def _database_of(url: str) -> str | None:
+    """Return the database that the driver reads in a URL, empty if there is none; `None` if the driver refuses it."""
+    try:
+        return parse_mongo_uri(url)["database"] or ""
+    except (PyMongoError, ValueError):
+        return None
 
 
 def _check_options(url: str) -> None:

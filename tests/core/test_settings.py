@@ -164,6 +164,21 @@ def test_read_concern_unsupported_by_transactions_is_refused(monkeypatch: pytest
         settings()
 
 
+@pytest.mark.parametrize(
+    ("options", "unlike"),
+    [
+        ("replicaSett=qm&tls=true", ", unlike replicaSett"),
+        ("w=majority;maxPoolSize=many;x", ", unlike maxPoolSize, x"),
+        ("tls=true&ssl=false", ""),
+    ],
+)
+def test_options_that_the_driver_refuses_are_named(options: str, unlike: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONGO_DB_URL", f"mongodb://db/product?{options}")
+    with pytest.raises(ConfigurationError) as error:
+        settings()
+    assert str(error.value).endswith(f": must be a URL with options that MongoDB's driver accepts{unlike}")
+
+
 def test_options_that_do_not_weaken_guarantees_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "mongodb://db/product?replicaSet=qm&w=majority&journal=true&readPreference=primary&readConcernLevel=majority"
     monkeypatch.setenv("MONGO_DB_URL", url)
@@ -238,6 +253,8 @@ def test_secrets_of_a_url_are_not_shown(url: str, shown: str) -> None:
         ("MONGO_DB_URL", "mongodb://u:s3cret@x@h/db"),
         ("MONGO_DB_URL", "mongodb://u:s3cret/x@h/db"),
         ("MONGO_DB_URL", "mongodb://h:s3cret/db"),
+        ("MONGO_DB_URL", "mongodb://u:1/2?s3cret=x@h/db"),
+        ("MONGO_DB_URL", "mongodb://h/db?x=s3cret"),
         ("MONGO_DB_URL", "mongodb://h:99999/db"),
         ("MONGO_DB_URL", "me:s3cret@h/db"),
     ],
