@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -139,7 +139,7 @@ class DueWork(ItemWork, ABC):
             yield from self._count_due(measure())
             return
         yield from self.prepare()
-        found = self.find_due(self.clock() + (self.ahead if self.limits.ahead else timedelta(0)))
+        found = self._find_checked(self.clock() + (self.ahead if self.limits.ahead else timedelta(0)))
         first = list(islice(found, 1))
         if not first and not self.leases.are_waiting():
             return
@@ -156,8 +156,21 @@ class DueWork(ItemWork, ABC):
     def _is_paused(self) -> bool:
         return self.system_name in pauses.paused()
 
+    def _find_checked(self, until: datetime) -> Iterator[Due]:
+        """Yield what `find_due` yields. Raises ConfigurationError if that is not iterable, or the first is no Due."""
+        found: object = self.find_due(until)
+        must = f"System {self.system_name!r}: `find_due` must yield `Due(...)`"
+        if not isinstance(found, Iterable):
+            raise ConfigurationError(f"{must}; it returned {type(found).__name__}")
+        rest = iter(found)
+        for first in islice(rest, 1):
+            if not isinstance(first, Due):
+                raise ConfigurationError(f"{must}; it yielded {type(first).__name__}")
+            yield first
+        yield from rest
+
     def _count_due(self, backlog: Backlog) -> Iterator[DueBatch]:
-        found, limits = self.find_due(self.clock()), self.limits
+        found, limits = self._find_checked(self.clock()), self.limits
         while some := list(islice(found, min(limits.batch, backlog.room(limits.max_queue, at_least=limits.batch)))):
             backlog.add(len(some))  # the scan ends in time, as it would
             yield DueBatch(found=len(some), other_counts={"dry_run": len(some)})

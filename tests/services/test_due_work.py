@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from bson import ObjectId
 
 from queue_manager import Due, DueWork, leases_of
+from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import ConfigurationError
 from tests.rooms import T0
@@ -33,6 +34,26 @@ class Reminders(DueWork):
 def test_invalid_item_is_named_with_the_reason(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=f"Due: {said}"):
         Due(**{"id": "a", "due_at": T0, **fields})
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, "returned NoneType"),
+        ([{"_id": "a"}], "yielded dict"),
+    ],
+    ids=["nothing", "document"],
+)
+@pytest.mark.parametrize("is_dry_run", [False, True])
+def test_a_function_that_yields_no_due_is_refused(
+    found: object, said: str, is_dry_run: bool, change_settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Reminders, "find_due", lambda *_: found)
+    if is_dry_run:
+        change_settings(QM_DRY_RUN="reminders")
+    with pytest.raises(ConfigurationError, match=rf"'reminders': `find_due` must yield `Due\(...\)`; it {said}$"):
+        list(Reminders(leases=leases_of("reminders")).take_due(Backlog))
 
 
 @pytest.mark.parametrize("options", [{"max_rate": 20}, {"max_rate": 0, "period": seconds(1)}])
