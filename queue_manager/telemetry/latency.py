@@ -73,7 +73,8 @@ class Histogram:
     def _longest_possible(self) -> float:
         """Return how long the longest duration is if all others are as short as their buckets allow."""
         buckets = [(count, lower) for count, lower in zip(self.counts, (0, *BOUNDS_MS), strict=True) if count]
-        return self.sum_ms - sum(count * lower for count, lower in buckets) + buckets[-1][1]
+        # The sum is too small if Redis lost that of some durations.
+        return max(self.sum_ms - sum(count * lower for count, lower in buckets), 0) + buckets[-1][1]
 
     def count_within(self, bound_ms: int) -> int:
         """Return the number of durations up to `bound_ms`, which must be one of `BOUNDS_MS`."""

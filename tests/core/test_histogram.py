@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,12 @@ def test_a_percentile_of_one_duration_does_not_exceed_it(value: int) -> None:
 def test_a_percentile_does_not_exceed_the_limit_implied_by_the_sum() -> None:
     assert Histogram.of({"125": 1, "250": 1}).percentile(1) == 250
     assert histogram([100, 150]).percentile(1) == 190  # the other one took more than 60
+
+
+def test_a_percentile_is_not_negative_if_the_sum_of_some_durations_was_lost() -> None:
+    merged = Histogram.of({"250": 3, "240000": 2}, sum_ms=600)  # Redis lost the sum of the long ones
+    assert merged.percentile(0.5) == pytest.approx(125 + 125 * 2.5 / 3)
+    assert merged.percentile(0.99) == 120_000
 
 
 @given(durations, st.sampled_from(BOUNDS_MS))
