@@ -46,7 +46,7 @@ HAS_ERRORS: Document = {"errors": {"$gt": 0}}
 class ScanRun:
     """One run of a scan."""
 
-    at: Annotated[Moment, Field(description="When it began.")]
+    at: Annotated[Moment, Field(description="When it ended.")]
     found: Annotated[int, Field(description="Due items that were not in flight.")]
     claimed: Annotated[int, Field(description="Items that were leased.")]
     enqueued: Annotated[int, Field(description="Items that were dispatched.")]

@@ -3904,7 +3904,7 @@ export interface components {
             /**
              * At
              * Format: date-time
-             * @description When it began.
+             * @description When it ended.
              */
             at: string;
             /**
@@ -3960,7 +3960,7 @@ export interface components {
             /**
              * At
              * Format: date-time
-             * @description When it began.
+             * @description When it ended.
              */
             at: string;
             /**
