@@ -18,7 +18,7 @@ import json
 import smtplib
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -28,7 +28,6 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from beat_schedule import systems
 from models import alert
 from models.alert import Key
 from models.database import server_now
@@ -39,8 +38,8 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.loopback import is_loopback
 from queue_manager.core.settings import Settings, settings
 from queue_manager.core.wording import many
-from queue_manager.health import all_problems, read
-from queue_manager.health_rules import COMPONENTS, Problem, Rule, Severity
+from queue_manager.health import Outcomes, outcomes, read
+from queue_manager.health_rules import Problem, Rule, Severity, by_severity
 from queue_manager.server_calls import mongodb
 
 ROUND_INTERVAL = seconds(15)
@@ -240,13 +239,7 @@ async def _go_on(watch: Watch) -> None:
 
 
 async def _round(watch: Watch) -> None:
-    found = await read()
-    redis = found.in_redis
-    # Missing workers are no problem while workers start, and problems behind a key of another type are not seen.
-    is_redis_complete = redis is not None and not redis.unread and not redis.are_workers_starting
-    is_complete = is_redis_complete and found.in_mongodb is not None and found.broker is None
-    unread = {name for name, stats in found.stats.items() if isinstance(stats, Problem)}
-    evaluate = partial(watch.evaluate, all_problems(found), at=time.monotonic(), is_complete=is_complete, unread=unread)
+    evaluate = partial(watch.evaluate, outcomes(await read()), at=time.monotonic())
     await CallThread("alerts").run(evaluate)  # a daemon: a webhook that hangs does not delay the end of the process
 
 
@@ -281,19 +274,19 @@ class Watch:
     _known: dict[Key, _Known] = field(default_factory=dict)
     _silenced: set[Key] = field(default_factory=set)
 
-    def evaluate(self, problems: Iterable[Problem], *, at: float, is_complete: bool, unread: Set[str]) -> None:
-        """Evaluate the problems of one round: send what begins, repeats or has ended.
+    def evaluate(self, found: Outcomes, *, at: float) -> None:
+        """Evaluate the outcomes of one round: send what begins, repeats or has ended.
+
+        Only a rule whose outcome is known can have ended, so not one that this process does not have.
 
         Args:
             at: the time by this machine's monotonic clock, in seconds.
-            is_complete: everything was read, so a problem that is not in `problems` does not exist.
-            unread: the systems whose statistics could not be read, so that their problems cannot be said to have ended.
         """
-        current = {Key(one.system, one.rule.id): one for one in problems}
+        current = {key: problem for key, problem in found.items() if problem is not None}
         self._read_silences()
-        self._remember({key: one.text for key, one in current.items()}, at, is_complete=is_complete, unread=unread)
+        self._remember(found, at)
         if started := [key for key in current if self._is_to_be_sent(key, at)]:
-            if self.send(Notification("problem", [Alert.of(current[key]) for key in started])):
+            if self.send(Notification("problem", [*map(Alert.of, by_severity(current[key] for key in started))])):
                 _confirm(started)
             else:
                 self._take_back(started)
@@ -308,13 +301,14 @@ class Watch:
         with suppress(Unavailable), mongodb():  # then those of the round before still hold
             self._silenced = {one.key for one in alert.silences(server_now())}
 
-    def _remember(self, current: dict[Key, str], at: float, *, is_complete: bool, unread: Set[str]) -> None:
-        for key, text in {**_sent(), **current}.items():
+    def _remember(self, found: Outcomes, at: float) -> None:
+        texts = {key: problem.text for key, problem in found.items() if problem is not None}
+        for key, text in {**_sent(), **texts}.items():
             self._known.setdefault(key, _Known(text, first_at=at))
         for key, known in self._known.items():
-            if key in current:
-                known.text, known.missed = current[key], 0
-            elif is_complete and key.system not in unread:
+            if key in texts:
+                known.text, known.missed = texts[key], 0
+            elif key in found:
                 known.missed += 1
 
     def _is_to_be_sent(self, key: Key, at: float) -> bool:
@@ -356,14 +350,9 @@ class Watch:
 
 
 def _sent() -> dict[Key, str]:
-    """Return what was sent and has not ended, also by a process that is gone.
-
-    Without systems and rules that this process does not have, and systems that are off here: it cannot see whether such
-    a problem has ended.
-    """
-    systems_here = {*COMPONENTS, *(system.name for system in systems() if system.is_on(settings()))}
+    """Return what was sent and has not ended, also by a process that is gone."""
     with suppress(Unavailable), mongodb():
-        return {key: text for key, text in alert.sent().items() if key.system in systems_here and key.rule in {*Rule}}
+        return alert.sent()
     return {}
 
 

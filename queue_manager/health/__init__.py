@@ -14,16 +14,18 @@ from models.scan_run import ScanRun
 from queue_manager.core.clock import to_iso
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.explanation import Idle
-from queue_manager.health.problems import all_problems, problems_of_components, problems_of_system
+from queue_manager.health.problems import Outcomes, all_problems, outcomes, problems_of_components, problems_of_system
 from queue_manager.health.readings import InMongoDB, Readings, read
 from queue_manager.health_rules import Problem
 from queue_manager.system import System, SystemStats
 
 __all__ = [
     "Health",
+    "Outcomes",
     "Readings",
     "all_problems",
     "health",
+    "outcomes",
     "problems_of_components",
     "problems_of_system",
     "read",

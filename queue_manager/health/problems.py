@@ -1,10 +1,15 @@
-"""The problems that the rules of health find in what was read."""
+"""The problems that the rules of health find in what was read.
+
+The outcome of a rule is a problem, no problem, or unknown: what it needs was not read, another problem hides it, or it
+does not apply now. The functions below yield the text or `None`, and nothing for a rule whose outcome is unknown.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from beat_schedule import systems, warnings
+from models.alert import Key
 from queue_manager import leases
 from queue_manager.core.clock import MAX_CLOCK_SKEW, seconds
 from queue_manager.core.settings import redact_url, settings
@@ -14,52 +19,89 @@ from queue_manager.health_rules import Problem, Rule, by_severity
 from queue_manager.system import SCANS_QUEUE, System, item_queues
 from queue_manager.telemetry import worker_heartbeats
 
+Outcomes = dict[Key, Problem | None]
+"""The problem, or `None` if there is none, by each rule whose outcome is known."""
+
+_OF_SCAN = (Rule.MISSING_INDEXES, Rule.LATE_SCAN, Rule.SCAN_ERRORS)
+_OF_QUEUE = (Rule.LOST_ITEMS, Rule.QUEUE_WITHOUT_WORKER)
+_OF_STATS = [rule for rule in Rule if rule not in (*_OF_SCAN, *_OF_QUEUE)]
+"""The rules whose outcome is known if the statistics of a system were read."""
+
+
+def outcomes(readings: Readings) -> Outcomes:
+    """Return the outcomes of the components, and of every system that is on."""
+    found = _of_components(readings)
+    for system in systems():
+        found |= _of_system(system, readings)
+    return found
+
 
 def all_problems(readings: Readings) -> list[Problem]:
     """Return the problems of the components and of every system, critical ones first."""
-    of_systems = (problem for system in systems() for problem in problems_of_system(system, readings))
-    return by_severity([*problems_of_components(readings), *of_systems])
+    return _problems(outcomes(readings))
 
 
 def problems_of_components(readings: Readings) -> list[Problem]:
     """Return the problems that are those of no single system, critical ones first."""
-    return by_severity([*_of_servers(readings), *_of_processes(readings.in_redis), *_of_settings()])
+    return _problems(_of_components(readings))
 
 
 def problems_of_system(system: System, readings: Readings) -> list[Problem]:
     """Return the problems of one system, critical ones first. One that is off has none."""
+    return _problems(_of_system(system, readings))
+
+
+def _problems(found: Outcomes) -> list[Problem]:
+    return by_severity(problem for problem in found.values() if problem is not None)
+
+
+def _of_components(readings: Readings) -> Outcomes:
+    found = (*_of_servers(readings), *_of_processes(readings.in_redis), *_of_settings())
+    return {
+        Key(name, rule.id): None if text is None else Problem(system=name, rule=rule, text=text)
+        for name, rule, text in found
+    }
+
+
+def _of_system(system: System, readings: Readings) -> Outcomes:
     if not system.is_on(settings()):
-        return []
+        return {}
     found = dict([*_of_scan(system, readings), *_of_queue(system, readings.in_redis), *_of_items(system, readings)])
     is_idle = readings.idle(system) is not None
-    return by_severity(
-        Problem(
-            system=system.name, rule=rule, text=text, page=None if rule.state is None else system.page_of(rule.state)
-        )
+    return {
+        Key(system.name, rule.id): None if text is None else _problem(system, rule, text)
         for rule, text in found.items()
         if not (is_idle and rule.unless_idle)
-    )
+    }
+
+
+def _problem(system: System, rule: Rule, text: str) -> Problem:
+    page = None if rule.state is None else system.page_of(rule.state)
+    return Problem(system=system.name, rule=rule, text=text, page=page)
 
 
 # Components
 
 
-def _of_servers(readings: Readings) -> Iterator[Problem]:
-    for answer in (readings.redis, readings.broker, readings.mongodb):
+def _of_servers(readings: Readings) -> Iterator[tuple[str, Rule, str | None]]:
+    for name, answer in (("redis", readings.redis), ("broker", readings.broker), ("mongodb", readings.mongodb)):
         if isinstance(answer, Problem):
-            yield answer
+            yield answer.system, answer.rule, answer.text
+        else:
+            yield from ((name, rule, None) for rule in (Rule.SERVER_AWAY, Rule.SERVER_UNSUITABLE, Rule.REFUSED_WRITES))
     redis, mongo = readings.in_redis, readings.in_mongodb
-    if redis is not None and redis.refused_writes is not None:
-        text = f"Redis at {redact_url(settings().redis_url)} refuses writes ({redis.refused_writes})"
-        yield Problem(system="redis", rule=Rule.REFUSED_WRITES, text=text)
-    if redis is not None and redis.unread:
-        text = f"Could not read {', '.join(redis.unread)}: {next(iter(redis.unread.values()))}"
-        yield Problem(system="redis", rule=Rule.WRONG_TYPES, text=text)
-    if mongo is not None and mongo.missing_shared_indexes:
-        text = _missing(mongo.missing_shared_indexes)
-        yield Problem(system="mongodb", rule=Rule.MISSING_INDEXES, text=text)
-    if (apart := _clocks_apart(redis, mongo)) is not None:
-        yield Problem(system="clocks", rule=Rule.CLOCKS_APART, text=apart)
+    if redis is not None:
+        if redis.refused_writes is not None:
+            text = f"Redis at {redact_url(settings().redis_url)} refuses writes ({redis.refused_writes})"
+            yield "redis", Rule.REFUSED_WRITES, text
+        unread = f"Could not read {', '.join(redis.unread)}: {next(iter(redis.unread.values()), '')}"
+        yield "redis", Rule.WRONG_TYPES, unread if redis.unread else None
+    if mongo is not None:
+        missing = mongo.missing_shared_indexes
+        yield "mongodb", Rule.MISSING_INDEXES, _missing(missing) if missing else None
+    apart = _clocks_apart(redis, mongo)
+    if apart is not None or (redis is not None and mongo is not None):
+        yield "clocks", Rule.CLOCKS_APART, apart
 
 
 def _clocks_apart(redis: InRedis | None, mongo: InMongoDB | None) -> str | None:
@@ -72,83 +114,82 @@ def _clocks_apart(redis: InRedis | None, mongo: InMongoDB | None) -> str | None:
     return f"The clock of {last} is {apart.total_seconds():.1f} s ahead of that of {first}"
 
 
-def _of_processes(redis: InRedis | None) -> Iterator[Problem]:
-    """Yield the problems of beat and workers, which all systems need, and of the broker's dead letters."""
+def _of_processes(redis: InRedis | None) -> Iterator[tuple[str, Rule, str | None]]:
+    """Yield the outcomes of beat and workers, which all systems need, and of the broker's dead letters."""
     if redis is None:
         return
-    if redis.dead_letters:
+    if redis.dead_letters is not None:
         text = f"{many(redis.dead_letters, 'Celery message')} could not be decoded or dispatched"
-        yield Problem(system="broker", rule=Rule.DEAD_LETTERS, text=text)
-    if redis.older_leader is not None:
-        text = f"A beat of release 0.1 leads ({redis.older_leader}), and newer ones stand by"
-        yield Problem(system="beat", rule=Rule.OLD_LEADER, text=text)
-    elif redis.leader is None and LEADER not in redis.unread:
-        text = "No beat is the leader, so no scans run"
-        yield Problem(system="beat", rule=Rule.NO_LEADER, text=text)
-    if paused := [f"{worker.name}: {worker.paused}" for worker in redis.workers if worker.paused is not None]:
+        yield "broker", Rule.DEAD_LETTERS, text if redis.dead_letters else None
+    old = redis.older_leader
+    text = f"A beat of release 0.1 leads ({old}), and newer ones stand by"
+    yield "beat", Rule.OLD_LEADER, None if old is None else text
+    if LEADER not in redis.unread or old is not None:
+        has_leader = redis.leader is not None or old is not None
+        yield "beat", Rule.NO_LEADER, None if has_leader else "No beat is the leader, so no scans run"
+    if redis.workers:
+        paused = [f"{worker.name}: {worker.paused}" for worker in redis.workers if worker.paused is not None]
         of = f"{len(paused)} of {many(len(redis.workers), 'worker')}"
         text = f"{of} cannot reach MongoDB and cannot take items: {'; '.join(paused[:MAX_IDS])}"
-        yield Problem(system="workers", rule=Rule.PAUSED_WORKERS, text=text)
-    on = [system for system in systems() if system.is_on(settings())]
-    if not on or redis.are_workers_starting or WORKERS in redis.unread:
+        yield "workers", Rule.PAUSED_WORKERS, text if paused else None
+    if WORKERS in redis.unread or redis.are_workers_starting:
         return
-    if not redis.workers:
-        queues = ", ".join([SCANS_QUEUE, *item_queues(on)])
-        text = f"No worker is online to consume the queues {queues}"
-        yield Problem(system="workers", rule=Rule.NO_WORKERS, text=text)
-    elif worker_heartbeats.unconsumed(redis.workers, [SCANS_QUEUE]):
+    on = [system for system in systems() if system.is_on(settings())]
+    text = f"No worker is online to consume the queues {', '.join([SCANS_QUEUE, *item_queues(on)])}"
+    yield "workers", Rule.NO_WORKERS, text if on and not redis.workers else None
+    if redis.workers or not on:
+        is_missing = on and worker_heartbeats.unconsumed(redis.workers, [SCANS_QUEUE])
         text = f"No worker consumes the queue {SCANS_QUEUE}, so no scan runs"
-        yield Problem(system="workers", rule=Rule.QUEUE_WITHOUT_WORKER, text=text)
+        yield "workers", Rule.QUEUE_WITHOUT_WORKER, text if is_missing else None
 
 
-def _of_settings() -> Iterator[Problem]:
-    if found := warnings():
-        yield Problem(system="settings", rule=Rule.SETTINGS_WARNING, text="; ".join(found))
+def _of_settings() -> Iterator[tuple[str, Rule, str | None]]:
+    yield "settings", Rule.SETTINGS_WARNING, "; ".join(warnings()) or None
 
 
 # One system
 
 
-def _of_scan(system: System, readings: Readings) -> Iterator[tuple[Rule, str]]:
+def _of_scan(system: System, readings: Readings) -> Iterator[tuple[Rule, str | None]]:
     mongo = readings.in_mongodb
     if mongo is None:
         return
-    if missing := mongo.missing_indexes[system.name]:
-        yield Rule.MISSING_INDEXES, _missing(missing)
+    missing = mongo.missing_indexes[system.name]
+    yield Rule.MISSING_INDEXES, _missing(missing) if missing else None
     run = mongo.last_runs[system.name]
-    if run is None or mongo.now - run.at > system.late_after(settings()):
-        if not readings.is_starting(system):
-            last = "it has not run in the last 24 hours"
-            if run is not None:
-                last = f"it last ran at {clock(run.at, mongo.now)}"
-            yield Rule.LATE_SCAN, f"The scan is late: {last}"
-    elif run.errors:
-        yield Rule.SCAN_ERRORS, f"The last scan had {many(run.errors, 'error')}: {run.error}"
+    if run is not None and mongo.now - run.at <= system.late_after(settings()):
+        yield Rule.LATE_SCAN, None
+        text = f"The last scan had {many(run.errors, 'error')}: {run.error}"
+        yield Rule.SCAN_ERRORS, text if run.errors else None
+    elif not readings.is_starting(system):
+        last = "it has not run in the last 24 hours"
+        if run is not None:
+            last = f"it last ran at {clock(run.at, mongo.now)}"
+        yield Rule.LATE_SCAN, f"The scan is late: {last}"
 
 
-def _of_queue(system: System, redis: InRedis | None) -> Iterator[tuple[Rule, str]]:
+def _of_queue(system: System, redis: InRedis | None) -> Iterator[tuple[Rule, str | None]]:
     if redis is None or system.queue is None:
         return
-    if lost := redis.losses[system.name]:
-        yield (
-            Rule.LOST_ITEMS,
+    if (lost := redis.losses[system.name]) is not None:
+        text = (
             f"The process died or hung at least {leases.OFTEN_LOST} times in a row in {many(len(lost), 'item')} "
-            f"({first_ids(lost, len(lost))})",
+            f"({first_ids(lost, len(lost))})"
         )
-    is_known = redis.workers and not redis.are_workers_starting
-    if is_known and worker_heartbeats.unconsumed(redis.workers, [system.queue]):
-        yield (
-            Rule.QUEUE_WITHOUT_WORKER,
-            f"No worker consumes the queue {system.queue}, so its items are not handled",
-        )
+        yield Rule.LOST_ITEMS, text if lost else None
+    if redis.workers and not redis.are_workers_starting:
+        text = f"No worker consumes the queue {system.queue}, so its items are not handled"
+        is_missing = worker_heartbeats.unconsumed(redis.workers, [system.queue])
+        yield Rule.QUEUE_WITHOUT_WORKER, text if is_missing else None
 
 
-def _of_items(system: System, readings: Readings) -> Iterator[tuple[Rule, str]]:
+def _of_items(system: System, readings: Readings) -> Iterator[tuple[Rule, str | None]]:
     stats, mongo = readings.stats[system.name], readings.in_mongodb
     if isinstance(stats, Problem):
         if mongo is not None and not mongo.missing_indexes[system.name]:  # problems of their own, which are the cause
             yield stats.rule, stats.text
         return
+    yield from dict.fromkeys(_OF_STATS).items()
     lag, limit = seconds(readings.numbers_of(system.name).get("lag_seconds", 0)), system.late_after(settings())
     if lag > limit and system.has_lag:
         which = f" ({', '.join(stats.late[:MAX_IDS])})" if stats.late else ""

@@ -73,9 +73,11 @@ class InRedis:
     older_leader: str | None
     """The leading beat of release 0.1, as `host:pid`."""
     workers: Sequence[OnlineWorker]
-    dead_letters: int
-    losses: Mapping[str, Mapping[str, int]]
-    """By system and item id: how many times in a row the item's process died, of items with many such losses."""
+    dead_letters: int | None
+    """`None` if they could not be counted."""
+    losses: Mapping[str, Mapping[str, int] | None]
+    """By system and item id: how many times in a row the item's process died, of items with many such losses; `None`
+    if they could not be read."""
     pauses: Mapping[str, PauseState]
     """By name: of paused systems."""
     recent: Mapping[str, Recent]
@@ -84,7 +86,7 @@ class InRedis:
     refused_writes: str | None
     """Why the server refuses writes, if it does."""
     unread: Mapping[str, str]
-    """By what could not be read, because a key has another type: the error. The fields of `InRedis` are empty then."""
+    """By what could not be read, because a key has another type: the error. Its field is empty or `None` then."""
 
     @property
     def are_workers_starting(self) -> bool:
@@ -259,8 +261,8 @@ def _redis() -> InRedis:
             leader=read(LEADER, lambda: leadership(client), None),
             older_leader=older_leader(client),
             workers=read(WORKERS, lambda: worker_heartbeats.online(client), []),
-            dead_letters=read("dead letters", lambda: _count_dead_letters(client), 0),
-            losses={name: read(f"losses of {name}", Leases(name).often_lost, {}) for name in with_items},
+            dead_letters=read("dead letters", lambda: _count_dead_letters(client), None),
+            losses={name: read(f"losses of {name}", Leases(name).often_lost, None) for name in with_items},
             pauses=read("pauses", pauses.paused, {}),
             recent=read("counts", lambda: counters.from_each_server(client, sources(), counters.recent), {}),
             next_runs=read("schedule", lambda: next_runs(client, names), {}),
@@ -275,7 +277,7 @@ def sources() -> dict[str, Source]:
     return {name: source for name, source in found.items() if source is not None}
 
 
-def _count_dead_letters(client: redis.Redis) -> int:
+def _count_dead_letters(client: redis.Redis) -> int | None:
     url = settings().broker_redis_url
     if url is None or url == settings().redis_url:
         return dead_letters.count(client)
@@ -283,7 +285,7 @@ def _count_dead_letters(client: redis.Redis) -> int:
         with connect(url) as broker:
             return dead_letters.count(broker)
     except redis.RedisError:  # the outage is reported separately
-        return 0
+        return None
 
 
 def _broker() -> Problem | None:

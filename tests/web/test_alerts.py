@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from pymongo.errors import AutoReconnect
 from models import alert
 from models.alert import CLAIM_TIME, Key
 from models.database import collection, server_now
+from models.scan_run import Scan
 from queue_manager.alerts import Alert, Notification, Watch, _round
 from queue_manager.beat.status import Leadership
-from queue_manager.core.clock import minutes, seconds
-from queue_manager.health import Readings, read
+from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.health import Readings, outcomes, read
 from queue_manager.health_rules import Problem, Rule
+from queue_manager.pauses import PauseState
 from queue_manager.system import SystemStats
 from queue_manager.telemetry.worker_heartbeats import OnlineWorker
 from tests.real_servers import Servers
@@ -25,7 +28,8 @@ from tests.real_servers import Servers
 LAG = Problem(system="support-snooze", rule=Rule.LAG, text="The oldest due item has waited 40 s")
 NO_LEADER = Problem(system="beat", rule=Rule.NO_LEADER, text="No leader")
 UNKNOWN_STATE = Problem(system="support-snooze", rule=Rule.UNKNOWN_STATE, text="Its `stats` raised KeyError: 'x'")
-LAG_KEY = Key("support-snooze", "lag")
+SYSTEM = "support-snooze"
+LAG_KEY = Key(SYSTEM, "lag")
 
 Change = Callable[[Readings], Readings]
 
@@ -45,12 +49,12 @@ class Process:
         self.sent.append((notification.status, [one.system for one in notification.alerts]))
         return self.takes
 
-    def evaluate(
-        self, at: float, *problems: Problem, is_complete: bool = True, unread: Set[str] = frozenset()
-    ) -> Sequence[tuple[str, list[str]]]:
-        """Take a round; return what it sent."""
+    def evaluate(self, at: float, *problems: Problem, unknown: str | None = None) -> Sequence[tuple[str, list[str]]]:
+        """Take a round in which the outcomes of all rules are known, except those of a system; return what it sent."""
+        judged = {"support-snooze", "beat"} - {unknown}
+        none = {Key(system, rule.id): None for system in judged for rule in Rule}
         before = len(self.sent)
-        self.watch.evaluate(problems, at=at, is_complete=is_complete, unread=unread)
+        self.watch.evaluate({**none, **{Key(one.system, one.rule.id): one for one in problems}}, at=at)
         return self.sent[before:]
 
 
@@ -98,7 +102,7 @@ def test_a_problem_that_ends_early_is_not_sent(first: Process) -> None:
 
 def test_problems_of_one_round_are_sent_in_one_message(first: Process) -> None:
     first.evaluate(0, LAG, NO_LEADER)
-    assert first.evaluate(60, LAG, NO_LEADER) == [("problem", ["support-snooze", "beat"])]
+    assert first.evaluate(60, LAG, NO_LEADER) == [("problem", ["beat", "support-snooze"])]
 
 
 def test_one_of_two_processes_sends_an_alert(first: Process, second: Process) -> None:
@@ -177,26 +181,19 @@ def test_a_problem_does_not_end_in_a_process_in_which_its_system_is_off(
     first.evaluate(0, LAG)
     first.evaluate(60, LAG)
     change_settings(QM_CONVERSATIONS="false")
+    found = outcomes(asyncio.run(read()))
     for at in (60, 75, 90):
-        assert second.evaluate(at) == []
+        second.watch.evaluate(found, at=at)
+    assert second.sent == []
     assert list(alert.sent()) == [LAG_KEY]
 
 
-def test_no_problem_ends_while_a_server_is_unavailable(first: Process) -> None:
-    first.evaluate(0, LAG)
-    first.evaluate(60, LAG)
-    for at in (75, 90, 105):
-        assert first.evaluate(at, is_complete=False) == []
-    assert first.evaluate(120, LAG) == []
-
-
-def test_a_problem_does_not_end_while_the_stats_of_its_system_cannot_be_read(first: Process) -> None:
+def test_a_problem_does_not_end_while_its_outcome_is_unknown(first: Process) -> None:
     first.evaluate(0, LAG, NO_LEADER)
     first.evaluate(60, LAG, NO_LEADER)
-    unread = {"support-snooze"}
-    assert first.evaluate(75, UNKNOWN_STATE, unread=unread) == []
-    assert first.evaluate(90, UNKNOWN_STATE, unread=unread) == [("recovered", ["beat"])]
-    assert first.evaluate(135, UNKNOWN_STATE, unread=unread) == [("problem", ["support-snooze"])]
+    assert first.evaluate(75, UNKNOWN_STATE, unknown="support-snooze") == []
+    assert first.evaluate(90, UNKNOWN_STATE, unknown="support-snooze") == [("recovered", ["beat"])]
+    assert first.evaluate(135, UNKNOWN_STATE, unknown="support-snooze") == [("problem", ["support-snooze"])]
     assert first.evaluate(150) == []
     assert first.evaluate(165) == [("recovered", ["support-snooze", "support-snooze"])]
 
@@ -206,13 +203,40 @@ def change_in_redis(found: Readings, **values: Any) -> Readings:
     return replace(found, redis=replace(found.in_redis, **values))
 
 
-def with_worker(found: Readings) -> Readings:
-    worker = OnlineWorker(name="w@h", pid=1, seen_at=server_now(), queues=None, release=None, paused=None)
+def with_worker(found: Readings, queues: tuple[str, ...] | None = None) -> Readings:
+    worker = OnlineWorker(name="w@h", pid=1, seen_at=server_now(), queues=queues, release=None, paused=None)
     return change_in_redis(found, workers=[worker])
+
+
+def with_worker_of_other_queues(found: Readings) -> Readings:
+    return with_worker(found, ("jobs",))
+
+
+def with_paused_worker(found: Readings) -> Readings:
+    found = with_worker(found)
+    assert found.in_redis is not None
+    return change_in_redis(found, workers=[replace(found.in_redis.workers[0], paused="MongoDB does not answer")])
 
 
 def without_worker(found: Readings) -> Readings:
     return change_in_redis(found, workers=[])
+
+
+def with_run(found: Readings, *, errors: int = 0, ago: timedelta = seconds(1)) -> Readings:
+    assert found.in_mongodb is not None
+    counts = {"found": 0, "claimed": 0, "enqueued": 0, "errors": errors, "duration_ms": 1}
+    run = Scan(
+        id="1", at=found.in_mongodb.now - ago, is_paused=False, error="boom" if errors else None, noted={}, **counts
+    )
+    return replace(found, mongodb=replace(found.in_mongodb, last_runs={**found.in_mongodb.last_runs, SYSTEM: run}))
+
+
+def with_scan_errors(found: Readings) -> Readings:
+    return with_run(found, errors=2)
+
+
+def with_late_scan(found: Readings) -> Readings:
+    return with_run(found, errors=2, ago=hours(1))
 
 
 def with_dead_letter(found: Readings) -> Readings:
@@ -230,7 +254,15 @@ def with_new_leader(found: Readings) -> Readings:
 
 
 def with_wrong_type(found: Readings) -> Readings:
-    return change_in_redis(found, unread={"dead letters": "qm:dead-letters is a string"})
+    return change_in_redis(found, dead_letters=None, unread={"dead letters": "qm:dead-letters is a string"})
+
+
+def with_pause(found: Readings) -> Readings:
+    return change_in_redis(with_lag(found), pauses={SYSTEM: PauseState()})
+
+
+def without_broker(found: Readings) -> Readings:
+    return change_in_redis(without("broker")(found), dead_letters=None)
 
 
 def without_stats(found: Readings) -> Readings:
@@ -245,16 +277,20 @@ def without(server: str) -> Change:
 @pytest.mark.parametrize(
     ("started", "unread", "key"),
     [
-        (with_dead_letter, without("broker"), "broker (dead-letters)"),
+        (with_dead_letter, without_broker, "broker (dead-letters)"),
         (with_dead_letter, without("redis"), "broker (dead-letters)"),
-        (with_dead_letter, without("mongodb"), "broker (dead-letters)"),
         (with_dead_letter, with_wrong_type, "broker (dead-letters)"),
+        (with_scan_errors, without("mongodb"), "support-snooze (scan-errors)"),
+        (with_scan_errors, with_late_scan, "support-snooze (scan-errors)"),
         (without_worker, with_new_leader, "workers (no-workers)"),
+        (with_worker_of_other_queues, without_worker, "workers (queue-without-worker)"),
+        (with_worker_of_other_queues, without_worker, "support-snooze (queue-without-worker)"),
+        (with_paused_worker, without_worker, "workers (paused-workers)"),
         (with_lag, without_stats, "support-snooze (lag)"),
+        (with_lag, with_pause, "support-snooze (lag)"),
     ],
-    ids=["broker", "redis", "mongodb", "key", "workers", "stats"],
 )
-def test_a_round_does_not_end_problems_that_it_could_not_read(
+def test_a_round_does_not_end_problems_whose_outcome_is_unknown(
     started: Change, unread: Change, key: str, clean: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
@@ -264,7 +300,7 @@ def test_a_round_does_not_end_problems_that_it_could_not_read(
         return True
 
     watch = Watch(after=seconds(0), repeat=minutes(240), send=send)
-    healthy = with_worker(asyncio.run(read()))
+    healthy = with_run(with_worker(asyncio.run(read())))
 
     def rounds(number: int, found: Readings) -> str:
         """Take rounds that read this; return the titles of what they sent."""
@@ -278,11 +314,13 @@ def test_a_round_does_not_end_problems_that_it_could_not_read(
             asyncio.run(_round(watch))
         return "\n".join(sent)
 
+    def ended(titles: str) -> bool:
+        return any("Recovered" in title and key in title for title in titles.splitlines())
+
     assert key in rounds(1, started(healthy))
-    assert "Recovered" not in rounds(3, unread(healthy))
-    recovered = rounds(2, healthy)
-    assert "Recovered" in recovered
-    assert key in recovered
+    assert not ended(rounds(3, unread(healthy)))
+    assert key not in rounds(1, started(healthy))
+    assert ended(rounds(2, healthy))
 
 
 def test_alerts_that_no_channel_accepted_are_sent_in_the_next_round(first: Process) -> None:
@@ -334,8 +372,8 @@ def test_a_problem_that_is_back_before_its_end_was_sent_continues(first: Process
 
 @pytest.mark.usefixtures("without_mongodb")
 def test_without_mongodb_an_end_that_no_channel_accepted_is_sent_in_the_next_round(first: Process) -> None:
-    first.evaluate(0, NO_LEADER, is_complete=False)
-    first.evaluate(60, NO_LEADER, is_complete=False)
+    first.evaluate(0, NO_LEADER)
+    first.evaluate(60, NO_LEADER)
     first.evaluate(75)
     first.takes = False
     assert first.evaluate(90) == [("recovered", ["beat"])]
@@ -410,7 +448,7 @@ def test_an_alert_is_not_repeated_by_another_process_while_mongodb_is_unavailabl
         process.evaluate(60, LAG)
     request.getfixturevalue("without_mongodb")
     for process in (first, second):
-        assert process.evaluate(75, LAG, is_complete=False) == []
+        assert process.evaluate(75, LAG) == []
     assert [*first.sent, *second.sent] == [("problem", ["support-snooze"])]
 
 
@@ -435,9 +473,9 @@ def test_a_silence_ends_by_itself(first: Process) -> None:
 @pytest.mark.usefixtures("without_mongodb")
 def test_without_mongodb_each_process_sends_once(first: Process, second: Process) -> None:
     for process in (first, second):
-        process.evaluate(0, NO_LEADER, is_complete=False)
-        assert process.evaluate(60, NO_LEADER, is_complete=False) == [("problem", ["beat"])]
-        assert process.evaluate(75, NO_LEADER, is_complete=False) == []
+        process.evaluate(0, NO_LEADER)
+        assert process.evaluate(60, NO_LEADER) == [("problem", ["beat"])]
+        assert process.evaluate(75, NO_LEADER) == []
         process.evaluate(90)
         assert process.evaluate(105) == [("recovered", ["beat"])]
 
@@ -446,8 +484,8 @@ def test_the_end_of_a_problem_that_was_sent_without_mongodb_is_sent_when_it_answ
     first: Process, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request.getfixturevalue("without_mongodb")
-    first.evaluate(0, NO_LEADER, is_complete=False)
-    assert first.evaluate(60, NO_LEADER, is_complete=False) == [("problem", ["beat"])]
+    first.evaluate(0, NO_LEADER)
+    assert first.evaluate(60, NO_LEADER) == [("problem", ["beat"])]
     monkeypatch.undo()
     first.evaluate(75)
     assert first.evaluate(90) == [("recovered", ["beat"])]
