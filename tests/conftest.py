@@ -164,6 +164,7 @@ def _close_breakers() -> None:
         inserter._retry_at = 0.0
     readings._complete_until.clear()
     cached_answer._counts.clear()
+    counters._settled.clear()
 
 
 def _read_clock() -> None:

@@ -73,3 +73,29 @@ def connections(server: Valkey) -> int:
     with connect(server.url) as client:
         accepted: int = client.info("stats")["total_connections_received"]
     return accepted
+
+
+def test_of_the_last_hour_only_the_tens_of_minutes_that_change_are_read_again(
+    clean: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ten, minute = 2_000, 20_005  # since 1970
+    sources = [counters.source(name) for name in ("a", "b")]
+    with connect(clean.valkey.url) as client:
+
+        def count(name: str, at: int) -> None:
+            client.hincrby(f"{counters.history_key(name)}{at // 10}", f"done:{at % 10}", 1)
+
+        def recent(now: int) -> tuple[list[tuple[int, int]], int]:
+            """Return what was done in the last minute and hour, and the number of reads."""
+            monkeypatch.setattr(counters, "_now", lambda _: 60 * now)
+            client.config_resetstat()
+            found = [(one.minute.get("done", 0), one.hour.get("done", 0)) for one in counters.recent(client, sources)]
+            return found, client.info("commandstats")["cmdstat_hgetall"]["calls"]
+
+        for at in (minute - 60, minute - 59, minute - 30, 10 * (ten - 1), minute - 1):
+            count("a", at)
+        assert recent(minute)[0] == [(1, 4), (0, 0)]
+        count("a", 10 * (ten - 1))
+        count("b", minute)
+        assert recent(minute) == ([(1, 5), (0, 1)], 2 * len(sources))
+        assert recent(minute + 1)[0] == [(0, 4), (1, 1)]
