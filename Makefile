@@ -18,7 +18,7 @@ NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix dev/js
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE # each process would compile everything that it imports, which takes longer than the import
 
-.PHONY: help up test test-slow test-smoke test-processes test-crash test-scale test-browser test-node test-all stress bench soak size lint lint-python lint-scripts format lock clean preflight test-deploy test-upstream dist docs clients faults
+.PHONY: help up test test-slow test-smoke test-processes test-crash test-scale test-browser test-node test-all stress bench soak size lint lint-python lint-scripts format lock clean preflight test-deploy test-upstream dist docs clients client-types faults
 
 .NOTPARALLEL: # several of these targets install into the same .venv
 
@@ -49,7 +49,7 @@ test-scale: $(INSTALLED_DEV) ## run the tests with many documents, messages and 
 test-browser: $(INSTALLED_DEV) ## run the tests in a real browser
 	@$(BIN)/python -m pytest -m "browser and not stress"
 
-test-node: $(NODE_TESTS) $(NODE_CLIENT) ## run the tests with Node: the TypeScript client, and programs of older applications; installs packages with npm
+test-node: $(NODE_TESTS) client-types ## run the tests with Node: the TypeScript client, and programs of older applications; installs packages with npm
 	@$(BIN)/python -m pytest -m "node and not stress"
 
 test-deploy: $(INSTALLED_DEV) ## run the tests of deploy/; needs Debian packages, which a failure names
@@ -58,7 +58,7 @@ test-deploy: $(INSTALLED_DEV) ## run the tests of deploy/; needs Debian packages
 test-upstream: $(INSTALLED_DEV) ## run the integration tests of kombu and Celery on our transport and on kombu's, and compare; downloads them once
 	@$(BIN)/python -m tests.upstream $(TESTS)
 
-test-all: $(INSTALLED_DEV) $(NODE_TESTS) $(NODE_CLIENT) ## run all of these tests, about twenty-five minutes
+test-all: $(INSTALLED_DEV) $(NODE_TESTS) client-types ## run all of these tests, about twenty-five minutes
 	@$(BIN)/python -m pytest -m "not stress"
 
 stress: $(INSTALLED_DEV) ## run the stress tests
@@ -89,7 +89,7 @@ lint-python: $(INSTALLED_DEV) ## check the Python code
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
 
-lint-scripts: $(NODE_MODULES) ## check the scripts of the pages; installs its tools with npm
+lint-scripts: $(NODE_MODULES) client-types ## check the scripts of the pages; installs its tools with npm
 	@$(NPM) run --silent lint
 
 format: $(INSTALLED_DEV) $(NODE_MODULES) ## format the code, and repair what can be repaired
@@ -100,13 +100,16 @@ format: $(INSTALLED_DEV) $(NODE_MODULES) ## format the code, and repair what can
 docs: $(INSTALLED_DOCS) ## build the documentation site in build/docs/site; a broken link is an error
 	@$(BIN)/python -m dev.site
 
-clients: $(INSTALLED_DEV) $(NODE_CLIENT) ## write what is generated for the clients: the reference of one, the types of the other
+clients: client-types ## write what is generated for the clients: the reference of one, the types of the other
 	@$(BIN)/python -m dev.client_reference
+
+# Generated anew each time, because they depend on all code of the API; the scripts of the pages are checked with them.
+client-types: $(NODE_CLIENT)
 	@$(BIN)/python -m dev.api_description > .venv/openapi.json
 	@PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix clients/typescript run --silent generate -- "$(CURDIR)/.venv/openapi.json" --output src/schema.ts
 
 clean: ## remove .venv, all data of `make up`, and caches
-	rm -rf .venv .venv.lock .devstack .upstream dev/js/node_modules tests/predecessors/node/node_modules clients/typescript/node_modules benchmarks/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv.lock .devstack .upstream dev/js/node_modules tests/predecessors/node/node_modules clients/typescript/node_modules clients/typescript/src/schema.ts benchmarks/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The preflight is order-only: it runs every time, and makes nothing out of date.
