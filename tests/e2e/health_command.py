@@ -118,9 +118,13 @@ def taken_room(*, due_ago: float) -> DueItem:
     return item
 
 
-def in_overview(process: Web) -> list[tuple[str, str]]:
+def overview_problems(process: Web) -> list[dict[str, Any]]:
     body = process.get("/api/overview").body
-    problems = body["problems"] + [problem for system in body["systems"] for problem in system["problems"]]
+    return [*body["problems"], *(problem for system in body["systems"] for problem in system["problems"])]
+
+
+def in_overview(process: Web) -> list[tuple[str, str]]:
+    problems = overview_problems(process)
     for problem in problems:
         assert problem["severity"] == SEVERITIES[problem["rule"]]
     return [(problem["system"], problem["rule"]) for problem in problems]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bson import ObjectId
@@ -15,6 +15,7 @@ from beat_schedule import SYSTEMS
 from dev.servers import Mongo, Valkey
 from models import job, outbox, scan_run, schema, site, subscription, support_room
 from models.database import collection, server_now
+from queue_manager import leases
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import OLD_LEADER_LOCK
 from queue_manager.broker import dead_letters
@@ -22,14 +23,13 @@ from queue_manager.core.clock import hours, milliseconds, minutes
 from queue_manager.core.redis_client import connect
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
-from queue_manager.leases import Leases
 from queue_manager.pauses import PAUSES_KEY
 from queue_manager.telemetry import worker_heartbeats
 from services import job_queues
 from services.due_documents import work_of
 from services.support_snooze import system as support_snooze
 from tests.e2e.celery_processes import ROOT, TESTS
-from tests.e2e.health_command import LOOKS, QUEUES, RUN, full_memory, lead, run_scans, taken_room
+from tests.e2e.health_command import LOOKS, QUEUES, RUN, full_memory, lead, overview_problems, run_scans, taken_room
 from tests.eventually import eventually
 from tests.foreign_jobs import add_foreign_jobs
 from tests.job_lab import Lab
@@ -80,12 +80,15 @@ def show_worker(servers: Servers, *, without: str | None = None, paused: str | N
 # Each causes a problem, and solves it after `yield`
 
 Cause = Callable[[Servers, Web, Valkey], AbstractContextManager[None]]
-CAUSES: dict[tuple[str, Rule], Cause] = {}
+CAUSES: dict[tuple[str, Rule], tuple[Cause, str]] = {}
+ID = "[0-9a-f]{24}"
 
 
-def causes(system: str, rule: Rule) -> Callable[[Callable[[Servers, Web, Valkey], Iterator[None]]], None]:
+def causes(system: str, rule: Rule, text: str) -> Callable[[Callable[[Servers, Web, Valkey], Iterator[None]]], None]:
+    """Register what causes only this problem, whose text matches the regular expression `text`."""
+
     def register(act: Callable[[Servers, Web, Valkey], Iterator[None]]) -> None:
-        CAUSES[system, rule] = contextmanager(act)
+        CAUSES[system, rule] = contextmanager(act), text
 
     return register
 
@@ -98,23 +101,23 @@ def wake(item: DueItem) -> None:
         attempts.done.add(item.lease)
 
 
-@causes("support-snooze", Rule.LAG)
+@causes("support-snooze", Rule.LAG, rf"The oldest due item has waited \d+ min, more than 3 min \({ID}\)")
 def a_room_is_not_opened(*_: object) -> Iterator[None]:
     room = taken_room(due_ago=334)
     yield
     wake(room)
 
 
-@causes("support-snooze", Rule.STUCK_ITEMS)
+@causes("support-snooze", Rule.STUCK_ITEMS, rf"1 stuck room: due, but the worker's lease ended .* \({ID}\)")
 def a_worker_that_took_a_room_is_gone(servers: Servers, *_: object) -> Iterator[None]:
-    room = taken_room(due_ago=300)
+    room = taken_room(due_ago=5)
     with connect(servers.valkey.url) as client:
         client.zadd("qm:lease:support-snooze:running", {room.lease: (client.time()[0] - 190) * 1000})
     yield
     wake(room)
 
 
-@causes("support-snooze", Rule.FAILED_ITEMS)
+@causes("support-snooze", Rule.FAILED_ITEMS, rf"1 failed room: every attempt .* \({ID}\)")
 def every_attempt_at_a_room_failed(*_: object) -> Iterator[None]:
     room = taken_room(due_ago=5)
     work_of(support_snooze).give_up(room, error="boom")
@@ -122,7 +125,7 @@ def every_attempt_at_a_room_failed(*_: object) -> Iterator[None]:
     wake(room)
 
 
-@causes("support-snooze", Rule.FAILING_CALLS)
+@causes("support-snooze", Rule.FAILING_CALLS, "1 call of `after`, .* without success for more than 3 min; .*")
 def every_call_after_a_write_failed(*_: object) -> Iterator[None]:
     written = server_now() - minutes(10)
     calls = collection(outbox.OUTBOX_COLLECTION)
@@ -133,17 +136,19 @@ def every_call_after_a_write_failed(*_: object) -> Iterator[None]:
     calls.delete_one({"_id": "failing"})
 
 
-@causes("support-snooze", Rule.LOST_ITEMS)
+@causes("support-snooze", Rule.LOST_ITEMS, rf"The process .* at least 3 times in a row in 1 item \({ID}\)")
 def a_room_kills_its_process(servers: Servers, *_: object) -> Iterator[None]:
     room = taken_room(due_ago=5)
     with connect(servers.valkey.url) as client:
-        client.hset("qm:lease:support-snooze:losses", room.lease, f"3:{client.time()[0] * 1000}")
-    assert [*Leases("support-snooze").often_lost()] == [room.args[0]]
+        now = client.time()[0] * 1000
+        losses = {room.lease: f"3:{now}", leases.name("lost-twice", None): f"2:{now}"}
+        client.hset("qm:lease:support-snooze:losses", mapping=losses)
+    assert [*leases.Leases("support-snooze").often_lost()] == [room.args[0]]
     yield
     wake(room)
 
 
-@causes("support-snooze", Rule.UNREADABLE_DOCUMENTS)
+@causes("support-snooze", Rule.UNREADABLE_DOCUMENTS, rf"1 room with a malformed snooze_time.*: {ID}")
 def a_snooze_time_is_malformed(*_: object) -> Iterator[None]:
     room = make_room(snooze_time="tomorrow")
     yield
@@ -151,7 +156,7 @@ def a_snooze_time_is_malformed(*_: object) -> Iterator[None]:
     support_room.rooms().update_one({"_id": room}, {"$set": tomorrow})
 
 
-@causes("review-requests", Rule.UNREADABLE_DOCUMENTS)
+@causes("review-requests", Rule.UNREADABLE_DOCUMENTS, rf"1 subscription without a readable created_at: {ID}")
 def the_date_of_a_subscription_is_malformed(*_: object) -> Iterator[None]:
     subscriptions, plan = subscription.subscriptions(), {"metadata": {"product_type": "seo"}}
     stored = {"account": 1, "status": "active", "plan": plan, "created_at": "?"}
@@ -160,17 +165,19 @@ def the_date_of_a_subscription_is_malformed(*_: object) -> Iterator[None]:
     subscriptions.update_one({"_id": stored["_id"]}, {"$set": {"created_at": server_now()}})
 
 
-@causes("stale-thumbnails", Rule.FAILED_ITEMS)
+@causes("stale-thumbnails", Rule.FAILED_ITEMS, rf"1 failed site: the reset failed .* \(instasites {ID}\)")
 def a_site_could_not_be_reset(*_: object) -> Iterator[None]:
     began = server_now() - minutes(125)
     building = {"status": "PUBLISHED", "thumbnail_build_in_progress": True, "thumbnail_process_started_at": began}
     hanging = collection("instasites").insert_one(building).inserted_id
-    site.record_outcome("run-1", "instasites", str(hanging), "failed", now=server_now(), error="boom")
+    healed = collection("instasites").insert_one({"status": "PUBLISHED"}).inserted_id
+    for one in (hanging, healed):
+        site.record_outcome(f"run-{one}", "instasites", str(one), "failed", now=server_now(), error="boom")
     yield
     assert site.INSTASITES.reset(hanging, began)
 
 
-@causes("stale-thumbnails", Rule.REPEATED_RESETS)
+@causes("stale-thumbnails", Rule.REPEATED_RESETS, rf"1 stuck site: reset 5 times .* \(instasites {ID} 5 times\)")
 def a_site_hangs_after_each_reset(*_: object) -> Iterator[None]:
     building = {"status": "PUBLISHED", "thumbnail_build_in_progress": True, "thumbnail_reset_count": 5}
     began = server_now()
@@ -186,7 +193,7 @@ def fail() -> None:
     raise ValueError("no such address")
 
 
-@causes("job-queues", Rule.FAILING_JOBS)
+@causes("job-queues", Rule.FAILING_JOBS, r"1 failing job: mail \(1\)")
 def a_job_fails(*_: object) -> Iterator[None]:
     lab = Lab(server_now)
     lab.works = {"mail": lambda *_, run: fail()}
@@ -198,7 +205,7 @@ def a_job_fails(*_: object) -> Iterator[None]:
     lab.run_through("mail")
 
 
-@causes("job-queues", Rule.LOST_JOBS)
+@causes("job-queues", Rule.LOST_JOBS, rf"1 executing job whose lease ended .* \(mail {ID}\)")
 def the_worker_of_a_job_is_gone(*_: object) -> Iterator[None]:
     lab = Lab(server_now)
     id = lab.run("mail")
@@ -208,23 +215,19 @@ def the_worker_of_a_job_is_gone(*_: object) -> Iterator[None]:
     lab.serve()
 
 
-def overdue_job(lab: Lab) -> None:
-    id, long_ago = lab.run("mail"), server_now() - minutes(5)
-    job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"waiting": long_ago, "due": long_ago}})
-
-
-@causes("job-queues", Rule.LAG)
+@causes("job-queues", Rule.LAG, r"The oldest due item has waited \d+ min, more than 3 min \(mail\)")
 def a_job_is_not_started(*_: object) -> Iterator[None]:
     lab = Lab(server_now)
-    overdue_job(lab)
+    id, long_ago = lab.run("mail"), server_now() - minutes(5)
+    job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"waiting": long_ago, "due": long_ago}})
     yield
     lab.serve()
 
 
-@causes("job-queues", Rule.STUCK_ITEMS)
+@causes("job-queues", Rule.STUCK_ITEMS, r"1 stuck job queue: due, but the worker's lease ended .* \(mail\)")
 def a_worker_that_took_a_queue_is_gone(servers: Servers, *_: object) -> Iterator[None]:
     lab = Lab(server_now)
-    overdue_job(lab)
+    lab.run("mail")
     work, ([queue], _counts) = lab.dispatching(), lab.dispatch()
     work.renew([queue])
     with connect(servers.valkey.url) as client:
@@ -233,7 +236,7 @@ def a_worker_that_took_a_queue_is_gone(servers: Servers, *_: object) -> Iterator
     lab.run_through("mail")
 
 
-@causes("job-queues", Rule.FAILED_ITEMS)
+@causes("job-queues", Rule.FAILED_ITEMS, r"1 failed job queue: every attempt .* \(mail\)")
 def every_attempt_to_run_a_queue_failed(*_: object) -> Iterator[None]:
     lab = Lab(server_now)
     lab.run("mail")
@@ -243,7 +246,7 @@ def every_attempt_to_run_a_queue_failed(*_: object) -> Iterator[None]:
     lab.run_through("mail")
 
 
-@causes("job-queues", Rule.UNADOPTED_JOBS)
+@causes("job-queues", Rule.UNADOPTED_JOBS, r"9 unfinished documents of another program .* and 4 more\)")
 def another_program_stored_jobs(*_: object) -> Iterator[None]:
     add_foreign_jobs("mail", server_now())
     yield
@@ -253,7 +256,7 @@ def another_program_stored_jobs(*_: object) -> Iterator[None]:
         job_queues.jobs.clear([state])
 
 
-@causes("overdue-messages", Rule.DEAD_MESSAGES)
+@causes("overdue-messages", Rule.DEAD_MESSAGES, r"1 dead letter in the message queue: used all attempts .* \(a\)")
 def a_message_uses_all_its_attempts(_servers: Servers, process: Web, _queue: Valkey) -> Iterator[None]:
     sent = '{"id": "a", "type": "mail", "payload": {}, "maxAttempts": 1}'
     assert process.post("/api/queue/message", sent, Content_Type="application/json").status == 201
@@ -265,7 +268,7 @@ def a_message_uses_all_its_attempts(_servers: Servers, process: Web, _queue: Val
     assert process.ask("DELETE", "/api/queue/clear").status == 200
 
 
-@causes("overdue-messages", Rule.UNKNOWN_STATE)
+@causes("overdue-messages", Rule.UNKNOWN_STATE, r"The queue's server at redis://\S+ does not answer \(.*\)")
 def the_server_of_the_message_queue_is_away(_servers: Servers, _process: Web, queue: Valkey) -> Iterator[None]:
     queue.kill()
     try:
@@ -274,13 +277,17 @@ def the_server_of_the_message_queue_is_away(_servers: Servers, _process: Web, qu
         queue.start()
 
 
-@causes("overdue-messages", Rule.REFUSED_WRITES)
+@causes(
+    "overdue-messages",
+    Rule.REFUSED_WRITES,
+    r"The queue's server at redis://\S+ refuses writes \(command not allowed .*\)",
+)
 def memory_of_the_message_queue_is_full(_servers: Servers, _process: Web, queue: Valkey) -> Iterator[None]:
     with full_memory(queue.url):
         yield
 
 
-@causes("broker", Rule.DEAD_LETTERS)
+@causes("broker", Rule.DEAD_LETTERS, "1 Celery message could not be decoded or dispatched")
 def a_broker_message_cannot_be_read(servers: Servers, *_: object) -> Iterator[None]:
     with connect(servers.valkey.url) as client:
         client.lpush(dead_letters.DEAD_LETTERS, '{"at": 1, "queue": "scans", "reason": "r", "message": "m"}')
@@ -288,11 +295,11 @@ def a_broker_message_cannot_be_read(servers: Servers, *_: object) -> Iterator[No
         assert list(dead_letters.clear(client)) == [1]
 
 
-def record_scan(**changed: Any) -> None:
-    scan_run.record(support_snooze.scan_task, {**RUN, **changed}, error=None, now=server_now())
+def record_scan(errors: int = 0, error: str | None = None) -> None:
+    scan_run.record(support_snooze.scan_task, {**RUN, "errors": errors}, error=error, now=server_now())
 
 
-@causes("support-snooze", Rule.LATE_SCAN)
+@causes("support-snooze", Rule.LATE_SCAN, r"The scan is late: it last ran at \S+ UTC")
 def a_scan_does_not_run(*_: object) -> Iterator[None]:
     ago = {"at": server_now() - minutes(10)}
     collection(scan_run.RUNS_COLLECTION).update_many({"scan": support_snooze.scan_task}, {"$set": ago})
@@ -300,14 +307,14 @@ def a_scan_does_not_run(*_: object) -> Iterator[None]:
     record_scan()
 
 
-@causes("support-snooze", Rule.SCAN_ERRORS)
+@causes("support-snooze", Rule.SCAN_ERRORS, "The last scan had 2 errors: boom")
 def a_scan_has_errors(*_: object) -> Iterator[None]:
-    record_scan(errors=2)
+    record_scan(errors=2, error="boom")
     yield
     record_scan()
 
 
-@causes("support-snooze", Rule.MISSING_INDEXES)
+@causes("support-snooze", Rule.MISSING_INDEXES, r"Missing in MongoDB: support_rooms\.qm_due_.*")
 def an_index_of_a_system_is_dropped(*_: object) -> Iterator[None]:
     for name, indexes in support_snooze.collections().items():
         for index in indexes:
@@ -316,14 +323,14 @@ def an_index_of_a_system_is_dropped(*_: object) -> Iterator[None]:
     schema.migrate(SYSTEMS)
 
 
-@causes("mongodb", Rule.MISSING_INDEXES)
+@causes("mongodb", Rule.MISSING_INDEXES, r"Missing in MongoDB: scan_runs\.last_runs_of_a_scan, .*")
 def an_index_of_all_systems_is_dropped(*_: object) -> Iterator[None]:
     collection(scan_run.RUNS_COLLECTION).drop_indexes()
     yield
     schema.migrate(SYSTEMS)
 
 
-@causes("beat", Rule.NO_LEADER)
+@causes("beat", Rule.NO_LEADER, "No beat is the leader, so no scans run")
 def no_beat_leads(servers: Servers, *_: object) -> Iterator[None]:
     with connect(servers.valkey.url) as client:
         client.delete(LEADER_LOCK)
@@ -331,43 +338,47 @@ def no_beat_leads(servers: Servers, *_: object) -> Iterator[None]:
     lead(servers, since=hours(5))
 
 
-@causes("beat", Rule.OLD_LEADER)
+@causes("beat", Rule.OLD_LEADER, r"A beat of release 0\.1 leads \(h:1\), and newer ones stand by")
 def a_beat_of_release_0_1_leads(servers: Servers, *_: object) -> Iterator[None]:
     with connect(servers.valkey.url) as client:
-        client.hset(OLD_LEADER_LOCK, mapping={"token": "t", "host": "h", "pid": "1", "since_ms": "1", "epoch": "7"})
+        client.rename(LEADER_LOCK, OLD_LEADER_LOCK)
         yield
-        client.delete(OLD_LEADER_LOCK)
+        client.rename(OLD_LEADER_LOCK, LEADER_LOCK)
 
 
-@causes("workers", Rule.NO_WORKERS)
+@causes("workers", Rule.NO_WORKERS, "No worker is online .* queues scans, support-snooze, .*, jobs")
 def the_last_worker_ends(servers: Servers, *_: object) -> Iterator[None]:
     worker_heartbeats.remove(WORKER)
     yield
     show_worker(servers)
 
 
-@causes("workers", Rule.PAUSED_WORKERS)
+@causes("workers", Rule.PAUSED_WORKERS, "1 of 1 worker cannot reach MongoDB .*: worker@here: MongoDB does not answer")
 def a_worker_is_cut_off_from_mongodb(servers: Servers, *_: object) -> Iterator[None]:
     show_worker(servers, paused="MongoDB does not answer")
     yield
     show_worker(servers)
 
 
-@causes("workers", Rule.QUEUE_WITHOUT_WORKER)
+@causes("workers", Rule.QUEUE_WITHOUT_WORKER, "No worker consumes the queue scans, so no scan runs")
 def no_worker_scans(servers: Servers, *_: object) -> Iterator[None]:
     show_worker(servers, without="scans")
     yield
     show_worker(servers)
 
 
-@causes("support-snooze", Rule.QUEUE_WITHOUT_WORKER)
+@causes(
+    "support-snooze",
+    Rule.QUEUE_WITHOUT_WORKER,
+    "No worker consumes the queue support-snooze, so its items are not handled",
+)
 def no_worker_opens_rooms(servers: Servers, *_: object) -> Iterator[None]:
     show_worker(servers, without="support-snooze")
     yield
     show_worker(servers)
 
 
-@causes("redis", Rule.SERVER_UNSUITABLE)
+@causes("redis", Rule.SERVER_UNSUITABLE, r"Redis at redis://\S+ has maxmemory-policy 'allkeys-lru' .*")
 def redis_may_evict_keys(servers: Servers, *_: object) -> Iterator[None]:
     with connect(servers.valkey.url) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
@@ -377,13 +388,13 @@ def redis_may_evict_keys(servers: Servers, *_: object) -> Iterator[None]:
             client.config_set("maxmemory-policy", "noeviction")
 
 
-@causes("redis", Rule.REFUSED_WRITES)
+@causes("redis", Rule.REFUSED_WRITES, r"Redis at redis://\S+ refuses writes \(command not allowed .*\)")
 def memory_of_redis_is_full(servers: Servers, *_: object) -> Iterator[None]:
     with full_memory(servers.valkey.url):
         yield
 
 
-@causes("redis", Rule.WRONG_TYPES)
+@causes("redis", Rule.WRONG_TYPES, "Could not read pauses: qm:pauses is a string, and must be a hash")
 def another_program_has_written_a_key(servers: Servers, *_: object) -> Iterator[None]:
     with connect(servers.valkey.url) as client:
         client.set(PAUSES_KEY, "x")
@@ -395,16 +406,22 @@ def another_program_has_written_a_key(servers: Servers, *_: object) -> Iterator[
 def test_problem_is_shown_everywhere_until_its_cause_is_gone(
     system: str, rule: Rule, well: Servers, process: Web, queue_server: Valkey
 ) -> None:
+    cause, text = CAUSES[system, rule]
     shown = (system, rule.id)
     for look in LOOKS:
         eventually(lambda look=look: look(process) == [])
-    with CAUSES[system, rule](well, process, queue_server):
+    with cause(well, process, queue_server):
         for look in LOOKS:
             eventually(lambda look=look: shown in look(process))
+        (problem,) = overview_problems(process)
+        assert re.fullmatch(text, problem["text"])
+        eventually(lambda: process.get("/readyz").status == (503 if rule in UNREADY else 200))
     for look in LOOKS:
         eventually(lambda look=look: look(process) == [])
 
 
+UNREADY = {Rule.UNKNOWN_STATE, Rule.REFUSED_WRITES}
+"""Problems for which the readiness probe takes a web process out of service."""
 SHOWN_ELSEWHERE = {Rule.SERVER_AWAY, Rule.CLOCKS_APART, Rule.SETTINGS_WARNING}
 """The tests below, and for the settings, which a process reads once, in `test_health_rules.py`."""
 
