@@ -16,12 +16,12 @@ from typing import Annotated, Any
 import typer
 
 from models.audit import ActionName
-from queue_manager.cli.errors import fail
+from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.terminal import printable
 from queue_manager.core import log
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import many
-from queue_manager.pauses import MAX_REASON_LENGTH
+from queue_manager.operations.schemas import NewPause, validated
 from services.audit import Actor, AuditedAction, recorded, undo_hint
 
 TYPED_FROM = 1_000  # entries; who deletes more has to type their name
@@ -98,19 +98,12 @@ def user_name() -> str:
 
 
 def checked_reason(reason: str | None) -> str | None:
-    """Return a reason; end the command with exit code 2 if it is too long or not valid UTF-8."""
-    if reason is not None and len(reason) > MAX_REASON_LENGTH:
-        fail(f"the reason must have at most {MAX_REASON_LENGTH} characters", code=2)
-    if reason is not None and not _is_text(reason):
-        fail("the reason must be valid UTF-8", code=2)
-    return reason or None
+    """Return a reason, or None if it is empty; end the command with exit code 2 if the API would refuse it."""
+    with report_errors():
+        (reason or "").encode()  # of an unpaired surrogate, pydantic would only say that it is no valid string
+        return validated(NewPause, {"reason": reason or None}).reason
 
 
 def resumed(was_paused: bool) -> str:
     """Return the text to print after the name of what is resumed."""
     return "resumed" if was_paused else "was not paused"
-
-
-def _is_text(value: str) -> bool:
-    """Return False if a value has unpaired surrogates, which stand for bytes that are not UTF-8."""
-    return value.encode("utf-8", "replace").decode() == value

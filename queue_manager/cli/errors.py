@@ -20,7 +20,10 @@ from queue_manager.core.clock import parse_utc
 from queue_manager.core.errors import AppError, ConfigurationError, InvalidField, NotFound, PermanentError, reason
 
 OPTIONS = {
-    **{name: f"--{name}" for name in ("at", "cron", "cursor", "delay", "every", "priority", "search", "sort", "state")},
+    **{
+        name: f"--{name}"
+        for name in ("at", "cron", "cursor", "delay", "every", "priority", "reason", "search", "sort", "state")
+    },
     "ackTimeout": "--ack-timeout",
     "errorReason": "--reason",
     "maxAttempts": "--max-attempts",

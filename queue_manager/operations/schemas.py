@@ -63,6 +63,14 @@ class NoMembers(Members):
 PAUSE_REASON: Any = Field(
     default=None, min_length=1, max_length=MAX_REASON_LENGTH, description="Why, for the people who see it."
 )
+
+
+class NewPause(Members):
+    """A pause of a system."""
+
+    reason: str | None = PAUSE_REASON
+
+
 M = TypeVar("M", bound=Members)
 
 

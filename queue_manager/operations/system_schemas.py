@@ -14,7 +14,7 @@ from queue_manager.core.json_types import Moment, Number
 from queue_manager.explanation import Idle
 from queue_manager.health_rules import Problem, by_severity
 from queue_manager.items import Item
-from queue_manager.operations.schemas import PAUSE_REASON, Latency, Members, NextCursor, ServerTime
+from queue_manager.operations.schemas import Latency, Members, NextCursor, ServerTime
 from queue_manager.operations.workers import queues_of
 from queue_manager.pauses import PauseState
 from queue_manager.telemetry.latency import Measure
@@ -226,12 +226,6 @@ class SentTask(BaseModel):
     """The task that was sent."""
 
     task_id: str
-
-
-class NewPause(Members):
-    """A pause of a system."""
-
-    reason: str | None = PAUSE_REASON
 
 
 class PausedSystem(BaseModel):

@@ -73,10 +73,10 @@ NOT_UTF_8 = "caf\udce9"
         (["mark", NOT_UTF_8], "an argument is not valid UTF-8"),
         (["alerts", "unsilence", NOT_UTF_8, "lag"], "an argument is not valid UTF-8"),
         *((["audit", option, NOT_UTF_8], "an argument is not valid UTF-8") for option in ("--who", "--id", "--system")),
-        (["alerts", "silence", "support-snooze", "lag", "--reason", NOT_UTF_8], "the reason must be valid UTF-8"),
+        (["alerts", "silence", "support-snooze", "lag", "--reason", NOT_UTF_8], "an argument is not valid UTF-8"),
         (
             ["alerts", "silence", "support-snooze", "lag", "--reason", "x" * 501],
-            "the reason must have at most 500 characters",
+            "--reason: must have at most 500 characters",
         ),
     ],
 )

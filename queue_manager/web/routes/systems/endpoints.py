@@ -17,12 +17,12 @@ from queue_manager.items import State
 from queue_manager.operations import items as item_operations
 from queue_manager.operations import switches
 from queue_manager.operations import systems as operations
+from queue_manager.operations.schemas import NewPause
 from queue_manager.operations.system_schemas import (
     MAX_ITEM_SEARCH_LENGTH,
     ItemDocument,
     Items,
     NewMark,
-    NewPause,
     OneSystem,
     PausedSystem,
     RetriedItems,
