@@ -23,7 +23,7 @@ from queue_manager.web.routes.messages.events import MessageEvents, QueueFeed
 from queue_manager.web.routes.messages.overdue_sweeper import OverdueSweeper
 from services.message_queue import system
 
-__all__ = ["MessageEvents", "OverdueSweeper", "QueueFeed", "install"]
+__all__ = ["MessageEvents", "OverdueSweeper", "install"]
 
 
 def install(api: FastAPI, feed: QueueFeed) -> None:
