@@ -24,8 +24,8 @@ Outcomes = dict[Key, Problem | None]
 
 _OF_SCAN = (Rule.MISSING_INDEXES, Rule.LATE_SCAN, Rule.SCAN_ERRORS)
 _OF_QUEUE = (Rule.LOST_ITEMS, Rule.QUEUE_WITHOUT_WORKER)
-_OF_STATS = [rule for rule in Rule if rule not in (*_OF_SCAN, *_OF_QUEUE)]
-"""The rules whose outcome is known if the statistics of a system were read."""
+_OF_STATS = [rule for rule in Rule if rule not in (*_OF_SCAN, *_OF_QUEUE, Rule.LAG)]
+"""The rules whose outcome is known if the statistics of a system were read; that of `lag` may be missing in them."""
 
 
 def outcomes(readings: Readings) -> Outcomes:
@@ -190,13 +190,12 @@ def _of_items(system: System, readings: Readings) -> Iterator[tuple[Rule, str | 
             yield stats.rule, stats.text
         return
     yield from dict.fromkeys(_OF_STATS).items()
-    lag, limit = seconds(readings.numbers_of(system.name).get("lag_seconds", 0)), system.late_after(settings())
-    if lag > limit and system.has_lag:
+    lag_seconds = readings.numbers_of(system.name).get("lag_seconds")
+    if lag_seconds is not None:
+        lag, limit = seconds(lag_seconds), system.late_after(settings())
         which = f" ({', '.join(stats.late[:MAX_IDS])})" if stats.late else ""
-        yield (
-            Rule.LAG,
-            f"The oldest due item has waited {rounded(lag)}, more than {rounded(limit)}{which}",
-        )
+        text = f"The oldest due item has waited {rounded(lag)}, more than {rounded(limit)}{which}"
+        yield Rule.LAG, text if lag > limit and system.has_lag else None
     yield from stats.problems.items()
 
 

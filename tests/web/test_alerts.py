@@ -247,6 +247,10 @@ def with_lag(found: Readings) -> Readings:
     return replace(found, stats={**found.stats, "support-snooze": SystemStats(numbers={"lag_seconds": 4_000})})
 
 
+def with_unknown_lag(found: Readings) -> Readings:
+    return replace(found, stats={**found.stats, "support-snooze": SystemStats(numbers={})})
+
+
 def with_new_leader(found: Readings) -> Readings:
     assert found.in_redis is not None
     leader = Leadership(host="h", pid=1, since=found.in_redis.now, epoch=1, lease_left=seconds(30))
@@ -288,6 +292,7 @@ def without(server: str) -> Change:
         (with_paused_worker, without_worker, "workers (paused-workers)"),
         (with_lag, without_stats, "support-snooze (lag)"),
         (with_lag, with_pause, "support-snooze (lag)"),
+        (with_lag, with_unknown_lag, "support-snooze (lag)"),
     ],
 )
 def test_a_round_does_not_end_problems_whose_outcome_is_unknown(
