@@ -33,10 +33,7 @@ from services.message_queue.fields import (
 
 EventKind = Literal["delivered", "touched", "requeued", "dead-lettered", "acknowledged", "replayed", "archived"]
 
-_RESERVED_IDS = (".", "..", "processing", "failed", "acknowledged", "archived")
-"""Ids that a new message must not have: URLs cannot contain the first two, and `/messages/failed` is a list."""
-NEW_ID_RULE = f"1 to 128 letters, digits or any of _ . : @ -, but none of {' '.join(_RESERVED_IDS)}"
-_NEW_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
+_NEW_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.:@-]{1,128}")  # URLs cannot contain `.` and `..`
 _LINE = re.compile(rf"({'|'.join(get_args(EventKind))}) (\d{{1,15}}) (.*)")
 _DELIVERY = re.compile(r"(\d{1,10}) (.*)")
 # `json.dumps` would make an encoder for each call.
@@ -111,8 +108,8 @@ class NewMessage:
     def arguments(self, queue: QueueOptions) -> tuple[str, str, str, int, str, str]:
         """Return the arguments of `enqueue.lua`, the id first and the payload last. Raises `InvalidMessage`."""
         id = uuid4().hex if self.id is None else self.id
-        if not isinstance(id, str) or not _NEW_ID.fullmatch(id) or id in _RESERVED_IDS:
-            raise InvalidMessage("id", NEW_ID_RULE)
+        if not isinstance(id, str) or not _NEW_ID.fullmatch(id):
+            raise InvalidMessage("id", "1 to 128 letters, digits or any of _ . : @ -, but not . or ..")
         type = checked_new_type(self.type)
         priority = queue.checked_priority(self.priority)
         own = checked_options(ack_timeout=self.ack_timeout, max_attempts=self.max_attempts)

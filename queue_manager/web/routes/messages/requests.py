@@ -31,7 +31,6 @@ from services.message_queue.fields import (
     MAX_NAME_BYTES,
     checked_text,
 )
-from services.message_queue.messages import NEW_ID_RULE
 
 MAX_OTHER_BYTES = 64 * 1024
 """Bytes of a body besides its payload."""
@@ -164,7 +163,7 @@ class NewMessageBody(MessageChange):
     type: MessageType
     priority: MessagePriority = 0
     id: Annotated[str, Field(pattern=MESSAGE_ID_PATTERN)] | None = Field(
-        default=None, description=f"Makes repeated requests harmless: {NEW_ID_RULE}."
+        default=None, description="Makes repeated requests harmless. Not `.` or `..`, which URLs cannot contain."
     )
 
 
