@@ -6,13 +6,12 @@ Guarantee: commands on several jobs report an outcome for each; exit code 1 if o
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -34,6 +33,7 @@ from queue_manager.cli.errors import fail, moment, report_errors
 from queue_manager.cli.jobs_render import print_document
 from queue_manager.cli.terminal import printable
 from queue_manager.core.errors import Contended, Unavailable
+from queue_manager.core.json_types import finite
 from queue_manager.core.wording import did_you_mean
 from queue_manager.operations import switches
 from queue_manager.operations.job_schemas import JobsToDelete
@@ -218,20 +218,9 @@ def resume(names: JobNames) -> None:
 
 def _value(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-    except (ValueError, RecursionError):
+        return json.loads(text, parse_constant=finite, parse_float=finite)
+    except (ValueError, RecursionError):  # NaN and 1e400 are texts
         return text
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)  # so that NaN is a text
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(text)  # so that 1e400, which no float can hold, is a text
-    return number
 
 
 def _states(texts: Sequence[str]) -> set[JobState]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from math import isfinite
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, PlainSerializer, WithJsonSchema
@@ -28,6 +29,18 @@ class Count:
 
     def __str__(self) -> str:
         return f"{self.count}{'' if self.is_complete else ' or more'}"
+
+
+class NotFinite(ValueError):
+    """A number in a JSON text that no float can hold, or a constant that Python reads and JSON does not have."""
+
+
+def finite(text: str) -> float:
+    """Return a number of a JSON text: `parse_float` and `parse_constant` of `json.loads`. Raises `NotFinite`."""
+    number = float(text)
+    if not isfinite(number):
+        raise NotFinite(f"{text} is not a finite number")
+    return number
 
 
 def optional(description: str) -> Any:

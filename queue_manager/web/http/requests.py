@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Generic, NoReturn
+from typing import Annotated, Any, ClassVar, Generic
 
 from fastapi import Depends, Query, Request
 from pydantic import TypeAdapter
@@ -18,6 +18,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
 from queue_manager.core.errors import InvalidField, MalformedBody
+from queue_manager.core.json_types import NotFinite, finite
 from queue_manager.operations.cursors import MAX_CURSOR_LENGTH
 from queue_manager.operations.schemas import MAX_FIELD_LENGTH, M, NoMembers, validated
 from queue_manager.web.http.errors import ApiError
@@ -134,21 +135,13 @@ async def read_body(request: Request, max_bytes: int, *, field: str) -> bytes:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        given = json.loads(body.decode(), parse_constant=_refuse_constant)
+        given = json.loads(body.decode(), parse_constant=finite, parse_float=finite)
     except RecursionError:
         raise MalformedBody("it is nested too deeply") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, _NotANumber) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, NotFinite) as error:
         raise MalformedBody(f"{error!s:.200}") from None
     except ValueError:  # Python refuses to read an integer of thousands of digits
         raise MalformedBody("a number has too many digits") from None
     if not isinstance(given, dict):
         raise MalformedBody("it is not an object")
     return given
-
-
-class _NotANumber(ValueError):
-    """A constant such as NaN, which Python reads and JSON does not have."""
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise _NotANumber(f"{name} is not JSON")
