@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
+from models import support_room
 from models.database import collection, server_now
 from queue_manager.core.clock import hours, minutes
 from tests.browser import sample_data
@@ -124,6 +125,28 @@ def test_an_explanation_is_read_again_at_most_every_three_seconds_and_never_whil
     assert len(requests) == before
     hide(page, is_hidden=False)
     eventually(lambda: page.evaluate("1") and len(requests) > before)
+
+
+def test_an_explanation_that_is_read_slowly_is_read_again_only_after_ten_seconds(
+    visiting: Visiting, queue: Queue
+) -> None:
+    held: list[Route] = []
+    visit, room = visiting(queue.web, script=BUSY), make_room(server_now() + hours(1), account_id="a1")
+    visit.page.clock.install()
+    page = visit.open(f"/rooms/{room}")
+    expect(page.get_by_role("region", name=f"room {room}")).to_contain_text("a1")
+    page.route("**/api/search?*", lambda route: held.append(route))
+    page.clock.pause_at(server_now() + hours(1))  # the time of the page is ours, and its rests are over
+    eventually(lambda: page.evaluate("1") and held)
+    support_room.rooms().update_one({"_id": room}, {"$set": {"account_id": "a2"}})
+    page.clock.run_for(500)
+    held.pop().continue_()
+    expect(page.get_by_role("region", name=f"room {room}")).to_contain_text("a2")
+    page.clock.run_for(9_900)
+    page.evaluate("1")  # a call to the browser lets requests be noted
+    assert not held
+    page.clock.run_for(200)
+    eventually(lambda: page.evaluate("1") and held)
 
 
 def hide(page: Page, *, is_hidden: bool) -> None:

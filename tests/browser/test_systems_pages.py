@@ -162,6 +162,30 @@ def test_each_state_lists_its_items_and_is_in_the_url(visit: Visit) -> None:
     expect(page.get_by_role("heading", name="Nothing matches")).to_be_visible()
 
 
+def test_a_list_that_is_read_slowly_is_read_again_after_four_times_as_long(visit: Visit) -> None:
+    held: list[Route] = []
+    visit.page.clock.install()
+    rooms = [str(make_room(server_now() - seconds(60)))]
+    page = visit.open("/rooms")
+    visit.wait_for(rooms)
+    due = figure(page.locator("main"), "Due now")
+    expect(due).to_have_text("1")
+    page.route(re.compile("/api/systems/support-snooze/items[?]"), lambda route: held.append(route))
+    page.clock.pause_at(server_now() + seconds(3600))  # the time of the page is ours, and its rests are over
+    rooms.insert(0, str(make_room(server_now() - seconds(30))))
+    eventually(lambda: page.evaluate("1") and held)
+    page.clock.run_for(500)
+    held.pop().continue_()
+    visit.wait_for(rooms)
+    make_room(server_now() - seconds(10))
+    expect(due).to_have_text("3")  # so the page knows that its list is old
+    page.clock.run_for(1_900)
+    page.evaluate("1")  # a call to the browser lets requests be noted
+    assert not held
+    page.clock.run_for(200)
+    eventually(lambda: page.evaluate("1") and held)
+
+
 def test_an_empty_page_that_is_not_the_last_has_a_hint_to_continue(visit: Visit) -> None:
     answer = {"items": [], "cursor": "more", "server_time": "2026-01-31T09:30:00.000Z"}
     visit.page.route(re.compile("/api/systems/support-snooze/items[?]"), lambda route: route.fulfill(json=answer))

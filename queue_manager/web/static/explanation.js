@@ -12,6 +12,7 @@ const past = element("div");
 const whole = element("pre", { role: "region", tabindex: 0, "aria-label": "Document" });
 const document_ = element("details", { hidden: true, ontoggle: readDocument }, element("summary", {}, "Show the document"), whole);
 const REFRESH_INTERVAL = 3000; // ms between two readings because something happened
+const REST = 20; // times as long as a reading took, which searches the records of a day
 const MESSAGES = "overdue-messages";
 /** @type {Record<string, string>} */
 const VERBS = { due: "Dispatch now", pending: "Run now" };
@@ -77,7 +78,7 @@ async function readDocument() {
   }, ({ message }) => put(whole, message, String));
 }
 
-const reload = seldom(() => attempt(read, ({ message }) => complain(message)), REFRESH_INTERVAL);
+const reload = seldom(() => attempt(read, ({ message }) => complain(message)), REFRESH_INTERVAL, REST);
 
 byId("found").append(why, past, document_);
 onOverview(reload);

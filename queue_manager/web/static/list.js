@@ -10,7 +10,7 @@ import { Views } from "./views.js";
 const TYPING_DELAY = 250; // ms after the last key until a filter is applied
 const REFRESH_INTERVAL = 250; // ms
 const RETRY_INTERVAL = 2000; // ms after a failed request
-const SEARCH_REST = 4; // times as long as a search took, until it is repeated because something has changed
+const REST = 4; // times as long as a reading took, until it is repeated because something has changed
 const ROWS_PER_FRAME = 10; // rows that are made in one task, layout included, so that none is long
 
 /** @template Row */
@@ -170,8 +170,8 @@ export class List {
       if (reading.controller.signal.aborted) return;
       this.fail(error);
     }
-    const took = (performance.now() - began) * (this.isSearch ? SEARCH_REST : 1);
-    await new Promise((resolve) => setTimeout(resolve, Math.max(REFRESH_INTERVAL, this.pace.rest, took)));
+    const rest = (performance.now() - began) * REST;
+    await new Promise((resolve) => setTimeout(resolve, Math.max(REFRESH_INTERVAL, this.pace.rest, rest)));
     if (this.reading !== reading) return;
     this.reading = undefined;
     if (this.isStale) this.refresh();

@@ -1,6 +1,7 @@
 // Draws values that change all the time without keeping the browser busy.
 
 const MAX_SHARE = 0.04; // of a core
+const MAX_REST = 10000; // ms after a slow call
 const HIDDEN_INTERVAL = 250; // ms between two drawings of a hidden page, which has no frames
 
 /** Draw with the next frame. @param {() => void} draw */
@@ -10,23 +11,25 @@ export function nextFrame(draw) {
 }
 
 /**
- * Return a function that calls `act`: soon, `interval` ms after the last call ended, and when the page is seen.
- * @param {() => Promise<unknown>} act @param {number} interval
+ * Return a function that calls `act`: soon, `interval` ms after the last call ended, and when the page is seen. After a
+ * slow call it waits `rest` times as long as that took, up to `MAX_REST`.
+ * @param {() => Promise<unknown>} act @param {number} interval @param {number} rest
  */
-export function seldom(act, interval) {
+export function seldom(act, interval, rest = 0) {
   let isWanted = false;
   let isResting = false;
   async function run() {
     if (!isWanted || isResting || document.hidden) return;
     isWanted = false;
     isResting = true;
+    const began = performance.now();
     try {
       await act();
     } finally {
       setTimeout(() => {
         isResting = false;
         run();
-      }, interval);
+      }, Math.max(interval, Math.min(rest * (performance.now() - began), MAX_REST)));
     }
   }
   document.addEventListener("visibilitychange", run);
