@@ -187,8 +187,8 @@ class Rule(StrEnum):
         "unknown-state",
         CRITICAL,
         ANY_SYSTEM,
-        "Its statistics could not be read, although MongoDB answers and no index is missing.",
-        "Correct the setting, or check the server, that the problem names.",
+        "Its `stats`, `collections` or `counts` could not be read, although MongoDB answers and no index is missing.",
+        "Correct the setting or the function, or check the server, that the problem names.",
     )
     NO_LEADER = (
         "no-leader",

@@ -21,7 +21,7 @@ from models import schema
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import Settings
-from queue_manager.health import readings
+from queue_manager.health import problems, readings
 from queue_manager.health_rules import Problem, Rule
 from queue_manager.system import System, SystemStats, declared, require_distinct
 from queue_manager.web.routes.metrics import collector, distinct, statistics
@@ -100,6 +100,26 @@ def test_stats_that_fail_are_omitted_from_the_metrics(only: Callable[[System], N
     assert numbers_of() == {}
     only(trial_end(stats=lambda: of_numbers({"due": 5})))
     eventually(lambda: numbers_of() == {"queue_manager_due": 5})
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("function", ["collections", "counts"])
+def test_an_error_in_a_declaration_is_a_problem_of_its_system_only(
+    function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Any:
+        raise KeyError("BILLING")
+
+    broken = trial_end(**{function: fail})
+    for module in (readings, problems):
+        monkeypatch.setattr(module, "systems", lambda: [broken, support_snooze.system])
+    found = asyncio.run(readings.read(60))
+    assert found.in_mongodb is not None
+    assert found.in_redis is not None
+    (problem,) = [one for one in problems.all_problems(found) if one.rule is Rule.UNKNOWN_STATE]
+    assert problem.system == "trial-end"
+    assert problem.text == f"System 'trial-end': `{function}` raised KeyError: 'BILLING'"
+    assert set(found.in_redis.recent) == {"support-snooze"}
 
 
 @pytest.mark.usefixtures("clean")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from threading import Semaphore
@@ -88,6 +88,9 @@ class InRedis:
     unread: Mapping[str, str]
     """By what could not be read, because a key has another type: the error. Its field is empty or `None` then."""
 
+    broken: Mapping[str, str] = field(default_factory=dict)
+    """By system: the error of its `counts`."""
+
     @property
     def are_workers_starting(self) -> bool:
         """Return True if the leader began a moment ago; not if that is in the future, since the clock was set back."""
@@ -108,6 +111,8 @@ class InMongoDB:
     """By scan: errors of the last 24 hours; `None` while a shared index, which counting needs, is missing."""
     running: Set[str]
     """The scans that run."""
+    broken: Mapping[str, str] = field(default_factory=dict)
+    """By system: the error of its `collections`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +180,9 @@ async def read(limit: float = READ_TIMEOUT) -> Readings:
     )
     if any(isinstance(one, Problem) for one in (*stats.values(), *slow.values())):
         _complete_until.clear()  # perhaps an index was dropped, which the next reading finds
+    for server in (redis, mongo):
+        broken = {} if isinstance(server, Problem) else server.broken
+        stats |= {one: Problem(system=one, rule=Rule.UNKNOWN_STATE, text=broken[one]) for one in broken if one in stats}
     return Readings(redis=redis, mongodb=mongo, broker=broker, stats=stats, slow_numbers=slow)
 
 
@@ -228,7 +236,9 @@ async def _bounded(
     except Exception as error:
         log.error("A part of the health could not be read", server=server, error=reason(error), exc_info=error)
         text = (
-            f"Its `stats` raised {typed_reason(error)}" if rule is Rule.UNKNOWN_STATE else f"{server}: {reason(error)}"
+            f"Its `stats` raised {typed_reason(error)}"
+            if rule is Rule.UNKNOWN_STATE
+            else f"{server}: {typed_reason(error)}"
         )
     return Problem(system=system, rule=rule, text=text)
 
@@ -255,6 +265,7 @@ def _redis() -> InRedis:
         now, ahead = _timed(lambda: time_of(client.time()))
         names = [system.name for system in systems()]
         with_items = [system.name for system in systems() if system.queue is not None]
+        counted, broken = _sources()
         return InRedis(
             now=now,
             clock_ahead=ahead,
@@ -264,17 +275,34 @@ def _redis() -> InRedis:
             dead_letters=read("dead letters", lambda: _count_dead_letters(client), None),
             losses={name: read(f"losses of {name}", Leases(name).often_lost, None) for name in with_items},
             pauses=read("pauses", pauses.paused, {}),
-            recent=read("counts", lambda: counters.from_each_server(client, sources(), counters.recent), {}),
+            recent=read("counts", lambda: counters.from_each_server(client, counted, counters.recent), {}),
             next_runs=read("schedule", lambda: next_runs(client, names), {}),
             refused_writes=refused_writes(client),
             unread=unread,
+            broken=broken,
         )
 
 
 def sources() -> dict[str, Source]:
-    """Return, by system, where finished items are counted."""
-    found = {system.name: system.source() for system in systems()}
-    return {name: source for name, source in found.items() if source is not None}
+    """Return, by system, where finished items are counted; without systems whose `counts` raises an error."""
+    return _sources()[0]
+
+
+def _sources() -> tuple[dict[str, Source], dict[str, str]]:
+    found, broken = _of_each(systems(), System.source)
+    return {name: source for name, source in found.items() if source is not None}, broken
+
+
+def _of_each(some: Iterable[System], read: Callable[[System], AnswerT]) -> tuple[dict[str, AnswerT], dict[str, str]]:
+    """Return what a function of their declarations returns, and the error of those whose function raises one."""
+    found: dict[str, AnswerT] = {}
+    broken: dict[str, str] = {}
+    for system in some:
+        try:
+            found[system.name] = read(system)
+        except ConfigurationError as error:
+            broken[system.name] = str(error)
+    return found, broken
 
 
 def _count_dead_letters(client: redis.Redis) -> int | None:
@@ -311,14 +339,17 @@ def _mongodb() -> InMongoDB:
     now, ahead = _timed(server_now)
     # Those that counting errors needs are looked for each time.
     missing_shared = _missing(OF_ALL_SYSTEMS, schema.shared_collections()) or schema.missing(scan_run.collections())
+    on = [system for system in systems() if system.is_on(settings())]
+    wanted, broken = _of_each(on, System.read_collections)
     return InMongoDB(
         now=now,
         clock_ahead=ahead,
         missing_shared_indexes=missing_shared,
-        missing_indexes={one.name: _missing(one.name, one.collections()) for one in systems() if one.is_on(settings())},
+        missing_indexes={one.name: _missing(one.name, wanted.get(one.name, {})) for one in on},
         last_runs={system.name: scan_run.last(system.scan_task) for system in systems()},
         errors=None if missing_shared else scan_run.count_errors(now - hours(24)),
         running=scan_run.running(now=now),
+        broken=broken,
     )
 
 
