@@ -325,8 +325,7 @@ class Runner:
 
     def _failure(self, run: JobRun, error: BaseException, took_ms: int) -> JobOutcome:
         message = as_text(error) if isinstance(error, FunctionExited) else f"{type(error).__name__}: {as_text(error)}"
-        # Since the number of retries has no limit: at attempts 1, 2, 4, 8 and so on.
-        traced = None if is_expected(error) or run.attempt & (run.attempt - 1) else error
+        traced = None if is_expected(error) or run.attempt & (run.attempt - 1) else error  # at attempts 1, 2, 4, 8, …
         log.warning(f"Job failed: {message}", job=run.id, name=self.name, attempt=run.attempt, exc_info=traced)
         if isinstance(error, UnknownJob) and self.name not in self.registry.names():  # not an error of the function
             # The other jobs are left to a worker that has the function, such as a newer one during a deployment.
@@ -334,10 +333,9 @@ class Runner:
             return JobOutcome(
                 state=JobState.FAILURE, backoff=UNREGISTERED_DELAY, error=message, took_ms=took_ms, is_counted=False
             )
-        is_final = isinstance(error, PermanentError)
-        if is_final:
+        backoff = None if isinstance(error, PermanentError) else JOB_RETRY_POLICY.wait_before(run.attempt + 1)
+        if backoff is None:
             error_reports.report(error, where=f"job {self.name}", job=run.id, attempts=run.attempt)
-        backoff = None if is_final else JOB_RETRY_POLICY.wait_before(run.attempt + 1)
         return JobOutcome(state=JobState.FAILURE, backoff=backoff, error=message, took_ms=took_ms)
 
     # Heartbeat
