@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 
 import redis
 from kombu import Connection
@@ -19,9 +20,7 @@ from queue_manager.core.settings import redact_url, settings
 MONGODB_CALL_TIMEOUT = 2.5  # seconds for all calls within one `mongodb()`
 REDIS_CALL_TIMEOUT = 2.0  # seconds for each command
 
-_client = PerProcess(
-    lambda: make_client(settings().redis_url, decode_responses=True, socket_timeout=REDIS_CALL_TIMEOUT)
-)
+_clients = PerProcess(lambda: cache(partial(make_client, decode_responses=True, socket_timeout=REDIS_CALL_TIMEOUT)))
 
 
 @contextmanager
@@ -45,6 +44,11 @@ def ping_mongodb() -> None:
         database.ping()
 
 
+def redis_client(url: str) -> redis.Redis:
+    """Return this process's client of a server, with short timeouts. It decodes its replies."""
+    return _clients()(url)
+
+
 @contextmanager
 def redis_server() -> Iterator[redis.Redis]:
     """Yield a Redis client with short timeouts. Raises `Unavailable` for its errors in the block.
@@ -52,7 +56,7 @@ def redis_server() -> Iterator[redis.Redis]:
     If another program has written a key, the error names the key, its type and what to do.
     """
     try:
-        yield _client()
+        yield redis_client(settings().redis_url)
     except (redis.RedisError, Unavailable) as error:
         from queue_manager import redis_keys  # imported here, because it imports all systems
 

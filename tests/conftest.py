@@ -162,7 +162,7 @@ def _close_breakers() -> None:
         recorder._retry_at = 0.0
     for inserter in item_events._inserter._made:
         inserter._retry_at = 0.0
-    readings._complete_until.clear()
+    readings._checked_until.clear()
     cached_answer._counts.clear()
     counters._settled.clear()
 

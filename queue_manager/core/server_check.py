@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import redis
@@ -50,8 +51,8 @@ def until_reachable(
             return result
 
 
-def require_server(url: str) -> None:
-    """Check that the server is usable.
+def require_server(url: str, client: redis.Redis | None = None) -> None:
+    """Check that the server is usable, with a new connection or with a `client` that decodes its replies.
 
     A server that evicts keys would drop messages when its memory is full. A server that is too old cannot run scripts
     then, so that its queues could not be drained. Valkey reports the version of Redis that it is compatible with.
@@ -62,7 +63,7 @@ def require_server(url: str) -> None:
             Cluster whose URL is not `cluster://`.
         redis.ConnectionError, redis.TimeoutError: the server is unavailable.
     """
-    info = _info(url)
+    info = _info(url, client)
     _refuse_eviction(url, info)
     version = str(info.get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_REDIS_VERSION:
@@ -89,10 +90,10 @@ def refused_writes(client: redis.Redis) -> str | None:
     return None
 
 
-def _info(url: str) -> dict[str, Any]:
+def _info(url: str, client: redis.Redis | None) -> dict[str, Any]:
     try:
-        with connect(url) as client:
-            info: dict[str, Any] = client.info()
+        with connect(url) if client is None else nullcontext(client) as server:
+            info: dict[str, Any] = server.info()
     except redis.AuthenticationError as error:  # subclasses ConnectionError but is not transient
         raise ConfigurationError(f"Redis at {redact_url(url)} refuses our credentials ({error})") from error
     except redis.exceptions.NoPermissionError as error:

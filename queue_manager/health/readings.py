@@ -30,14 +30,14 @@ from queue_manager.core.cached_answer import CachedAnswer
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import AppError, ConfigurationError, Unavailable, reason, typed_reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import connect, time_of
+from queue_manager.core.redis_client import time_of
 from queue_manager.core.server_check import refused_writes, require_server
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.explanation import Idle
 from queue_manager.health_rules import WORKER_START_TIME, Problem, Rule
 from queue_manager.leases import Leases
 from queue_manager.pauses import PauseState
-from queue_manager.server_calls import mongodb, redis_server
+from queue_manager.server_calls import mongodb, redis_client, redis_server
 from queue_manager.system import System, SystemStats
 from queue_manager.telemetry import counters, worker_heartbeats
 from queue_manager.telemetry.counters import Recent, Source
@@ -52,13 +52,13 @@ MAX_CALLS = 8  # of one function at a time, because a call that hangs keeps its 
 MAX_READ_AT_ONCE = 16  # systems, because each call has a thread and a connection
 LEADER, WORKERS = "leader", "workers"
 """Names in `InRedis.unread`."""
-INDEX_CHECK_INTERVAL = 5.0  # seconds until indexes that existed are looked for again
-OF_ALL_SYSTEMS = ""  # in `_complete_until`: the collections that all share
+CHECK_INTERVAL = 5.0  # seconds until indexes that existed, or a Redis that was usable, are checked again
+OF_ALL_SYSTEMS = ""  # in `_checked_until`: the collections that all share
 
 log = get_logger("QM/health")
 
-_complete_until: dict[str, float] = {}
-"""By system, or `OF_ALL_SYSTEMS`: when indexes that existed are looked for again, by this machine's monotonic clock."""
+_checked_until: dict[str, float] = {}
+"""By system, `OF_ALL_SYSTEMS`, or URL of a Redis: when the next check is due, by this machine's monotonic clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class InRedis:
 
 @dataclass(frozen=True, kw_only=True)
 class InMongoDB:
-    """The scans, and the missing indexes by system. A dropped one is found within `INDEX_CHECK_INTERVAL`."""
+    """The scans, and the missing indexes by system. A dropped one is found within `CHECK_INTERVAL`."""
 
     now: datetime
     clock_ahead: timedelta
@@ -178,8 +178,8 @@ async def read(limit: float = READ_TIMEOUT) -> Readings:
         read_stats(limit),
         _each({one.name: partial(bounded, _slow_numbers(one), one.name, "MongoDB") for one in slow_ones}),
     )
-    if any(isinstance(one, Problem) for one in (*stats.values(), *slow.values())):
-        _complete_until.clear()  # perhaps an index was dropped, which the next reading finds
+    if any(isinstance(one, Problem) for one in (redis, broker, *stats.values(), *slow.values())):
+        _checked_until.clear()  # perhaps an index was dropped, or another Redis answers, which the next reading finds
     for server in (redis, mongo):
         broken = {} if isinstance(server, Problem) else server.broken
         stats |= {one: Problem(system=one, rule=Rule.UNKNOWN_STATE, text=broken[one]) for one in broken if one in stats}
@@ -261,7 +261,7 @@ def _redis() -> InRedis:
         return default
 
     with redis_server() as client:
-        require_server(settings().redis_url)
+        _require_redis(settings().redis_url, client)
         now, ahead = _timed(lambda: time_of(client.time()))
         names = [system.name for system in systems()]
         with_items = [system.name for system in systems() if system.queue is not None]
@@ -273,7 +273,9 @@ def _redis() -> InRedis:
             older_leader=older_leader(client),
             workers=read(WORKERS, lambda: worker_heartbeats.online(client), []),
             dead_letters=read("dead letters", lambda: _count_dead_letters(client), None),
-            losses={name: read(f"losses of {name}", Leases(name).often_lost, None) for name in with_items},
+            losses={
+                one: read(f"losses of {one}", partial(Leases(one).often_lost, now=now), None) for one in with_items
+            },
             pauses=read("pauses", pauses.paused, {}),
             recent=read("counts", lambda: counters.from_each_server(client, counted, counters.recent), {}),
             next_runs=read("schedule", lambda: next_runs(client, names), {}),
@@ -310,8 +312,7 @@ def _count_dead_letters(client: redis.Redis) -> int | None:
     if url is None or url == settings().redis_url:
         return dead_letters.count(client)
     try:
-        with connect(url) as broker:
-            return dead_letters.count(broker)
+        return dead_letters.count(redis_client(url))
     except redis.RedisError:  # the outage is reported separately
         return None
 
@@ -323,15 +324,24 @@ def _broker() -> Problem | None:
     from tasks import app  # imported here, because it takes a second
 
     try:
-        start_check.require_broker(app, url)
-    except start_check.BROKER_OUTAGES as error:
-        raise Unavailable(f"The broker at {redact_url(url)} is unreachable ({reason(error)})") from error
-    if redis_url is not None:
-        with connect(redis_url) as client:
+        if redis_url is None:
+            start_check.require_broker(app, url)
+        else:
+            client = redis_client(redis_url)
+            _require_redis(redis_url, client)
             if (why := refused_writes(client)) is not None:
                 text = f"The broker at {redact_url(url)} refuses writes ({why})"
                 return Problem(system="broker", rule=Rule.REFUSED_WRITES, text=text)
+    except start_check.BROKER_OUTAGES as error:
+        raise Unavailable(f"The broker at {redact_url(url)} is unreachable ({reason(error)})") from error
     return None
+
+
+def _require_redis(url: str, client: redis.Redis) -> None:
+    """Check that a server is usable, unless it was a moment ago. Raises like `require_server`."""
+    if time.monotonic() >= _checked_until.get(url, 0.0):
+        require_server(url, client)
+        _checked_until[url] = time.monotonic() + CHECK_INTERVAL
 
 
 def _mongodb() -> InMongoDB:
@@ -356,10 +366,10 @@ def _mongodb() -> InMongoDB:
 def _missing(of: str, wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
     """Return the missing indexes of a system or of `OF_ALL_SYSTEMS`; that there are none is cached."""
     now = time.monotonic()
-    if now < _complete_until.get(of, 0.0):
+    if now < _checked_until.get(of, 0.0):
         return []
     if not (missing := schema.missing(wanted)):
-        _complete_until[of] = now + INDEX_CHECK_INTERVAL
+        _checked_until[of] = now + CHECK_INTERVAL
     return missing
 
 

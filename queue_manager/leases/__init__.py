@@ -335,15 +335,14 @@ class Leases:
                 found += client.zrange(key, begin, begin + limit // parts - 1)
         return [one.decode() for one in found]
 
-    def often_lost(self) -> Mapping[str, int]:
-        """Return, by id, the losses in a row of items whose process was often lost in the last day."""
+    def often_lost(self, *, now: datetime) -> Mapping[str, int]:
+        """Return, by id, the losses in a row of items whose process was often lost in the day before the time `now`."""
         with lease_server() as client:
-            now = unix_ms(time_of(client.time()))
             losses: Any = client.hgetall(self.keys.losses)
         found = {}
         for one, value in losses.items():
             count, at = map(int, value.split(b":"))
-            if count >= OFTEN_LOST and now - at <= RETENTION_MS:
+            if count >= OFTEN_LOST and unix_ms(now) - at <= RETENTION_MS:
                 found[id_of(one.decode())] = count
         return found
 

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, chain
 from threading import Lock, local
 from typing import TypeVar
@@ -211,6 +212,7 @@ class _Counters:
 
 
 _counters = PerProcess(lambda: _Counters(settings().redis_url))
+_other_servers = PerProcess(lambda: cache(connect))
 _LONGER = "ms_longer"
 
 
@@ -277,8 +279,8 @@ def from_each_server(
 
 @contextmanager
 def _passing_over_outages(url: str) -> Iterator[redis.Redis]:
-    with suppress(redis.RedisError), connect(url) as server:
-        yield server
+    with suppress(redis.RedisError):
+        yield _other_servers()(url)
 
 
 def recent(client: redis.Redis, sources: Sequence[Source]) -> list[Recent]:

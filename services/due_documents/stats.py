@@ -33,8 +33,8 @@ def stats(work: DocumentWork) -> SystemStats:
     now = work.clock()
     late = work.system.late_after(settings())
     in_redis = work.leases.stats(late=late)
-    lost = _still_due(work, work.leases.ended(before=late, limit=MAX_COMPARED), now)
-    failed = _still_due(work, work.leases.cooling(limit=MAX_COMPARED), now)
+    lost = _still_due(work, work.leases.ended(before=late, limit=MAX_COMPARED), now) if in_redis.ended else []
+    failed = _still_due(work, work.leases.cooling(limit=MAX_COMPARED), now) if in_redis.cooling else []
     stuck, cooling = _of_all(lost, in_redis.ended), _of_all(failed, in_redis.cooling)
     oldest, lag = _oldest(work, now, read=READ_SIZE if in_redis.cooling else MAX_IDS)
     held = in_redis.in_progress + cooling + stuck

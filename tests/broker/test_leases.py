@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from queue_manager import leases
-from queue_manager.core.clock import from_unix_ms, hours, minutes, seconds
+from queue_manager.core.clock import from_unix_ms, hours, local_now, minutes, seconds
 from queue_manager.leases import Leases, MustCoolDown
 from queue_manager.leases.scripts import MAX_ARGUMENTS, RETENTION_MS
 from queue_manager.server_calls import redis_server
@@ -430,7 +430,7 @@ class TestAttempts:
             die(ours, ONE)
         assert cool_downs[:4] == [minutes(1), minutes(2), minutes(4), minutes(8)]
         assert cool_downs[-1] == hours(1)
-        assert ours.often_lost() == {"room-1": 9}
+        assert ours.often_lost(now=local_now()) == {"room-1": 9}
 
     def test_losses_are_forgotten_when_the_item_ends(self, client: redis.Redis, ours: Leases) -> None:
         die(ours, ONE)
@@ -439,12 +439,12 @@ class TestAttempts:
         die(ours, ONE)
         with ours.alone(ONE):  # the first loss again
             pass
-        assert ours.often_lost() == {}
+        assert ours.often_lost(now=local_now()) == {}
 
     def test_losses_of_a_day_ago_do_not_count(self, client: redis.Redis, ours: Leases) -> None:
         losses = "qm:lease:trial-end:losses"
         client.hset(losses, mapping={ONE: "7:1000", TWO: "7:1000"})
-        assert ours.often_lost() == {}
+        assert ours.often_lost(now=local_now()) == {}
         die(ours, ONE)
         with ours.alone(ONE):  # the first loss
             assert client.hkeys(losses) == [ONE]

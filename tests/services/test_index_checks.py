@@ -1,20 +1,24 @@
-"""Health lists indexes that exist once in several seconds, and reports missing ones within that time."""
+"""Health checks indexes and Redis once in several seconds while they are well, and names problems within that time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import pytest
 
 from beat_schedule import SYSTEMS
 from models import scan_run, schema
 from models.database import collection
+from queue_manager.core.redis_client import connect
 from queue_manager.health import readings
 from queue_manager.health.readings import InMongoDB
 from queue_manager.health_rules import Problem
+from queue_manager.telemetry import counters
 from services.support_snooze import system
 from tests.command_log import commands
+from tests.eventually import eventually
 from tests.real_servers import Servers
 
 ROOMS = "support_rooms"
@@ -28,13 +32,13 @@ def in_mongodb() -> InMongoDB:
 
 def expire() -> None:
     """Let the interval pass in which existing indexes are not listed again."""
-    ends = readings._complete_until.values()
-    assert max(ends) - time.monotonic() <= readings.INDEX_CHECK_INTERVAL <= 10
-    readings._complete_until = dict.fromkeys(readings._complete_until, 0.0)
+    ends = readings._checked_until.values()
+    assert max(ends) - time.monotonic() <= readings.CHECK_INTERVAL <= 10
+    readings._checked_until = dict.fromkeys(readings._checked_until, 0.0)
 
 
 def test_indexes_that_exist_are_not_listed_again_for_seconds(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readings, "INDEX_CHECK_INTERVAL", 600.0)
+    monkeypatch.setattr(readings, "CHECK_INTERVAL", 600.0)
     listed = []
     for _ in range(2):
         with commands() as sent:
@@ -68,7 +72,7 @@ def test_an_index_that_counting_errors_needs_is_missing_at_once(clean: Servers) 
 
 
 def test_indexes_are_listed_again_after_statistics_failed(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readings, "INDEX_CHECK_INTERVAL", 600.0)
+    monkeypatch.setattr(readings, "CHECK_INTERVAL", 600.0)
     in_mongodb()
     collection(ROOMS).drop_indexes()
     try:
@@ -76,3 +80,25 @@ def test_indexes_are_listed_again_after_statistics_failed(clean: Servers, monkey
         assert in_mongodb().missing_indexes[system.name] != []
     finally:
         schema.migrate(SYSTEMS)
+
+
+def test_reading_again_needs_no_new_connection_to_redis_and_few_commands(
+    clean: Servers, monkeypatch: pytest.MonkeyPatch, change_settings: Callable[..., None]
+) -> None:
+    for flag in ("CONVERSATIONS", "PROJECTS", "SITES_FIX_STALE_THUMBNAILS", "MESSAGE_QUEUE", "JOBS"):
+        change_settings(**{f"QM_{flag}": "true"})
+    monkeypatch.setattr(readings, "CHECK_INTERVAL", 600.0)
+    monkeypatch.setattr(counters, "_now", lambda _: 1_000_000_000)  # the same minute
+    with connect(clean.valkey.url) as client:
+
+        def read_without_new_connections() -> dict[str, int] | None:
+            """Read; return how often each command was called, or `None` if a connection was opened."""
+            client.config_resetstat()
+            asyncio.run(readings.read(60))
+            sent = {name.removeprefix("cmdstat_"): one["calls"] for name, one in client.info("commandstats").items()}
+            return None if client.info("stats")["total_connections_received"] else sent
+
+        # Not at once: the threads of a reading open as many connections as happen to be in use at the same time.
+        sent = eventually(read_without_new_connections)
+    assert "info" not in sent
+    assert sum(sent.values()) <= 80, sent
