@@ -19,7 +19,7 @@ from queue_manager.telemetry.counters import Totals
 
 JOBS_INITIATOR = "QM/jobs"
 MAX_MEASURED_NAMES = 200
-WRITE_INTERVAL = 1.0  # seconds between two writes of a run: so much is lost if its process is killed
+COUNTING_INTERVAL = 1.0  # seconds between two writes of a run: so much is lost if its process is killed
 
 
 class AttemptCounts:
@@ -45,8 +45,8 @@ class AttemptCounts:
             latency.count_all(self._counts, [(due_ms, due_ms)], began_ms=ended_ms - took_ms, ended_ms=ended_ms)
 
     def write_at_intervals(self) -> None:
-        """Write like `write`, unless the last write was less than `WRITE_INTERVAL` ago."""
-        if time.monotonic() - self._written_at >= WRITE_INTERVAL:
+        """Write like `write`, unless the last write was less than `COUNTING_INTERVAL` ago."""
+        if time.monotonic() - self._written_at >= COUNTING_INTERVAL:
             self.write()
 
     def write(self) -> None:
