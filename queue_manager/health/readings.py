@@ -52,7 +52,7 @@ MAX_CALLS = 8  # of one function at a time, because a call that hangs keeps its 
 MAX_READ_AT_ONCE = 16  # systems, because each call has a thread and a connection
 LEADER, WORKERS = "leader", "workers"
 """Names in `InRedis.unread`."""
-CHECK_INTERVAL = 5.0  # seconds until indexes that existed, or a Redis that was usable, are checked again
+RECHECK_INTERVAL = 5.0  # seconds until indexes that existed, or a Redis that was usable, are checked again
 OF_ALL_SYSTEMS = ""  # in `_checked_until`: the collections that all share
 
 log = get_logger("QM/health")
@@ -99,7 +99,7 @@ class InRedis:
 
 @dataclass(frozen=True, kw_only=True)
 class InMongoDB:
-    """The scans, and the missing indexes by system. A dropped one is found within `CHECK_INTERVAL`."""
+    """The scans, and the missing indexes by system. A dropped one is found within `RECHECK_INTERVAL`."""
 
     now: datetime
     clock_ahead: timedelta
@@ -341,7 +341,7 @@ def _require_redis(url: str, client: redis.Redis) -> None:
     """Check that a server is usable, unless it was a moment ago. Raises like `require_server`."""
     if time.monotonic() >= _checked_until.get(url, 0.0):
         require_server(url, client)
-        _checked_until[url] = time.monotonic() + CHECK_INTERVAL
+        _checked_until[url] = time.monotonic() + RECHECK_INTERVAL
 
 
 def _mongodb() -> InMongoDB:
@@ -369,7 +369,7 @@ def _missing(of: str, wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
     if now < _checked_until.get(of, 0.0):
         return []
     if not (missing := schema.missing(wanted)):
-        _checked_until[of] = now + CHECK_INTERVAL
+        _checked_until[of] = now + RECHECK_INTERVAL
     return missing
 
 
