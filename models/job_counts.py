@@ -16,7 +16,7 @@ the next `recount`, which drops it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 
 from bson import ObjectId
@@ -48,6 +48,7 @@ _TYPES: Document = {
 _MALFORMED: Document = {"$nor": [{"$jsonSchema": {"properties": _TYPES}}]}
 
 CountsByName = dict[str, dict[str, int]]
+ReadCounts = Callable[[], CountsByName]
 Numbers = Counter[tuple[str, str]]
 """Numbers of jobs by name and state."""
 
@@ -70,6 +71,20 @@ def by_name() -> CountsByName:
         if number:
             found.setdefault(name, {})[state] = number
     return found
+
+
+def total(states: Iterable[JobState], name: str | None = None, *, read: ReadCounts = by_name) -> int:
+    """Return the number of jobs in these states, of a name or of all. `read` is not called if the index has the answer.
+
+    The index has it for the unfinished jobs of one name; the cost grows with their number.
+    """
+    wanted = [*states]
+    if name is not None and {*wanted} <= {*LIVE_STATES}:
+        of_name = {"name": name, "state": {"$in": wanted}, **COUNTED_ATTEMPTS}
+        return jobs().count_documents(of_name, hint="jobs_of_a_name_by_attempts")
+    counts = read()
+    of_names = counts.values() if name is None else [counts.get(name, {})]
+    return sum(of_states.get(one, 0) for of_states in of_names for one in wanted)
 
 
 def add_finished(*, limit: int) -> int:

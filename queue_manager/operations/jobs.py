@@ -9,12 +9,14 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, Literal
 
-from models import job_pages
+from models import job_counts, job_pages
 from models.archive import MAX_ARCHIVED
 from models.database import Document, server_now
 from models.document_id import shown_id
-from models.job import RESCHEDULABLE_STATES, JobState
+from models.job import LIVE_STATES, RESCHEDULABLE_STATES, JobState
+from models.job_counts import CountsByName, ReadCounts
 from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
+from queue_manager.core.cached_answer import cached_count
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import Contended
 from queue_manager.core.log import get_logger
@@ -119,9 +121,19 @@ class JobList:
         }
 
 
-def jobs_status() -> dict[str, Any]:
+def jobs_status(read: ReadCounts = job_counts.by_name) -> dict[str, Any]:
     """Return the state of all job queues as JSON, in the form of `JobsStatus`. Raises the errors of the driver."""
-    return {**as_json(jobs.status()), "server_time": to_iso(server_now())}
+    return {**as_json(jobs.status(read=read)), "server_time": to_iso(server_now())}
+
+
+def cached_counts() -> CountsByName:
+    """Return the number of jobs by name and state, for pages that read it at each change of a job."""
+    return cached_count("jobs", _counts)
+
+
+def _counts() -> tuple[CountsByName, int]:
+    counts = job_counts.by_name()
+    return counts, sum(states.get(one, 0) for states in counts.values() for one in LIVE_STATES)
 
 
 def read_latency() -> JobLatencies:

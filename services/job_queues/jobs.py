@@ -231,12 +231,12 @@ class Jobs:
         )
         return job_pages.page(query, limit=limit).jobs
 
-    def count(self, *, name: str | None = None, state: str | None = None) -> int:
+    def count(
+        self, *, name: str | None = None, state: str | None = None, read: job_counts.ReadCounts = job_counts.by_name
+    ) -> int:
         """Return the number of jobs of a name or of all, in a state or in any. Raises `InvalidJob`."""
         wanted = [*JobState] if state is None else [checked_state(state)]
-        counts = job_counts.by_name()
-        of_names = counts.values() if name is None else [counts.get(name, {})]
-        return sum(states.get(one, 0) for states in of_names for one in wanted)
+        return job_counts.total(wanted, name, read=read)
 
     def clear(self, states: Iterable[str], name: str | None = None) -> int:
         """Delete the jobs in these states, of one name or of all names, except declared ones; return their number.
@@ -286,13 +286,13 @@ class Jobs:
         """Resume paused queues."""
         job_queue.resume(_checked_names(names))
 
-    def status(self) -> dict[str, Any]:
+    def status(self, *, read: job_counts.ReadCounts = job_counts.by_name) -> dict[str, Any]:
         """Return `{queues, leader, other_documents}`.
 
         Each of `queues` also has `states`, the number of its jobs by state. `leader` is the dispatching leader.
         `other_documents` is the number of documents that are not jobs, up to `foreign_job.MAX_FOREIGN_COUNT`.
         """
-        counts = job_counts.by_name()
+        counts = read()
         queues = [
             {**queue, "states": {state.value: counts.get(queue["name"], {}).get(state, 0) for state in JobState}}
             for queue in self.queues(counts)
@@ -300,7 +300,7 @@ class Jobs:
         return {"queues": queues, "leader": job_queue.leader(), "other_documents": foreign_job.count()}
 
     def queues(self, names: Iterable[str] | None = None) -> Sequence[dict[str, Any]]:
-        """Return every queue: the names that have jobs (or `names`), a registered function or a pause.
+        """Return every queue: the names that have jobs (or unfinished ones, and `names`), a function, or a pause.
 
         Each is `{name, is_paused, pause, running, oldest_due, next_due}`: when, by whom and why it was paused; the
         executing job; the due times of the oldest job that is due and of the next that is not. Jobs are not counted, so
@@ -319,7 +319,7 @@ class Jobs:
                 "oldest_due": oldest_due.get(name),
                 "next_due": next_due.get(name),
             }
-            for name in sorted({*with_jobs, *paused, *self._registry.names()})
+            for name in sorted({*with_jobs, *oldest_due, *next_due, *running, *paused, *self._registry.names()})
         ]
 
     def _make_due(

@@ -21,9 +21,11 @@ from models import database, job_queue
 from models import job as model
 from models.database import server_now
 from models.job import JobState
-from queue_manager.core.clock import parse_utc, seconds, to_iso
+from queue_manager.core import cached_answer
+from queue_manager.core.clock import hours, parse_utc, seconds, to_iso
 from queue_manager.operations.cursors import encode
 from queue_manager.operations.job_schemas import Job, job_as_json
+from queue_manager.web.routes.jobs import endpoints
 from services import job_queues
 from services.job_queues import Jobs, registry
 from tests.any_jobs import IMPORT, INVOICE, MODULE, PARCEL, REPORT
@@ -340,6 +342,24 @@ class TestReading:
         assert invoices["oldest_due"] < status["server_time"] < invoices["next_due"] == later["due"]
         assert (queues[REPORT]["is_paused"], invoices["is_paused"]) == (True, False)
         assert status["leader"]["epoch"] == 7
+
+    def test_many_unfinished_jobs_are_not_counted_each_time(
+        self, clean: Servers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cached_answer, "MAX_FRESH_COUNT", 1)
+        monkeypatch.setattr(cached_answer, "CACHE_FACTOR", 1_000_000)
+
+        def invoices() -> dict[str, Any]:
+            queues = json.loads(bytes(endpoints.status().body))["queues"]
+            return next(queue for queue in queues if queue["name"] == INVOICE)
+
+        pending = []
+        for number in (1, 2, 3):
+            assert job_queues.jobs.run_many(INVOICE, [[number]], delay=hours(1)).stored == 1
+            pending.append(invoices()["states"]["pending"])
+        assert pending == [1, 2, 2]
+        job_queues.jobs.pause([INVOICE])
+        assert invoices()["is_paused"]
 
 
 class TestChanging:

@@ -17,7 +17,7 @@ const ALL_NAMES = "all names";
 const LATENCY_DELAY = 500; // ms, so that the first rows come before
 const LATENCY_INTERVAL = 60000; // ms
 const RETRY_INTERVAL = 2000; // ms
-const LEASE_INTERVAL = 5000; // ms between two readings of leases, which are renewed without an event
+const STATUS_INTERVAL = 5000; // ms between two readings without an event: leases are renewed, and counts may have been old
 const NAMES_WAIT = 400; // ms that the list waits for the names above it
 /** @type {List<Job>} */
 let list;
@@ -113,13 +113,13 @@ async function count() {
   let again = RETRY_INTERVAL; // after a failure; the list shows errors
   try {
     await readStatus();
-    again = queues.some((queue) => queue.running) ? LEASE_INTERVAL : 0;
+    again = STATUS_INTERVAL;
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
   } finally {
     isCounting = false;
     if (isStale) recount();
-    else if (again) later = setTimeout(recount, again);
+    else later = setTimeout(recount, again);
   }
 }
 

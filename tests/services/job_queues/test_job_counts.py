@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
+from itertools import product
 from threading import Event
 from typing import Any
 
@@ -68,6 +69,21 @@ def test_every_operation_is_counted_immediately(kept: Lab, is_added: bool) -> No
             job_counts.add_finished(limit=100)
             assert uncounted() == 0
         assert job_counts.by_name() == count_jobs()
+
+
+def test_unfinished_jobs_of_one_name_are_counted_without_those_of_other_names(kept: Lab) -> None:
+    add_foreign_jobs("mail", now=kept.clock())
+    for number in range(3):
+        kept.run("mail", number)
+        kept.run("report", number)
+    kept.works["report"] = lambda *_, run: 1 / 0
+    kept.run_through("report")
+    kept.executing(kept.run("mail"))
+    expected = {(name, state): number for name, states in count_jobs().items() for state, number in states.items()}
+    for name, state in product(("mail", "report", "nobody"), job.LIVE_STATES):
+        counted = kept.jobs.count(name=name, state=state, read=lambda: pytest.fail("all jobs are counted"))
+        assert counted == expected.get((name, state), 0)
+    assert kept.jobs.count(name="mail") == 4
 
 
 def test_dispatch_adds_finished_jobs_to_the_counts(kept: Lab) -> None:
