@@ -17,7 +17,7 @@ from pymongo import IndexModel
 
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.clock import milliseconds
-from queue_manager.core.errors import ConfigurationError, NotFound, typed_reason
+from queue_manager.core.errors import ConfigurationError, NotFound, typed_reason, unavailable_server
 from queue_manager.core.imports import import_named
 from queue_manager.core.settings import Settings
 from queue_manager.explanation import DispatchState, Explanation, Idle
@@ -201,12 +201,14 @@ class System:
         """Raise ConfigurationError if the declaration is incomplete, once its module is imported."""
 
     def call(self, name: str, function: Callable[..., T], *arguments: object) -> T:
-        """Call a function of the declaration. Raises ConfigurationError, which names it, for any error."""
+        """Call a function of the declaration. Raises ConfigurationError, which names it, for any error but an outage."""
         try:
             return function(*arguments)
         except ConfigurationError:
             raise
         except Exception as error:
+            if unavailable_server(error) is not None:
+                raise
             raise ConfigurationError(f"System {self.name!r}: `{name}` raised {typed_reason(error)}") from error
 
     def period(self, chosen: Settings) -> timedelta:

@@ -11,7 +11,6 @@ from beat_schedule import systems
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import Settings
 from queue_manager.system import SCANS_QUEUE, System
-from services.item_work import ItemWork
 from tasks.app import app
 
 
@@ -37,10 +36,8 @@ def require_tasks(of: Iterable[System] | None = None) -> None:
     """Import all tasks.
 
     Raises:
-        ConfigurationError: a system names a task that is not registered, that has another queue, or without its work.
+        ConfigurationError: a system names a task that is not registered, or that has another queue.
     """
-    from tasks.item import ItemTask  # imported here, because beat does not need it
-
     app.loader.import_default_modules()
     for system in systems() if of is None else of:
         for name in (system.scan_task, system.item_task):
@@ -49,10 +46,7 @@ def require_tasks(of: Iterable[System] | None = None) -> None:
                 raise ConfigurationError(
                     f"System {system.name!r}: no task {name!r} is registered; define it in {module}"
                 )
-        task = app.tasks.get(system.item_task)
-        queue = getattr(task, "queue_name", system.queue)
+        queue = getattr(app.tasks.get(system.item_task), "queue_name", system.queue)
         if queue != system.queue:
             expected = f"{queue!r}, the queue of its task {system.item_task!r}"
             raise ConfigurationError(f"System {system.name!r}: queue={system.queue!r} must be {expected}")
-        if isinstance(task, ItemTask) and not isinstance(work := system.call("work", task.work), ItemWork):
-            raise ConfigurationError(f"System {system.name!r}: `work` returned {work!r:.100}, not DueWork")

@@ -26,6 +26,7 @@ from queue_manager.health_rules import Problem, Rule
 from queue_manager.system import System, SystemStats, declared, require_distinct
 from queue_manager.web.routes.metrics import collector, distinct, statistics
 from queue_manager.web.routes.systems.events import OverviewStates
+from queue_manager.worker.lifecycle import require_work
 from services import support_snooze
 from services.job_queues import InvalidJob, job
 from tasks.item import item_task
@@ -275,10 +276,9 @@ def test_wrong_arguments_of_an_item_task_are_refused(wrong: dict[str, Any], said
 def test_an_item_task_without_its_work_is_refused(
     work: Callable[[], Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snooze = next(system for system in SYSTEMS if system.name == "support-snooze")
     monkeypatch.setattr(unsnooze_room, "work", work)
     with pytest.raises(ConfigurationError, match=f"^System 'support-snooze': {said}$"):
-        require_tasks([snooze])
+        require_work()
 
 
 @pytest.mark.parametrize(

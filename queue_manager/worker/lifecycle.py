@@ -13,7 +13,7 @@ from billiard.util import get_pdeathsig
 from celery import signals
 from celery.apps.worker import Worker
 
-from beat_schedule import warnings
+from beat_schedule import systems, warnings
 from models import database
 from queue_manager.broker import start_check
 from queue_manager.core import log as logging
@@ -27,7 +27,9 @@ from queue_manager.worker.activity import Sampler
 from queue_manager.worker.database_pause import pings
 from queue_manager.worker.heartbeat import Heartbeat
 from services import job_queues, message_queue
+from services.item_work import ItemWork
 from tasks.app import app
+from tasks.item import ItemTask
 from tasks.systems import require_tasks
 
 log = logging.get_logger("QM/start")
@@ -67,6 +69,7 @@ def check_worker(sender: Any, **_: Any) -> None:
         tracing.require_opentelemetry()
         _refuse_wrong_servers(with_mongo=True)
         _refuse_missing_jobs()
+        require_work()
         prepare_to_fork()
 
 
@@ -198,3 +201,17 @@ def _check_redis(url: str) -> None:
 def _refuse_missing_jobs() -> None:
     if settings().runs_jobs:
         job_queues.registry.load()
+
+
+def require_work() -> None:
+    """Make the work of each item task, which Celery's consumers would make without naming the system.
+
+    Raises:
+        ConfigurationError: the function `work` of an item task raises an error, or returns something else.
+    """
+    for system in systems():
+        task = app.tasks.get(system.item_task)
+        if not isinstance(task, ItemTask) or not system.is_on(settings()):
+            continue
+        if not isinstance(work := system.call("work", task.work), ItemWork):
+            raise ConfigurationError(f"System {system.name!r}: `work` returned {work!r:.100}, not DueWork")

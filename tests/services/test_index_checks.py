@@ -98,6 +98,7 @@ def test_reading_again_needs_no_new_connection_to_redis_and_few_commands(
             sent = {name.removeprefix("cmdstat_"): one["calls"] for name, one in client.info("commandstats").items()}
             return None if client.info("stats")["total_connections_received"] else sent
 
+        asyncio.run(readings.read(60))
         # Not at once: the threads of a reading open as many connections as happen to be in use at the same time.
         sent = eventually(read_without_new_connections)
     assert "info" not in sent
