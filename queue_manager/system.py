@@ -201,7 +201,7 @@ class System:
         """Raise ConfigurationError if the declaration is incomplete, once its module is imported."""
 
     def call(self, name: str, function: Callable[..., T], *arguments: object) -> T:
-        """Call a function of the declaration. Raises ConfigurationError, which names it, for any error but an outage."""
+        """Call a function of the declaration. Raises ConfigurationError, naming it, for errors other than outages."""
         try:
             return function(*arguments)
         except ConfigurationError:
