@@ -216,16 +216,20 @@ def test_an_embedded_worker_has_no_limit_that_would_end_its_program() -> None:
 
 @pytest.mark.parametrize(("kind", "name"), [(Heartbeat, "heartbeat"), (Pings, "mongodb-pings")])
 def test_a_second_worker_of_a_process_has_its_threads(kind: type[Heartbeat | Pings], name: str) -> None:
-    def running() -> int:
-        return sum(thread.name == name for thread in threading.enumerate())
+    def running() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == name and thread not in earlier]
 
-    before, one = running(), kind()
-    for _ in range(2):
-        one.start()
-        one.start()  # by a consumer that restarted
-        assert running() == before + 1
+    earlier = threading.enumerate()  # one of another test may still be about to end
+    one = kind()
+    try:
+        for _ in range(2):
+            one.start()
+            one.start()  # by a consumer that restarted
+            assert len(running()) == 1
+            one.stop()
+            eventually(lambda: running() == [])
+    finally:
         one.stop()
-        eventually(lambda: running() == before)
 
 
 def test_a_second_worker_of_a_process_is_not_paused_for_an_earlier_outage() -> None:
