@@ -28,6 +28,8 @@ _running_lock = Lock()
 def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
     """Run the due jobs of `name` one after another; `token` is the id of this task.
 
+    A run of the leader of `epoch` starts none while the system is paused; that of an operator, `None`, starts them.
+
     Returns:
         `{succeeded, failed, canceled, lost, stopped}`: number of attempts by outcome, and the reason of an early stop.
 
@@ -38,6 +40,8 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
     """
     if not settings().allows_jobs:
         raise ConfigurationError(settings().jobs_disabled_reason)
+    if epoch is not None and _is_system_paused():  # this task may have waited for a worker, or for its ETA
+        return asdict(RunReport(stopped="the system is paused"))
     runner = Runner(
         name=name,
         registry=registry,

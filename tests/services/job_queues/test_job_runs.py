@@ -730,6 +730,22 @@ def test_run_does_not_continue_while_the_system_is_paused(
         job_queues.run_queue("mail", None, token="t")
 
 
+def test_dispatched_run_starts_no_job_while_the_system_is_paused(installed: Lab) -> None:
+    installed.run("mail")
+    ((name, epoch),) = [item.args for item in installed.dispatch(epoch=1)[0]]
+    pauses.pause("job-queues", by="a test")
+    assert job_queues.run_queue(name, epoch, token="t")["stopped"] == "the system is paused"
+    assert installed.ran == []
+    pauses.resume("job-queues")
+    assert job_queues.run_queue(name, epoch, token="t")["succeeded"] == 1
+
+
+def test_run_that_an_operator_sends_starts_jobs_while_the_system_is_paused(installed: Lab) -> None:
+    installed.run("mail")
+    pauses.pause("job-queues", by="a test")
+    assert job_queues.run_queue("mail", None, token="t")["succeeded"] == 1
+
+
 def test_run_continues_if_redis_cannot_be_read(installed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     def paused() -> NoReturn:
         raise Unavailable("Redis does not answer")
