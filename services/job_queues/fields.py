@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from math import isfinite
@@ -74,6 +74,13 @@ def checked_state(state: Any) -> JobState:
         states = ", ".join(JobState)
         near = did_you_mean(state, JobState) if isinstance(state, str) else ""
         raise InvalidJob("state", f"{state!r:.40} is not a state{near}; must be one of {states}") from None
+
+
+def checked_states(states: Iterable[Any]) -> list[JobState]:
+    """Return the states of these names."""
+    if isinstance(states, str):  # a sequence of states of one letter
+        raise InvalidJob("states", f"must be a list of states, not the string {states!r:.100}")
+    return [checked_state(state) for state in states]
 
 
 def checked_arguments(arguments: Sequence[Any]) -> list[Any]:

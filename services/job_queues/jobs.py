@@ -25,6 +25,7 @@ from services.job_queues.fields import (
     checked_name,
     checked_priority,
     checked_state,
+    checked_states,
     invalid_id,
     job_key,
     new_job,
@@ -190,7 +191,8 @@ class Jobs:
 
     def retry(self, id: str, *, states: Sequence[str] = INACTIVE_STATES, on_change: OnChange | None = None) -> Document:
         """Make a job due now if it is in one of `states`, and not executing. Raises like `reschedule`."""
-        allowed = [state for state in INACTIVE_STATES if state in states]
+        wanted = checked_states(states)
+        allowed = [state for state in INACTIVE_STATES if state in wanted]
         return self._make_due(id, allowed, self._clock(), None, "be retried", on_change)
 
     def remove(self, id: str, *, keep: job_operations.KeepJobs | None = None) -> Document:
@@ -369,9 +371,7 @@ class Jobs:
 
 def _deletable(states: Iterable[str]) -> list[JobState]:
     """Return the states. Raises `InvalidJob`."""
-    if isinstance(states, str):  # a sequence of states of one letter
-        raise InvalidJob("states", f"must be a list of states, not the string {states!r:.100}")
-    wanted = [checked_state(state) for state in states]
+    wanted = checked_states(states)
     if JobState.EXECUTING in wanted:
         raise InvalidJob("states", "must not include executing: an executing job cannot be deleted")
     return wanted

@@ -344,9 +344,16 @@ def test_names_to_pause_must_be_a_list(lab: Lab) -> None:
             change("mail")
 
 
-def test_states_to_clear_must_be_a_list(lab: Lab) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [lambda jobs, states: jobs.clear(states), lambda jobs, states: jobs.retry(str(ObjectId()), states=states)],
+    ids=["clear", "retry"],
+)
+def test_states_must_be_a_list_of_states(lab: Lab, change: Callable[[Any, Any], Any]) -> None:
     with pytest.raises(InvalidJob, match="states: must be a list of states, not the string 'success'"):
-        lab.jobs.clear("success")
+        change(lab.jobs, "success")
+    with pytest.raises(InvalidJob, match="state: 'failed' is not a state"):
+        change(lab.jobs, ["failed"])
 
 
 def test_paused_queue_is_not_dispatched_until_it_is_resumed(lab: Lab) -> None:
@@ -491,6 +498,13 @@ def test_retry_accepts_only_jobs_in_the_given_states(lab: Lab) -> None:
     lab.executing(id)
     with pytest.raises(WrongState, match="is executing and cannot be retried"):
         lab.jobs.retry(id, states=["executing"])
+
+
+def test_retry_accepts_canceled_jobs_by_either_spelling(lab: Lab) -> None:
+    id = lab.run("mail")
+    for state in ("cancelled", "canceled"):
+        lab.jobs.cancel(id)
+        assert lab.jobs.retry(id, states=[state])["state"] == "pending"
 
 
 def test_find_returns_jobs_of_the_same_arguments_newest_first(lab: Lab) -> None:
