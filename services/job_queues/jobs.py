@@ -157,7 +157,7 @@ class Jobs:
         def cancel(found: Document, now: datetime) -> Document | None:
             return job_operations.cancel(found, now=now) or job_operations.ask_to_stop(found, now=now, grace=grace)
 
-        return self._change(id, cancel, "be canceled", [*WAITING_STATES, JobState.EXECUTING], on_change)
+        return self._change(id, cancel, "cannot be canceled", [*WAITING_STATES, JobState.EXECUTING], on_change)
 
     def reschedule(
         self,
@@ -177,23 +177,25 @@ class Jobs:
             DuplicateJob: the job is singular, and another with its name and arguments is live.
             InvalidJob, UnknownJob.
         """
-        states, action = RESCHEDULABLE_STATES, "be rescheduled"
+        states, refusal = RESCHEDULABLE_STATES, "cannot be rescheduled"
         checked = None if priority is None else checked_priority(priority)
         if at is not None or delay is not None:
-            return self._make_due(id, states, checked_due(at, delay, self._clock()), checked, action, on_change)
+            return self._make_due(id, states, checked_due(at, delay, self._clock()), checked, refusal, on_change)
         if checked is None:
             raise InvalidJob("at", "one of `at`, `delay` and `priority` must be given")
 
         def set_priority(found: Document, now: datetime) -> Document | None:
             return job_operations.set_priority(found, states, priority=checked, now=now)
 
-        return self._change(id, set_priority, action, states, on_change)
+        return self._change(id, set_priority, refusal, states, on_change)
 
     def retry(self, id: str, *, states: Sequence[str] = INACTIVE_STATES, on_change: OnChange | None = None) -> Document:
         """Make a job due now if it is in one of `states`, and not executing. Raises like `reschedule`."""
         wanted = checked_states(states)
         allowed = [state for state in INACTIVE_STATES if state in wanted]
-        return self._make_due(id, allowed, self._clock(), None, "be retried", on_change)
+        is_limited = 0 < len(allowed) < len(INACTIVE_STATES)
+        refusal = f"was to be retried only if {' or '.join(allowed)}" if is_limited else "cannot be retried"
+        return self._make_due(id, allowed, self._clock(), None, refusal, on_change)
 
     def remove(self, id: str, *, keep: job_operations.KeepJobs | None = None) -> Document:
         """Delete a job and return it. Raises `WrongState` for a job that is executing or has no state, `UnknownJob`.
@@ -205,7 +207,7 @@ class Jobs:
         def remove(found: Document, now: datetime) -> Document | None:
             return job_operations.remove(found["_id"], now=now, keep=keep)
 
-        return self._change(id, remove, "be removed", INACTIVE_STATES)
+        return self._change(id, remove, "cannot be removed", INACTIVE_STATES)
 
     def get(self, id: str) -> Document:
         """Return a job, or the document of another program with this id. Raises `UnknownJob`."""
@@ -330,19 +332,19 @@ class Jobs:
         states: Sequence[JobState],
         due: datetime,
         priority: int | None,
-        action: str,
+        refusal: str,
         on_change: OnChange | None = None,
     ) -> Document:
         def make_due(found: Document, now: datetime) -> Document | None:
             return job_operations.make_due(found, states, due=due, priority=priority, now=now)
 
-        return self._change(id, make_due, action, states, on_change)
+        return self._change(id, make_due, refusal, states, on_change)
 
     def _change(
         self,
         id: str,
         change: Callable[[Document, datetime], Document | None],
-        action: str,
+        refusal: str,
         states: Sequence[JobState],
         on_change: OnChange | None = None,
     ) -> Document:
@@ -359,7 +361,7 @@ class Jobs:
             if time.monotonic() > ends_at:
                 break
             time.sleep(RESERVATION_CHECK_INTERVAL)
-        raise WrongState(f"The job {id} is {found.get('state') or 'in no state'} and cannot {action}")
+        raise WrongState(f"The job {id} is {found.get('state') or 'in no state'} and {refusal}")
 
     def _own(self, id: str) -> Document:
         """Return a job. Raises like `get`, or `WrongState`: the document is not a job."""

@@ -307,7 +307,7 @@ def test_a_failed_job_that_succeeded_meanwhile_is_not_run_again(visit: Visit, qu
 
     page.route(f"**/jobs/{id}/retry", succeed_before)
     visit.press("Retry now", visit.dialog)
-    expect(page.locator("#toasts")).to_contain_text("is success and cannot be retried")
+    expect(page.locator("#toasts")).to_contain_text("is success and was to be retried only if failure")
     assert job(queue, id)["state"] == "success"
 
 

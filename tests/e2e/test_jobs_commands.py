@@ -205,7 +205,10 @@ class TestChanging:
         result = run("retry", done, failed)
         assert (result.returncode, result.stdout.splitlines()) == (
             1,
-            [f"{done}  The job {done} is success and cannot be retried", f"{failed}  due now"],
+            [
+                f"{done}  The job {done} is success and was to be retried only if pending or failure or canceled",
+                f"{failed}  due now",
+            ],
         )
         assert run("retry", done).stdout == f"{done}  due now\n"
 

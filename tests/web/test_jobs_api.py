@@ -406,7 +406,7 @@ class TestChanging:
         path = f"/{job['_id']}/retry"
         stale = api.post(path, {"state": "failure"})
         assert (stale.status, stale.body["error"]) == (409, "wrong state")
-        assert "is success and cannot be retried" in stale.body["message"]
+        assert "is success and was to be retried only if failure" in stale.body["message"]
         assert api.post(path, {"state": "success"}).body["job"]["state"] == "pending"
         assert api.post(path, {"state": "gone"}).body["field"] == "state"
         end(job, JobState.SUCCESS)

@@ -492,7 +492,7 @@ def test_retry_accepts_only_jobs_in_the_given_states(lab: Lab) -> None:
     assert lab.jobs.retry(id, states=["failure"])["state"] == "pending"
     lab.works.clear()
     lab.run_through()
-    with pytest.raises(WrongState, match="is success and cannot be retried"):
+    with pytest.raises(WrongState, match="is success and was to be retried only if failure"):
         lab.jobs.retry(id, states=["failure"])
     lab.jobs.retry(id, states=["success"])
     lab.executing(id)
