@@ -187,9 +187,14 @@ class JobOperations(Resource):
         return (yield from self._change("POST", id, "/cancel"))
 
     @operation
-    def retry(self, id: str) -> Exchange[StoredJob]:
-        """Make a job that is not executing due now."""
-        return (yield from self._change("POST", id, "/retry"))
+    def retry(
+        self, id: str, *, state: Literal["pending", "success", "failure", "canceled"] | None = None
+    ) -> Exchange[StoredJob]:
+        """Make a job that is not executing due now; one that succeeded is run again, unless another `state` is given.
+
+        Raises `ClientError` with the error `wrong state` if the job is executing, or not in `state`.
+        """
+        return (yield from self._change("POST", id, "/retry", None if state is None else {"state": state}))
 
     @operation
     def reschedule(

@@ -59,6 +59,18 @@ def test_a_job_is_canceled_retried_and_removed(client: Client) -> None:
     assert (caught.value.status, caught.value.error) == (404, "not found")
 
 
+def test_a_job_that_succeeded_since_it_was_listed_is_not_run_again(client: Client) -> None:
+    for number in range(2):
+        end_job(client.jobs.run(INVOICE, number).id, JobState.FAILURE, backoff=timedelta(0))
+    first, second = client.jobs.list(state="failure")
+    assert client.jobs.retry(first.id, state="failure").state == "pending"
+    end_job(second.id, JobState.SUCCESS)
+    with pytest.raises(ClientError) as caught:
+        client.jobs.retry(second.id, state="failure")
+    assert (caught.value.status, caught.value.error) == (409, "wrong state")
+    assert client.jobs.get(second.id).state == "success"
+
+
 def test_a_list_follows_the_cursor(client: Client) -> None:
     ids = [client.jobs.run(INVOICE, number).id for number in range(5)]
     client.jobs.run(PARCEL)
