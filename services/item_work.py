@@ -14,7 +14,7 @@ from queue_manager import leases
 from queue_manager.core.clock import parse_utc, seconds
 from queue_manager.core.errors import PermanentError
 from queue_manager.items import DueItem, Verdict
-from queue_manager.leases import Attempts, Leases, MustCoolDown
+from queue_manager.leases import MIN_COOL_DOWN, Attempts, Leases, MustCoolDown
 
 ItemResult = dict[str, Any]
 """What the task of an item returns."""
@@ -102,7 +102,8 @@ class ItemWork:
         return self.leases.alone(item.lease)
 
     def give_up(self, item: DueItem, *, error: str) -> None:
-        """Record that the last attempt failed."""
+        """Handle the failure of the last attempt: no scan takes the item for a minute; its attempts then start anew."""
+        self.leases.release([item.lease], cool_down=MIN_COOL_DOWN)
 
     # Timelines
 

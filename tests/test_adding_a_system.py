@@ -14,6 +14,7 @@ import pytest
 
 from dev.site.markdown import without_comments
 from models.database import collection
+from queue_manager import leases_of
 from tests.real_servers import Servers
 
 ROOT = Path(__file__).parents[1]
@@ -121,3 +122,23 @@ def test_a_scan_of_your_own_dispatches_under_leases(clean: Servers, directory: P
     )
     assert executed.returncode == 0, executed.stderr
     assert collection("invoices").count_documents({"reminded": True}) == 2
+
+
+@pytest.mark.slow
+def test_an_item_of_a_scan_of_your_own_cools_down_after_its_last_attempt(clean: Servers, directory: Path) -> None:
+    collection("invoices").insert_one({"sent_at": datetime.now(UTC) - timedelta(days=15)})
+    run(["queue-manager", "scan", "reminders"], directory, QM_SYSTEMS="billing.reminders")
+    executed = run(
+        [
+            *(sys.executable, "-c"),
+            "import billing.reminders\n"
+            "from tests.tasks.hand_worker import run, take\n"
+            "billing.reminders.collection = lambda name: 1 / 0\n"
+            f"print([type(run(take({clean.valkey.url!r}, 'reminders'))).__name__ for _ in range(3)])",
+        ],
+        directory,
+        QM_SYSTEMS="billing.reminders",
+    )
+    assert executed.stdout == "['Retry', 'Retry', 'ZeroDivisionError']\n", executed.stderr
+    counts = leases_of("reminders").stats()
+    assert (counts.in_progress, counts.cooling, counts.ended) == (0, 1, 0)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
+from models.database import server_now
 from queue_manager import Due, DueWork, leases_of
 from queue_manager.broker.backlog import Backlog
-from queue_manager.core.clock import seconds
+from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ConfigurationError
 from tests.rooms import T0
 
@@ -54,6 +55,18 @@ def test_a_function_that_yields_no_due_is_refused(
         change_settings(QM_DRY_RUN="reminders")
     with pytest.raises(ConfigurationError, match=rf"'reminders': `find_due` must yield `Due\(...\)`; it {said}$"):
         list(Reminders(leases=leases_of("reminders")).take_due(Backlog))
+
+
+@pytest.mark.usefixtures("clean")
+def test_an_item_that_is_given_up_cools_down_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reminders, "find_due", lambda *_: [Due(id="a", due_at=T0)])
+    work = Reminders(leases=leases_of("reminders"))
+    ((item,),) = [batch.items for batch in work.take_due(Backlog)]
+    began = server_now()
+    work.give_up(item, error="the mail server is unavailable")
+    detail = work.leases.detail(item.lease)
+    assert (detail.step, detail.at is not None and detail.at - began >= minutes(1)) == ("cooling", True)
+    assert [batch.items for batch in work.take_due(Backlog)] == [[]]
 
 
 @pytest.mark.parametrize("options", [{"max_rate": 20}, {"max_rate": 0, "period": seconds(1)}])
