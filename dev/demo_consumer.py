@@ -16,10 +16,11 @@ from typing import Any, Self
 
 from dev.demo_messages import PRIORITIES
 from dev.processes import describe
+from queue_manager import LockLost, QueueUnavailable, UnknownMessage, message_queue
 from queue_manager.core import log as logging
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
-from services.message_queue import LockLost, Message, MessageQueue, QueueUnavailable, UnknownMessage, message_queue
+from services.message_queue import Message, MessageQueue
 
 MODULE = "dev.demo_consumer"
 CONSUMERS = 2

@@ -11,31 +11,50 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from models.database import collection
     from models.document_id import id_text, read_id
-    from queue_manager.core.errors import PermanentError
+    from queue_manager.core.errors import Contended, PermanentError
     from queue_manager.core.retry import RetryPolicy
     from queue_manager.system import System
-    from services.due_documents import DueDocuments, Failure, Run, Written
+    from services.due_documents import CallAgain, DueDocuments, Failure, Run, Written
     from services.due_work import Due, DueWork, leases_of
-    from services.job_queues import InvalidJob, JobCancelled, JobRun, UnknownJob, job
+    from services.job_queues import DuplicateJob, InvalidJob, JobCancelled, JobRun, UnknownJob, WrongState, job
     from services.job_queues.jobs import jobs
-    from services.message_queue import async_message_queue, message_queue
+    from services.message_queue import (
+        InvalidMessage,
+        LockLost,
+        MessageTooLarge,
+        QueueFull,
+        QueueUnavailable,
+        UnknownMessage,
+        async_message_queue,
+        message_queue,
+    )
     from tasks.item import item_task
     from tasks.scan import fan_out, scan_task
 
 _MODULES = {
+    "CallAgain": "services.due_documents",
+    "Contended": "queue_manager.core.errors",
     "Due": "services.due_work",
     "DueDocuments": "services.due_documents",
     "DueWork": "services.due_work",
+    "DuplicateJob": "services.job_queues",
     "Failure": "services.due_documents",
     "InvalidJob": "services.job_queues",
+    "InvalidMessage": "services.message_queue",
     "JobCancelled": "services.job_queues",
     "JobRun": "services.job_queues",
+    "LockLost": "services.message_queue",
+    "MessageTooLarge": "services.message_queue",
     "PermanentError": "queue_manager.core.errors",
+    "QueueFull": "services.message_queue",
+    "QueueUnavailable": "services.message_queue",
     "RetryPolicy": "queue_manager.core.retry",
     "Run": "services.due_documents",
     "System": "queue_manager.system",
     "UnknownJob": "services.job_queues",
+    "UnknownMessage": "services.message_queue",
     "Written": "services.due_documents",
+    "WrongState": "services.job_queues",
     "async_message_queue": "services.message_queue",
     "collection": "models.database",
     "fan_out": "tasks.scan",
@@ -49,19 +68,29 @@ _MODULES = {
     "scan_task": "tasks.scan",
 }
 __all__ = [
+    "CallAgain",
+    "Contended",
     "Due",
     "DueDocuments",
     "DueWork",
+    "DuplicateJob",
     "Failure",
     "InvalidJob",
+    "InvalidMessage",
     "JobCancelled",
     "JobRun",
+    "LockLost",
+    "MessageTooLarge",
     "PermanentError",
+    "QueueFull",
+    "QueueUnavailable",
     "RetryPolicy",
     "Run",
     "System",
     "UnknownJob",
+    "UnknownMessage",
     "Written",
+    "WrongState",
     "async_message_queue",
     "collection",
     "fan_out",

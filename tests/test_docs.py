@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 import typer
 
+import queue_manager
 from queue_manager.cli.commands import cli
+from services.job_queues import Jobs
+from services.message_queue import AsyncMessageQueue, MessageQueue
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -165,3 +168,21 @@ def test_examples_import_only_public_names(page: Path) -> None:
             assert module in PUBLIC_MODULES
             public = importlib.import_module(module)
             assert [name for name in names.split(", ") if not hasattr(public, name)] == []
+
+
+def test_errors_of_the_documented_methods_are_public_and_documented() -> None:
+    for kinds, page, call in (
+        ((Jobs,), "job-queues.md", r"`jobs\.(\w+)\("),
+        ((MessageQueue, AsyncMessageQueue), "message-queue.md", r"`queue\.(\w+)\("),
+    ):
+        text = (ROOT / "docs" / "how-to" / page).read_text()
+        methods = [getattr(kind, name) for name in set(re.findall(call, text)) for kind in kinds if hasattr(kind, name)]
+        raised = {
+            error
+            for method in methods
+            for errors in re.findall(r"Raises:?\s(.*?)(?:\n\n|\Z)", method.__doc__, re.DOTALL)
+            for error in re.findall(r"\b[A-Z]\w*[a-z][A-Z]\w+", errors)
+        }
+        assert len(raised) > 3
+        assert raised - {*queue_manager.__all__} == set()
+        assert [error for error in raised if f"`{error}`" not in text] == []
