@@ -100,9 +100,8 @@ class Runner:
     _lock: RLock = field(default_factory=RLock)
     """Held while `_executing`, `_claimed` and `_ended` change: the heartbeat may hand the claim over."""
 
-    @cached_property
-    def _counts(self) -> AttemptCounts:
-        return AttemptCounts(self.name)
+    def __post_init__(self) -> None:
+        self._counts = AttemptCounts(self.name)
 
     def run(self) -> RunReport:
         """Run the due jobs one after another until none is due, the budget is used, or the worker shuts down.
