@@ -146,7 +146,8 @@ class Jobs:
         """Cancel a pending or failed job, or ask an executing one to stop; return the job.
 
         An executing job is returned as it is, and becomes `canceled` when its function has stopped. After
-        JOBS_GRACE_SECONDS its process is killed. If the function finishes its work instead, the job succeeds.
+        JOBS_GRACE_SECONDS its process is killed. If the function finishes its work instead, the job succeeds; a
+        repeating one is canceled in any case.
 
         Raises:
             WrongState: the job is successful or canceled.
