@@ -146,7 +146,8 @@ class MessageOperations(Resource, Generic[ReceivedT]):
 
         Args:
             type: only messages of this type.
-            ack_timeout: seconds to the deadline, for this delivery and for later ones without a timeout.
+            ack_timeout: seconds to the deadline, for this delivery, and for later ones that name none if the message
+                has none of its own.
             consumer_id: shown while the message is held.
         """
         if type == "":  # an empty parameter means any type
