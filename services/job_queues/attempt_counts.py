@@ -32,7 +32,10 @@ class AttemptCounts:
         self._lock = Lock()
 
     def add(self, outcome: JobOutcome) -> None:
-        """Count an attempt whose outcome is stored."""
+        """Count an attempt that is stored, by how its function ended.
+
+        If its job was canceled after that, it is stored as canceled, but counted as done, failed or retried.
+        """
         if outcome.state is JobState.SUCCESS:
             self._add("done")
         elif outcome.state is JobState.FAILURE:
