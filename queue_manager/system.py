@@ -128,7 +128,7 @@ class System:
     counts: Callable[[], Source] | None = None
     """Returns where finished items are counted, if not under `counted_as`."""
     on_time_within: timedelta = timedelta(milliseconds=250)
-    """How long an item may take and still be on time: one of the bounds of `histogram.BOUNDS_MS`."""
+    """How long an item may take and still be on time: one of the bounds in docs/reference/metrics.md#latency."""
     on_time_of: Measure = "due_to_done"
     """The duration that `on_time_within` bounds; `wait` if the work itself may take any time."""
     duration_names: Mapping[Measure, str] = field(default_factory=lambda: DURATION_NAMES)

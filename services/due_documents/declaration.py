@@ -62,7 +62,7 @@ class Run:
     """The attempt, for a function whose second parameter is `run`."""
 
     id: str
-    """The id of the first task of the batch, or of the only task."""
+    """The id of the task; in a batch that of its first task, which all its items share."""
     now: datetime
     """The database server's time, the same for the whole batch."""
 
