@@ -127,9 +127,7 @@ def _file_path(path: Path) -> Path:
 def _mongo_url(url: str) -> str:
     accepted = "a mongodb+srv:// or mongodb:// URL whose path names the database, such as mongodb://db:27017/product"
     _check_options(url)
-    # A mongodb+srv:// URL needs a DNS lookup, so only its form is checked.
-    is_named_by_dns = url.startswith("mongodb+srv://")
-    database = urlsplit(url).path.strip("/") if is_named_by_dns else _database_of(url)
+    database = _database_of(url)
     base, _, options = url.partition("?")
     if database is None and "@" not in options and _database_of(base):  # an @ is of a password with a question mark
         wrong = [one.partition("=")[0] for one in re.split("[&;]", options) if _database_of(f"{base}?{one}") is None]
@@ -143,8 +141,10 @@ def _mongo_url(url: str) -> str:
 
 
 def _database_of(url: str) -> str | None:
-    """Return the database that the driver reads in a URL, empty if there is none; `None` if the driver refuses it."""
+    """Return the database that the driver reads in a URL, empty if there is none; `None` if the URL is not readable."""
     try:
+        if url.startswith("mongodb+srv://"):
+            return urlsplit(url).path.strip("/")  # the driver would look up its servers, so only its form is checked
         return parse_mongo_uri(url)["database"] or ""
     except (PyMongoError, ValueError):
         return None

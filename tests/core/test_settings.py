@@ -256,6 +256,8 @@ def test_secrets_of_a_url_are_not_shown(url: str, shown: str) -> None:
         ("MONGO_DB_URL", "mongodb://u:1/2?s3cret=x@h/db"),
         ("MONGO_DB_URL", "mongodb://h/db?x=s3cret"),
         ("MONGO_DB_URL", "mongodb://h:99999/db"),
+        ("MONGO_DB_URL", "mongodb+srv://u:s3cret@h\u2100/db"),
+        ("MONGO_DB_URL", "mongodb+srv://u:s3cret[x@h/db"),
         ("MONGO_DB_URL", "me:s3cret@h/db"),
     ],
 )
