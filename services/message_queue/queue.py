@@ -129,6 +129,7 @@ class MessageQueue:
             with suppress(SearchIncomplete):
                 return self.search(**options)
             return []
+        was_woken = False
         while True:
             arrival = self.arrivals.subscribe(type)
             is_used = False
@@ -136,12 +137,16 @@ class MessageQueue:
                 if messages := self.search(**options):
                     return messages
                 arrival.result(timeout=max(end - time.monotonic(), 0))
-                is_used = True
+                was_woken = is_used = True
             except SearchIncomplete:
                 if time.monotonic() >= end:
                     return []
             except FutureTimeout:
                 return []
+            except BaseException:
+                if was_woken:
+                    self.arrivals.pass_on(type)  # another consumer may receive the message that woke this one
+                raise
             finally:
                 if not is_used:
                     self.arrivals.unsubscribe(arrival)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from queue_manager.web.routes.messages import delivery
+from queue_manager.web.routes.messages.delivery import ReceiveOptions, _Wait
+from services.message_queue import Message, QueueUnavailable, message_queue
 from tests.real_servers import Servers
 from tests.web.queue_client import Queue, empty_queue
 
@@ -240,3 +244,28 @@ def test_without_required_tokens_a_held_message_is_acknowledged_by_its_id(
     queue.take()
     assert queue.post("/queue/ack", {"id": id}).status == 200
     assert queue.post("/queue/ack", {"id": id}).status == 409
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_poll_that_fails_when_woken_passes_the_wake_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, options = message_queue(), ReceiveOptions(ack_timeout=None, type="mail", consumer_id=None)
+    search, searches = own.search, list[list[Message]]()
+
+    def search_unless_third(**given: Any) -> list[Message]:
+        if len(searches) == 2:
+            searches.append([])
+            raise QueueUnavailable("its connection was lost")
+        found = search(**given)
+        searches.append(found)
+        return found
+
+    async def poll_twice() -> list[Message | BaseException | None]:
+        polls = [asyncio.create_task(_Wait(options, set()).message(20)) for _ in range(2)]
+        while len(searches) < 2:
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(own.enqueue, "mail")
+        return await asyncio.gather(*polls, return_exceptions=True)
+
+    monkeypatch.setattr(delivery, "message_queue", lambda: own)
+    monkeypatch.setattr(own, "search", search_unless_third)
+    assert sorted(type(answer).__name__ for answer in asyncio.run(poll_twice())) == ["Message", "QueueUnavailable"]

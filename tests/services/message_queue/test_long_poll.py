@@ -227,6 +227,29 @@ def test_consumer_that_times_out_when_woken_passes_the_wake_up_on(lab: Lab) -> N
         assert message.id == "a"
 
 
+@pytest.mark.parametrize("type", [None, "job"])
+def test_consumer_that_fails_when_woken_passes_the_wake_up_on(
+    lab: Lab, type: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its own connection may have been lost."""
+    search = lab.queue.search
+    failures = iter([QueueUnavailable("its connection was lost")])
+
+    def failing_once(**options: Any) -> list[Message]:
+        for failure in failures:
+            raise failure
+        return search(**options)
+
+    with waiting(lab, {"type": type}, {"type": type}) as consumers:
+        monkeypatch.setattr(lab.queue, "search", failing_once)
+        lab.queue.enqueue("job", id="a")
+        errors = [consumer.exception(2 * PATIENT) for consumer in consumers]
+        assert sorted(map(repr, errors)) == ["None", "QueueUnavailable('its connection was lost')"]
+        (message,) = [consumer.result() for consumer, error in zip(consumers, errors, strict=True) if error is None]
+        assert message is not None
+        assert message.id == "a"
+
+
 @pytest.mark.slow
 def test_no_message_is_missed_at_any_time_of_arrival(lab: Lab) -> None:
     """The moments at which somebody begins to wait, and the reader stops, are hit often."""

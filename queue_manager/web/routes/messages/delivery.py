@@ -276,6 +276,7 @@ class _Wait:
             return arrival, None, False
         except BaseException:
             self._queue.arrivals.unsubscribe(arrival)
+            self._queue.arrivals.pass_on(self._options["type"])  # another poll may receive the message
             raise
 
     async def _arrived(self, arrival: Future[str | None], *, within: float) -> bool:
