@@ -80,8 +80,11 @@ def was_extended(action: ObjectId, *, since: datetime) -> bool:
 
 
 def slices(action: ObjectId) -> Iterator[Slice]:
-    """Yield the stored records of an action, in the order in which they were added."""
-    for id in [one["_id"] for one in collection(ARCHIVE_COLLECTION).find({"action": action}, {"_id": 1}).sort("_id")]:
+    """Yield the stored records of an action, in the order in which they are restored."""
+    stored = list(collection(ARCHIVE_COLLECTION).find({"action": action}, {"kind": 1}).sort("_id"))
+    if stored and stored[0]["kind"] == "dead-letter":  # restored behind those that are left, so the newest first
+        stored.reverse()
+    for id in [one["_id"] for one in stored]:
         if (found := collection(ARCHIVE_COLLECTION).find_one({"_id": id})) is not None:
             yield Slice(id, found["kind"], [bson.decode(one, _EXACT) for one in found["records"]])
 

@@ -165,18 +165,18 @@ def _list_and_message(letter: DeadLetter) -> tuple[str, str]:
 
 
 def clear(client: Redis, *, keep: KeepLetters | None = None) -> Iterator[int]:
-    """Delete all dead letters in slices, newest first; yield the number in each. Those added meanwhile are kept.
+    """Delete all dead letters in slices, oldest first; yield the number in each. Those added meanwhile are kept.
 
     With `keep`, it is called with what is deleted, for `restore`.
     """
     ids = {_id(letter) for letters in _newest_first(client) for letter in letters}
-    for some in _newest_first(client):
-        letters = [letter for letter in some if _id(letter) in ids]
-        copies = [{"letter": letter} for letter in letters]
+    # From the end, where each is found at once.
+    while oldest := [one for one in client.lrange(DEAD_LETTERS, -LETTERS_PER_READ, -1) if _id(one) in ids]:
+        copies = [{"letter": _text(letter)} for letter in reversed(oldest)]
         keep_only = None if keep is None else keep(copies)
         with client.pipeline(transaction=False) as pipe:
-            for letter in letters:
-                pipe.lrem(DEAD_LETTERS, 1, letter)
+            for copy in copies:
+                pipe.lrem(DEAD_LETTERS, -1, copy["letter"])
             removed = pipe.execute()
         if keep_only is not None and sum(removed) < len(copies):  # others were replayed or deleted meanwhile
             keep_only([copy for copy, count in zip(copies, removed, strict=True) if count])
@@ -184,8 +184,11 @@ def clear(client: Redis, *, keep: KeepLetters | None = None) -> Iterator[int]:
 
 
 def restore(client: Redis, kept: LetterCopies) -> int:
-    """Add deleted dead letters again, behind the newer ones; return the number of those that did not exist."""
-    letters = dict.fromkeys(one["letter"] for one in kept)
+    """Add deleted dead letters again, behind the newer ones; return the number of those that did not exist.
+
+    Several slices must be restored in the reverse order of their deletion.
+    """
+    letters = dict.fromkeys(one["letter"] for one in reversed(kept))
     for present in _newest_first(client):
         for letter in present:
             letters.pop(letter, None)

@@ -18,7 +18,7 @@ from queue_manager.broker import dead_letters
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.operations.audit import undo_action
-from services.audit import Actor, recorded
+from services.audit import Actor, AuditedAction, recorded
 from services.undo import MAX_UNDO_DURATION
 from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
@@ -220,6 +220,27 @@ def test_an_action_is_not_undone_twice_at_once(queue: Queue, clean: Servers, mon
         monkeypatch.setattr(dead_letters, "restore", restore_while_another_is_refused)
         assert undo_action(entry, ADA).restored == 3
         assert refusals == ["It is being undone"]
+        assert client.lrange(dead_letters.DEAD_LETTERS, 0, -1) == letters
+
+
+def test_an_interrupted_clear_of_dead_letters_is_undone_in_order(
+    clean: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "LETTERS_PER_READ", 4)
+    letters = [f'{{"at":{number},"queue":"q","reason":"r","message":"{{}}"}}' for number in range(10)]
+    with connect(clean.valkey.url) as client:
+        client.rpush(dead_letters.DEAD_LETTERS, *letters)
+
+        def interrupted_clear(action: AuditedAction) -> None:
+            clearing = dead_letters.clear(client, keep=action.keeper("dead-letter"))
+            action.count = next(clearing) + next(clearing)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt), recorded(ADA, "clear", system="broker", is_in_redis=True) as cleared:
+            interrupted_clear(cleared)
+        entry = audit.get(cleared.undo or "")
+        assert entry is not None
+        assert undo_action(entry, ADA).restored == 8
         assert client.lrange(dead_letters.DEAD_LETTERS, 0, -1) == letters
 
 
