@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from bson import ObjectId
 from pydantic import Field, TypeAdapter, with_config
-from pymongo import ASCENDING, IndexModel
+from pymongo import ASCENDING, IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
 from models import listing
@@ -146,16 +146,22 @@ def prolong_undo(id: str, undo_within: timedelta) -> None:
     _audit().update_one({"_id": ObjectId(id)}, [{"$set": {"undo_until": until}}])
 
 
-def begin_undo(id: str, *, within: timedelta) -> bool:
-    """Return True if no other undo of an action is running. `release_undo` it; another may begin after this time."""
+def begin_undo(id: str, *, within: timedelta) -> datetime | None:
+    """Return when another undo of an action may begin, `None` if one is running. `release_undo` it with this time."""
     is_free = {"$expr": {"$lte": ["$undo_ends_at", "$$NOW"]}}  # also if there is no such field
     ends_at = {"$add": ["$$NOW", milliseconds(within)]}
-    changed = _audit().update_one({"_id": ObjectId(id), **is_free}, [{"$set": {"undo_ends_at": ends_at}}])
-    return changed.matched_count == 1
+    changed = _audit().find_one_and_update(
+        {"_id": ObjectId(id), **is_free},
+        [{"$set": {"undo_ends_at": ends_at}}],
+        projection=["undo_ends_at"],
+        return_document=ReturnDocument.AFTER,
+    )
+    return None if changed is None else changed["undo_ends_at"]
 
 
-def release_undo(id: str) -> None:
-    _audit().update_one({"_id": ObjectId(id)}, {"$unset": {"undo_ends_at": ""}})
+def release_undo(id: str, ends_at: datetime) -> None:
+    """Let another undo of an action begin, unless one has begun since, because this one took too long."""
+    _audit().update_one({"_id": ObjectId(id), "undo_ends_at": ends_at}, {"$unset": {"undo_ends_at": ""}})
 
 
 def end_undo(id: str) -> None:

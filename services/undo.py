@@ -1,8 +1,8 @@
 """Undo of deletions: for ten minutes, what people deleted can be restored from the archive.
 
-Guarantee: an id that exists again is not overwritten, so an undo that was interrupted can be repeated; of two at once,
-the second is refused. A message goes to the end of its state, and one that was being processed waits again. A job that
-is blocked by another unique or singular one stays in the archive.
+Guarantee: an id that exists again is not overwritten, so an undo that was interrupted can be repeated. While one runs,
+another one of the same action is refused for up to a minute. A message goes to the end of its state, and one that was
+being processed waits again. A job that is blocked by another unique or singular one stays in the archive.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias
@@ -20,7 +21,7 @@ from pydantic import Field
 from models import archive, audit, job_operations
 from models.archive import UNDO_TIME, Kind
 from models.audit import AuditEntry
-from models.database import Document
+from models.database import Document, Error
 from queue_manager.broker import dead_letters
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import AppError
@@ -70,12 +71,13 @@ def undo(entry: AuditEntry, action: AuditedAction, *, now: datetime) -> Undone:
         raise CannotUndo(f"The time to undo it ({UNDO_TIME.total_seconds() / 60:.0f} minutes) has passed")
     if entry.is_unfinished and archive.was_extended(ObjectId(entry.id), since=now - RUNNING_TIME):
         raise CannotUndo("It may still be running; it can be undone a minute after its last deletion")
-    if not audit.begin_undo(entry.id, within=MAX_UNDO_DURATION):
+    if (ends_at := audit.begin_undo(entry.id, within=MAX_UNDO_DURATION)) is None:
         raise CannotUndo("It is being undone")
     try:
         return _restored(entry, action)
     finally:
-        audit.release_undo(entry.id)
+        with suppress(Error):  # another undo may begin a little later
+            audit.release_undo(entry.id, ends_at)
 
 
 def _restored(entry: AuditEntry, action: AuditedAction) -> Undone:

@@ -6,13 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 import pytest
+from bson import ObjectId
+from pymongo.errors import AutoReconnect
 
-from models import audit
+from models import archive, audit
 from models.archive import ARCHIVE_COLLECTION, UNDO_TIME
+from models.audit import AuditEntry
 from models.database import collection, server_now
 from queue_manager.broker import dead_letters
 from queue_manager.core.clock import hours, seconds
@@ -244,13 +248,47 @@ def test_an_interrupted_clear_of_dead_letters_is_undone_in_order(
         assert client.lrange(dead_letters.DEAD_LETTERS, 0, -1) == letters
 
 
+def removed_job(queue: Queue) -> AuditEntry:
+    """Add a job and remove it; return the entry of the removal."""
+    job = queue.post("/jobs", {"name": INVOICE, "arguments": [1], "delay_seconds": 1000}).body["job"]
+    entry = audit.get(queue.delete(f"/jobs/{job['_id']}").body["undo"])
+    assert entry is not None
+    return entry
+
+
+def test_an_undo_that_took_too_long_does_not_end_the_next_one(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry, slices = removed_job(queue), archive.slices
+
+    def begin_another(action: ObjectId) -> Iterator[archive.Slice]:
+        pass_undo_time()
+        assert audit.begin_undo(entry.id, within=MAX_UNDO_DURATION)
+        return slices(action)
+
+    monkeypatch.setattr(archive, "slices", begin_another)
+    assert undo_action(entry, ADA).restored == 1
+    assert not audit.begin_undo(entry.id, within=MAX_UNDO_DURATION)
+
+
+def test_an_undo_succeeds_although_mongodb_fails_at_its_end(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(*_: object) -> None:
+        raise AutoReconnect("connection closed")
+
+    monkeypatch.setattr(audit, "release_undo", unavailable)
+    assert undo_action(removed_job(queue), ADA).restored == 1
+
+
+def pass_undo_time() -> None:
+    """Let the time of all undos that are running pass."""
+    a_minute_ago = {"undo_ends_at": {"$subtract": ["$undo_ends_at", 60_000]}}
+    collection("qm_audit").update_many({"undo_ends_at": {"$exists": True}}, [{"$set": a_minute_ago}])
+
+
 def test_undo_that_was_killed_can_be_repeated_after_a_minute(queue: Queue) -> None:
     id = queue.add()
     deleted = queue.delete(f"/queue/message/{id}").body["undo"]
     assert audit.begin_undo(deleted, within=MAX_UNDO_DURATION)
     assert queue.post(f"/audit/{deleted}/undo").body["message"] == "It is being undone"
-    a_minute_ago = {"undo_ends_at": {"$subtract": ["$undo_ends_at", 60_000]}}
-    collection("qm_audit").update_many({"undo_ends_at": {"$exists": True}}, [{"$set": a_minute_ago}])
+    pass_undo_time()
     assert undo(queue, deleted)["restored"] == 1
     (entry,) = collection("qm_audit").find({"action": "delete"})
     assert "undo_ends_at" not in entry
