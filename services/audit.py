@@ -30,6 +30,7 @@ from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import Unavailable, reason, unavailable_server
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
+from queue_manager.core.wording import many
 from queue_manager.explanation import TimelineEvent
 from queue_manager.pauses import person
 
@@ -316,4 +317,5 @@ def changes_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 
 
 def _selection(entry: AuditEntry) -> str:
-    return f"with {entry.total - 1:,} others" if entry.total is not None and entry.total > 1 else ""
+    others = (entry.count or entry.total or 1) - 1
+    return f"with {many(others, 'other')}" if others else ""

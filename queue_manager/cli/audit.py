@@ -121,8 +121,9 @@ def _lines(entry: AuditedChange) -> list[str]:
 
 
 def _what(entry: AuditedChange) -> str:
-    more = (entry.total or 0) - MAX_SHOWN_IDS
-    ids = ", ".join(entry.ids[:MAX_SHOWN_IDS]) + (f" and {more:,} more" if more > 0 and entry.ids else "")
+    shown = entry.ids[:MAX_SHOWN_IDS]
+    more = (entry.count or entry.total or 0) - len(shown)
+    ids = ", ".join(shown) + (f" and {more:,} more" if more > 0 and shown else "")
     selected = "" if not entry.filter else json.dumps(entry.filter, ensure_ascii=False)
     changes = changes_of(entry.before, entry.after)
     return "; ".join(filter(None, [ids, selected, changes, entry.detail, entry.error]))

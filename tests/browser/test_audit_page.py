@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
+from services.audit import Actor, recorded
 from tests.any_jobs import INVOICE
 from tests.browser.visit import Visit, Visiting
 from tests.web.credentials import OPERATOR, VIEWER
@@ -44,6 +45,15 @@ def test_the_list_is_filtered_and_the_address_keeps_it(queue: Queue, visit: Visi
     expect(page.get_by_role("heading", name="Nothing matches")).to_be_visible()
     visit.press("Clear the filter")
     expect(row).to_have_count(3)
+
+
+def test_only_what_was_changed_is_counted(queue: Queue, visit: Visit) -> None:
+    ids = [f"room-{number}" for number in range(10)]
+    for changed in (1, 5):
+        with recorded(Actor(who="ada", via="cli", address="here"), "retry", ids=ids) as action:
+            action.succeeded(ids[:changed])
+    cells = visit.open("/audit").locator("#rows td.text")
+    expect(cells).to_have_text(["room-0, room-1, room-2 and 2 more", "room-0"])
 
 
 def test_an_action_appears_without_reloading(queue: Queue, visit: Visit) -> None:

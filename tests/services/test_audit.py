@@ -19,7 +19,7 @@ from queue_manager.core.errors import AppError, Unavailable
 from queue_manager.operations import switches
 from queue_manager.server_calls import mongodb
 from queue_manager.system import System
-from services.audit import MAX_AUDITED_IDS, MAX_AUDITED_IDS_LENGTH, Actor, recorded
+from services.audit import MAX_AUDITED_IDS, MAX_AUDITED_IDS_LENGTH, Actor, recorded, timeline_event
 from tests.e2e.commands import invoke
 from tests.real_servers import Servers
 
@@ -44,6 +44,18 @@ def test_an_entry_is_written_before_its_action_and_completed_after_it(clean: Ser
     (ended,) = entries()
     assert (begun.outcome, begun.count, begun.filter) == ("unknown", None, {"state": "main"})
     assert (ended.outcome, ended.count, ended.at) == ("done", 3, begun.at)
+
+
+@pytest.mark.parametrize(
+    ("changed", "others", "more"), [(1, "", ""), (2, "with 1 other", ""), (5, "with 4 others", " and 2 more")]
+)
+def test_only_what_was_changed_is_counted(clean: Servers, changed: int, others: str, more: str) -> None:
+    ids = [f"room-{number}" for number in range(10)]
+    with recorded(ADA, "retry", ids=ids) as action:
+        action.succeeded(ids[:changed])
+    (entry,) = entries()
+    assert timeline_event(entry).detail == others
+    assert run("audit").splitlines()[1:] == [f"    {', '.join(ids[:changed][:3])}{more}"]
 
 
 @pytest.mark.parametrize(

@@ -22,22 +22,23 @@ async function load({ from, to, ...values }, options) {
 }
 
 /** @param {AuditedChange} entry */
-function cells({ id, at, who, via, address, action, system, count, outcome, undo_until: until, ...about }) {
+function cells({ id, at, who, via, address, action, system, outcome, undo_until: until, ...about }) {
   return [
     element("th", { scope: "row" }, moment(at)),
     cell("Who", element("span", {}, element("b", {}, who), element("div", { class: "hint soft" }, `${VIAS[via]} · ${address}`))),
     cell("Action", element("span", {}, element("b", {}, action), system && element("div", { class: "hint soft" }, systemTitle(system))), "nowrap"),
     element("td", { class: "text" }, what(about)),
-    cell("Changed", number(count), "number"),
+    cell("Changed", number(about.count), "number"),
     cell("Outcome", element("span", {}, pill(outcome, OUTCOMES[outcome]), canUndo(until) && undoButton(id, refresh)), "nowrap"),
   ];
 }
 
-/** @param {Pick<AuditedChange, "ids" | "total" | "page" | "filter" | "before" | "after" | "detail" | "error">} about @returns {Child[]} */
-function what({ ids, total, page, filter, before, after, detail, error }) {
-  const more = (total ?? 0) - SHOWN_IDS;
+/** @param {Pick<AuditedChange, "ids" | "total" | "count" | "page" | "filter" | "before" | "after" | "detail" | "error">} about @returns {Child[]} */
+function what({ ids, total, count, page, filter, before, after, detail, error }) {
+  const shown = ids.slice(0, SHOWN_IDS);
+  const more = (count || total || 0) - shown.length;
   return [
-    ids.length > 0 && element("div", {}, ids.slice(0, SHOWN_IDS).flatMap((id, index) => [index ? ", " : "", link(page && `${page}/${encodeURIComponent(id)}`, id)]), more > 0 && ` and ${number(more)} more`),
+    shown.length > 0 && element("div", {}, shown.flatMap((id, index) => [index ? ", " : "", link(page && `${page}/${encodeURIComponent(id)}`, id)]), more > 0 && ` and ${number(more)} more`),
     filter && element("div", {}, Object.entries(filter).map(([name, value]) => `${name}: ${value}`).join(", ")),
     Object.entries({ ...before, ...after }).map(([name]) => element("div", {}, `${name} `, value(before?.[name]), " → ", value(after?.[name]))),
     detail && element("div", {}, detail),
