@@ -277,7 +277,7 @@ class Watch:
     def evaluate(self, found: Outcomes, *, at: float) -> None:
         """Evaluate the outcomes of one round: send what begins, repeats or has ended.
 
-        Only a rule whose outcome is known can have ended, so not one that this process does not have.
+        A problem ends only if its rule was judged. Systems and rules that this process does not have are not judged.
 
         Args:
             at: the time by this machine's monotonic clock, in seconds.

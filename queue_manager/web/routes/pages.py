@@ -126,7 +126,7 @@ def _id_in_product(id: str) -> str:
         found = read_id(id, field="id")
     except PermanentError:
         return id
-    return shown_id(found) if id_text(found) == id else id  # the id `1e5` of a scan of one's own is no number
+    return shown_id(found) if id_text(found) == id else id  # a scan may use the text `1e5` as an id; it is not a number
 
 
 @of_each.get("/search")
