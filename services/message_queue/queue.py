@@ -20,7 +20,7 @@ from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from services.message_queue.arrivals import ArrivalNotifier
 from services.message_queue.errors import LockLost, QueueUnavailable, SearchIncomplete, UnknownMessage
-from services.message_queue.fields import checked_integer, checked_number
+from services.message_queue.fields import checked_integer, checked_number, checked_text
 from services.message_queue.messages import Message, NewMessage, QueueOptions
 from services.message_queue.operations import (
     MAX_RECEIVED_MESSAGES,
@@ -129,27 +129,31 @@ class MessageQueue:
             with suppress(SearchIncomplete):
                 return self.search(**options)
             return []
-        was_woken = False
-        while True:
-            arrival = self.arrivals.subscribe(type)
-            is_used = False
-            try:
-                if messages := self.search(**options):
-                    return messages
-                arrival.result(timeout=max(end - time.monotonic(), 0))
-                was_woken = is_used = True
-            except SearchIncomplete:
-                if time.monotonic() >= end:
+        if type is not None:
+            checked_text(type, "type")
+        is_woken = False  # by a message for which it has not searched to the end
+        try:
+            while True:
+                arrival = self.arrivals.subscribe(type)
+                is_used = False
+                try:
+                    messages = self.search(**options)
+                    is_woken = False
+                    if messages:
+                        return messages
+                    arrival.result(timeout=max(end - time.monotonic(), 0))
+                    is_woken = is_used = True
+                except SearchIncomplete:
+                    if time.monotonic() >= end:
+                        return []
+                except FutureTimeout:
                     return []
-            except FutureTimeout:
-                return []
-            except BaseException:
-                if was_woken:
-                    self.arrivals.pass_on(type)  # another consumer may receive the message that woke this one
-                raise
-            finally:
-                if not is_used:
-                    self.arrivals.unsubscribe(arrival)
+                finally:
+                    if not is_used:
+                        self.arrivals.unsubscribe(arrival)
+        finally:
+            if is_woken:
+                self.arrivals.pass_on(type)  # another consumer may receive the message
 
     def search(
         self,

@@ -250,6 +250,17 @@ def test_consumer_that_fails_when_woken_passes_the_wake_up_on(
         assert message.id == "a"
 
 
+def test_consumer_of_an_invalid_type_is_refused_before_it_waits(lab: Lab) -> None:
+    types: Any = ["job"]
+    with waiting(lab, {}) as [consumer]:
+        with pytest.raises(InvalidMessage, match="type"):
+            lab.queue.dequeue(timeout=1, type=types)
+        assert len(lab.arrivals._subscribers) == 1
+        lab.queue.enqueue("job", id="a")
+        message = consumer.result(PATIENT)
+        assert message is not None
+
+
 @pytest.mark.slow
 def test_no_message_is_missed_at_any_time_of_arrival(lab: Lab) -> None:
     """The moments at which somebody begins to wait, and the reader stops, are hit often."""

@@ -263,7 +263,7 @@ class _Wait:
             finally:
                 if not is_used:
                     self._queue.arrivals.unsubscribe(arrival)
-                if self._must_end():
+                if self._must_end() or (not is_finished and time.monotonic() >= end):
                     self._queue.arrivals.pass_on(self._options["type"])  # the arrival is for another poll
 
     def _search(self) -> tuple[Future[str | None], Message | None, bool]:
