@@ -76,8 +76,8 @@ class Written:
     """With the id, the idempotency key of a side effect."""
     written_at: datetime
     document: Document
-    """The document as the write left it, if the update has only `$set` and `$unset` of whole fields. Otherwise, and in
-    a repeated call, the document as it is now, or only its id if it was deleted."""
+    """The fields of `DueDocuments.fields` as the write left them, if the update has only `$set` and `$unset` of whole
+    fields. Otherwise, and in a repeated call, as they are now; only the id if the document was deleted."""
 
 
 class CallAgain(AppError):
