@@ -201,7 +201,7 @@ class System:
         """Raise ConfigurationError if the declaration is incomplete, once its module is imported."""
 
     def call(self, name: str, function: Callable[..., T], *arguments: object) -> T:
-        """Call a function of the declaration. Raises ConfigurationError, naming it, for errors other than outages."""
+        """Call a function of the declaration. Raises ConfigurationError, naming it, for any error but an outage."""
         try:
             return function(*arguments)
         except ConfigurationError:
@@ -299,6 +299,28 @@ def _is_cron(line: str) -> bool:
 def item_queues(systems: Iterable[System]) -> list[str]:
     """Return the Celery queues of all items."""
     return [system.queue for system in systems if system.queue is not None]
+
+
+def read_each(systems: Iterable[System], read: Callable[[System], T]) -> tuple[dict[str, T], dict[str, str]]:
+    """Return what a function of the declarations returns, and the error of those whose function raises one, by system.
+
+    Args:
+        read: the method of System that calls the function.
+    """
+    found: dict[str, T] = {}
+    broken: dict[str, str] = {}
+    for system in systems:
+        try:
+            found[system.name] = read(system)
+        except ConfigurationError as error:
+            broken[system.name] = str(error)
+    return found, broken
+
+
+def sources(systems: Iterable[System]) -> tuple[dict[str, Source], dict[str, str]]:
+    """Return where finished items are counted, and the error of those whose `counts` raises one, by system."""
+    found, broken = read_each(systems, System.source)
+    return {name: source for name, source in found.items() if source is not None}, broken
 
 
 def task_modules(systems: Iterable[System]) -> list[str]:

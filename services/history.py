@@ -23,7 +23,7 @@ from queue_manager.core.clock import EPOCH, hours, milliseconds, minutes, second
 from queue_manager.core.redis_client import PerProcess, connect
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import MISSED_RUNS
-from queue_manager.system import System
+from queue_manager.system import System, sources
 from queue_manager.telemetry import counters, latency
 from queue_manager.telemetry.counters import Totals
 from queue_manager.telemetry.latency import Histogram, Measure
@@ -94,12 +94,12 @@ def _counted(
     client: redis.Redis, systems: Iterable[System], *, since: Mapping[str, datetime], last: int
 ) -> list[Bucket]:
     """Return what was counted of each system since a time, or in 24 hours, in buckets of ten minutes."""
-    sources = {system.name: source for system in systems if (source := system.source()) is not None}
+    counted, _ = sources(systems)
     begins = {name: _minute(at) for name, at in since.items()}
-    firsts = {name: begins.get(name, last - MINUTES_KEPT) for name in sources}
+    firsts = {name: begins.get(name, last - MINUTES_KEPT) for name in counted}
     found: dict[str, dict[int, Totals]] = {}
     for first in {*firsts.values()}:  # one, and another if some systems are off
-        some = {name: source for name, source in sources.items() if firsts[name] == first}
+        some = {name: source for name, source in counted.items() if firsts[name] == first}
         found |= counters.from_each_server(client, some, partial(counters.by_minute, first=first, last=last))
     return [
         Bucket(system=name, at=_moment(ten * 10), length=TEN_MINUTES, counts=counts)
@@ -178,10 +178,10 @@ def _not_copied(systems: Sequence[System], stored: Sequence[Bucket], now: dateti
 
 
 def _last_minutes(systems: Iterable[System], begins_at: datetime) -> dict[str, dict[datetime, Totals]]:
-    sources = {system.name: source for system in systems if (source := system.source()) is not None}
+    counted, _ = sources(systems)
     client, first = _redis(), _minute(begins_at)
     last = _last_minute(client)
-    found = counters.from_each_server(client, sources, partial(counters.by_minute, first=first, last=last))
+    found = counters.from_each_server(client, counted, partial(counters.by_minute, first=first, last=last))
     return {
         name: {_moment(minute): by_minute.get(minute, {}) for minute in range(first, last + 1)}
         for name, by_minute in found.items()

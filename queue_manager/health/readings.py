@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
@@ -38,9 +38,9 @@ from queue_manager.health_rules import WORKER_START_TIME, Problem, Rule
 from queue_manager.leases import Leases
 from queue_manager.pauses import PauseState
 from queue_manager.server_calls import mongodb, redis_client, redis_server
-from queue_manager.system import System, SystemStats
+from queue_manager.system import System, SystemStats, read_each, sources
 from queue_manager.telemetry import counters, worker_heartbeats
-from queue_manager.telemetry.counters import Recent, Source
+from queue_manager.telemetry.counters import Recent
 from queue_manager.telemetry.worker_heartbeats import OnlineWorker
 
 AnswerT = TypeVar("AnswerT")
@@ -265,7 +265,7 @@ def _redis() -> InRedis:
         now, ahead = _timed(lambda: time_of(client.time()))
         names = [system.name for system in systems()]
         with_items = [system.name for system in systems() if system.queue is not None]
-        counted, broken = _sources()
+        counted, broken = sources(systems())
         return InRedis(
             now=now,
             clock_ahead=ahead,
@@ -283,28 +283,6 @@ def _redis() -> InRedis:
             unread=unread,
             broken=broken,
         )
-
-
-def sources() -> dict[str, Source]:
-    """Return, by system, where finished items are counted; without systems whose `counts` raises an error."""
-    return _sources()[0]
-
-
-def _sources() -> tuple[dict[str, Source], dict[str, str]]:
-    found, broken = _of_each(systems(), System.source)
-    return {name: source for name, source in found.items() if source is not None}, broken
-
-
-def _of_each(some: Iterable[System], read: Callable[[System], AnswerT]) -> tuple[dict[str, AnswerT], dict[str, str]]:
-    """Return what a function of their declarations returns, and the error of those whose function raises one."""
-    found: dict[str, AnswerT] = {}
-    broken: dict[str, str] = {}
-    for system in some:
-        try:
-            found[system.name] = read(system)
-        except ConfigurationError as error:
-            broken[system.name] = str(error)
-    return found, broken
 
 
 def _count_dead_letters(client: redis.Redis) -> int | None:
@@ -350,7 +328,7 @@ def _mongodb() -> InMongoDB:
     # Those that counting errors needs are looked for each time.
     missing_shared = _missing(OF_ALL_SYSTEMS, schema.shared_collections()) or schema.missing(scan_run.collections())
     on = [system for system in systems() if system.is_on(settings())]
-    wanted, broken = _of_each(on, System.read_collections)
+    wanted, broken = read_each(on, System.read_collections)
     return InMongoDB(
         now=now,
         clock_ahead=ahead,

@@ -27,7 +27,7 @@ from queue_manager.operations.system_schemas import (
     SystemHistory,
 )
 from queue_manager.server_calls import mongodb, redis_server
-from queue_manager.system import System
+from queue_manager.system import System, sources
 from queue_manager.telemetry import counters
 from queue_manager.telemetry.latency import MEASURES, Measure
 from services import history
@@ -102,16 +102,16 @@ def read_schedule() -> Schedule:
 
 def last_day(listed: Sequence[System]) -> History:
     """Return how many items of these systems ended in the last 24 hours. Raises `Unavailable`."""
-    names, counted = [system.name for system in listed], [system for system in listed if system.source() is not None]
+    counted, _ = sources(listed)
     with mongodb(), redis_server():
         now = server_now()
-        found = history.read_many(counted, "24h", now=now)
+        found = history.read_many([system for system in listed if system.name in counted], "24h", now=now)
     _, step = history.LENGTHS["24h"]
     return History(
         server_time=now,
         bucket_seconds=int(step.total_seconds()),
         begins_at=history.beginning("24h", now),
-        systems={name: _outcomes(found[name]) if name in found else None for name in names},
+        systems={one.name: _outcomes(found[one.name]) if one.name in found else None for one in listed},
     )
 
 

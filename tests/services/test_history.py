@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
@@ -205,6 +206,22 @@ def test_the_day_of_all_systems_is_the_history_of_each(clean: Servers, minute: i
     assert of_rooms is not None
     assert (sum(of_rooms["done"]), len(of_rooms["done"]), day.bucket_seconds) == (326, 144, 600)
     assert (day.begins_at, of_rooms["done"]) == (found.begins_at, [one or 0 for one in found.numbers("done")])
+
+
+def test_an_error_in_the_counts_of_a_system_does_not_affect_the_history_of_others(clean: Servers, minute: int) -> None:
+    def fail() -> NoReturn:
+        raise KeyError("BILLING")
+
+    some = [replace(system, name="trial-end", counts=fail), system]
+    count(clean, minute, done=3)
+    history.copy(some, now=server_now())
+    assert sums(TEN_MINUTES) == {"done": 3}
+    day, hour = last_day(some), history.read_many(some, "1h", now=server_now())
+    assert (day.systems["trial-end"], sum((day.systems[NAME] or {})["done"])) == (None, 3)
+    assert {name: sum(one or 0 for one in found.numbers("done")) for name, found in hour.items()} == {
+        "trial-end": 0,
+        NAME: 3,
+    }
 
 
 @pytest.mark.parametrize("copied", [0, 20, 50])

@@ -33,10 +33,9 @@ from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.health import all_problems
-from queue_manager.health.readings import sources
 from queue_manager.health_rules import Problem
 from queue_manager.server_calls import broker, mongodb, ping_mongodb, redis_server
-from queue_manager.system import SCANS_QUEUE, SystemStats, item_queues
+from queue_manager.system import SCANS_QUEUE, SystemStats, item_queues, sources
 from queue_manager.telemetry import counters, latency, worker_heartbeats
 from queue_manager.telemetry.counters import Totals
 from queue_manager.telemetry.latency import Measure
@@ -164,7 +163,7 @@ def _counts() -> Iterator[Metric]:
     with redis_server() as client:
         scans = {system.name: counters.source(system.scan_task) for system in systems()}
         of_scans = counters.from_each_server(client, scans, counters.totals)
-        of_items = counters.from_each_server(client, sources(), counters.totals)
+        of_items = counters.from_each_server(client, sources(systems())[0], counters.totals)
         yield from _scans(of_scans)
         yield _items(of_items)
         yield from _durations(of_items)
