@@ -211,29 +211,34 @@ class System:
                 raise
             raise ConfigurationError(f"System {self.name!r}: `{name}` raised {typed_reason(error)}") from error
 
+    def _returned(self, name: str, value: T, is_right: bool, accepted: str) -> T:
+        """Return what a function of the declaration returned. Raises ConfigurationError if it is not right."""
+        if not is_right:
+            raise ConfigurationError(f"System {self.name!r}: `{name}` returned {value!r:.200}, not {accepted}")
+        return value
+
     def period(self, chosen: Settings) -> timedelta:
         """Return the time between two scans."""
         every = self.call("every", self.every, chosen) if callable(self.every) else self.every
-        if not isinstance(every, timedelta) or every <= timedelta(0):
-            raise ConfigurationError(
-                f"System {self.name!r}: `every` returned {every!r:.100}, not a timedelta above zero"
-            )
-        return every
+        is_right = isinstance(every, timedelta) and every > timedelta(0)
+        return self._returned("every", every, is_right, "a timedelta above zero")
 
     def read_stats(self) -> SystemStats:
         """Return what `stats` reads. Raises ConfigurationError if that is not `SystemStats` with numbers."""
         found = self.stats()
-        if not isinstance(found, SystemStats) or not all(
+        is_right = isinstance(found, SystemStats) and all(
             isinstance(one, int | float) for one in found.numbers.values()
-        ):
-            raise ConfigurationError(
-                f"System {self.name!r}: `stats` returned {found!r:.200}, not SystemStats with numbers"
-            )
-        return found
+        )
+        return self._returned("stats", found, is_right, "SystemStats with numbers")
 
     def read_collections(self) -> Mapping[str, Sequence[IndexModel]]:
-        """Return what `collections` returns."""
-        return self.call("collections", self.collections)
+        """Return what `collections` returns. Raises ConfigurationError if that is not indexes by collection."""
+        found = self.call("collections", self.collections)
+        is_right = isinstance(found, Mapping) and all(
+            isinstance(indexes, Sequence) and all(isinstance(one, IndexModel) for one in indexes)
+            for indexes in found.values()
+        )
+        return self._returned("collections", found, is_right, "lists of IndexModel by collection")
 
     def late_after(self, chosen: Settings) -> timedelta:
         """Return how long the scan may not have run, or an item may be due, before that is a problem."""
@@ -254,9 +259,14 @@ class System:
         return "dry run" if self.name in chosen.qm_dry_run else None
 
     def source(self) -> Source | None:
-        """Return where its finished items are counted; `None` if they are not."""
+        """Return where its finished items are counted; `None` if they are not.
+
+        Raises:
+            ConfigurationError: `counts` returned no Source.
+        """
         if self.counts is not None:
-            return self.call("counts", self.counts)
+            found = self.call("counts", self.counts)
+            return self._returned("counts", found, isinstance(found, Source), "a Source")
         return None if self.counted_as is None else counters.source(self.counted_as)
 
     @property

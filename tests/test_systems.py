@@ -103,15 +103,25 @@ def test_stats_that_fail_are_omitted_from_the_metrics(only: Callable[[System], N
     eventually(lambda: numbers_of() == {"queue_manager_due": 5})
 
 
-@pytest.mark.usefixtures("clean")
-@pytest.mark.parametrize("function", ["collections", "counts"])
-def test_an_error_in_a_declaration_is_a_problem_of_its_system_only(
-    function: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> Any:
-        raise KeyError("BILLING")
+def fail() -> Any:
+    raise KeyError("BILLING")
 
-    broken = trial_end(**{function: fail})
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize(
+    ("function", "call", "error"),
+    [
+        ("collections", fail, "raised KeyError: 'BILLING'"),
+        ("counts", fail, "raised KeyError: 'BILLING'"),
+        ("collections", lambda: None, "returned None, not lists of IndexModel by collection"),
+        ("collections", lambda: {"a": ["b"]}, "returned {'a': ['b']}, not lists of IndexModel by collection"),
+        ("counts", lambda: "trials", "returned 'trials', not a Source"),
+    ],
+)
+def test_an_error_in_a_declaration_is_a_problem_of_its_system_only(
+    function: str, call: Callable[[], Any], error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = trial_end(**{function: call})
     for module in (readings, problems):
         monkeypatch.setattr(module, "systems", lambda: [broken, support_snooze.system])
     found = asyncio.run(readings.read(60))
@@ -119,7 +129,7 @@ def test_an_error_in_a_declaration_is_a_problem_of_its_system_only(
     assert found.in_redis is not None
     (problem,) = [one for one in problems.all_problems(found) if one.rule is Rule.UNKNOWN_STATE]
     assert problem.system == "trial-end"
-    assert problem.text == f"System 'trial-end': `{function}` raised KeyError: 'BILLING'"
+    assert problem.text == f"System 'trial-end': `{function}` {error}"
     assert set(found.in_redis.recent) == {"support-snooze"}
 
 
