@@ -18,6 +18,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from beat_schedule import SYSTEMS
 from models import schema
+from models.alert import Key
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import Settings
@@ -130,6 +131,8 @@ def test_an_error_in_a_declaration_is_a_problem_of_its_system_only(
     (problem,) = [one for one in problems.all_problems(found) if one.rule is Rule.UNKNOWN_STATE]
     assert problem.system == "trial-end"
     assert problem.text == f"System 'trial-end': `{function}` {error}"
+    is_judged = Key("trial-end", Rule.MISSING_INDEXES.id) in problems.outcomes(found)
+    assert is_judged is (function != "collections")
     assert set(found.in_redis.recent) == {"support-snooze"}
 
 

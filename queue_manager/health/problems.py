@@ -154,8 +154,8 @@ def _of_scan(system: System, readings: Readings) -> Iterator[tuple[Rule, str | N
     mongo = readings.in_mongodb
     if mongo is None:
         return
-    missing = mongo.missing_indexes[system.name]
-    yield Rule.MISSING_INDEXES, _missing(missing) if missing else None
+    if (missing := mongo.missing_indexes.get(system.name)) is not None:  # its `collections` raised no error
+        yield Rule.MISSING_INDEXES, _missing(missing) if missing else None
     run = mongo.last_runs[system.name]
     if run is not None and mongo.now - run.at <= system.late_after(settings()):
         yield Rule.LATE_SCAN, None
@@ -186,7 +186,8 @@ def _of_queue(system: System, redis: InRedis | None) -> Iterator[tuple[Rule, str
 def _of_items(system: System, readings: Readings) -> Iterator[tuple[Rule, str | None]]:
     stats, mongo = readings.stats[system.name], readings.in_mongodb
     if isinstance(stats, Problem):
-        if mongo is not None and not mongo.missing_indexes[system.name]:  # problems of their own, which are the cause
+        # Missing indexes are a problem of their own, which is the cause.
+        if mongo is not None and not mongo.missing_indexes.get(system.name):
             yield stats.rule, stats.text
         return
     yield from dict.fromkeys(_OF_STATS).items()

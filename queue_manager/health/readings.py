@@ -333,7 +333,7 @@ def _mongodb() -> InMongoDB:
         now=now,
         clock_ahead=ahead,
         missing_shared_indexes=missing_shared,
-        missing_indexes={one.name: _missing(one.name, wanted.get(one.name, {})) for one in on},
+        missing_indexes={name: _missing(name, indexes) for name, indexes in wanted.items()},
         last_runs={system.name: scan_run.last(system.scan_task) for system in systems()},
         errors=None if missing_shared else scan_run.count_errors(now - hours(24)),
         running=scan_run.running(now=now),
