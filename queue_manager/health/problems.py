@@ -87,6 +87,8 @@ def _of_servers(readings: Readings) -> Iterator[tuple[str, Rule, str | None]]:
     for name, answer in (("redis", readings.redis), ("broker", readings.broker), ("mongodb", readings.mongodb)):
         if isinstance(answer, Problem):
             yield answer.system, answer.rule, answer.text
+            if answer.rule is not Rule.SERVER_AWAY:  # it answers
+                yield answer.system, Rule.SERVER_AWAY, None
         else:
             yield from ((name, rule, None) for rule in (Rule.SERVER_AWAY, Rule.SERVER_UNSUITABLE, Rule.REFUSED_WRITES))
     redis, mongo = readings.in_redis, readings.in_mongodb

@@ -328,6 +328,16 @@ def test_a_round_does_not_end_problems_whose_outcome_is_unknown(
     assert ended(rounds(2, healthy))
 
 
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("server", ["redis", "broker", "mongodb"])
+def test_a_server_that_answers_with_another_problem_is_not_away(server: str) -> None:
+    found = asyncio.run(read())
+    unsuitable: Any = {server: Problem(system=server, rule=Rule.SERVER_UNSUITABLE, text="is no replica set")}
+    key = Key(server, Rule.SERVER_AWAY.id)
+    assert outcomes(replace(found, **unsuitable)).get(key, "unknown") is None
+    assert outcomes(without(server)(found))[key] is not None
+
+
 def test_alerts_that_no_channel_accepted_are_sent_in_the_next_round(first: Process) -> None:
     first.evaluate(0, LAG)
     first.takes = False
