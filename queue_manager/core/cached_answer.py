@@ -45,8 +45,7 @@ class CachedAnswer(Generic[AnswerT]):
         try:
             self._answer = self._compute()
         finally:
-            ended = time.monotonic()
-            self._due_at = ended + CACHE_FACTOR * (ended - began)
+            self._due_at = _kept_until(began)
 
 
 _counts: dict[str, tuple[Any, float]] = {}
@@ -56,6 +55,8 @@ _counts: dict[str, tuple[Any, float]] = {}
 def cached_count(name: str, count: Callable[[], tuple[CountT, int]]) -> CountT:
     """Return a count that is read every second; that of many documents is kept for `CACHE_FACTOR` times its time.
 
+    An error is raised. If an answer was kept before, it stays for `CACHE_FACTOR` times the time until the error.
+
     Args:
         count: returns the answer and the number of documents that were counted for it. Up to `MAX_FRESH_COUNT`, the
             answer is not kept.
@@ -64,8 +65,19 @@ def cached_count(name: str, count: Callable[[], tuple[CountT, int]]) -> CountT:
     kept: tuple[CountT, float] | None = _counts.get(name)
     if kept is not None and began < kept[1]:
         return kept[0]
-    answer, documents = count()
-    ended = time.monotonic()
+    try:
+        answer, documents = count()
+    except Exception:
+        if (last := _counts.get(name)) is not None:
+            _counts[name] = last[0], _kept_until(began)
+        raise
     if documents > MAX_FRESH_COUNT:
-        _counts[name] = answer, ended + CACHE_FACTOR * (ended - began)
+        _counts[name] = answer, _kept_until(began)
+    else:
+        _counts.pop(name, None)  # an older one
     return answer
+
+
+def _kept_until(began: float) -> float:
+    ended = time.monotonic()
+    return ended + CACHE_FACTOR * (ended - began)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -92,3 +93,29 @@ def test_a_count_of_many_documents_is_kept_and_that_of_few_is_not(monkeypatch: p
 
     assert [cached_count("due", count) for _ in range(4)] == ["10,000", "10,001", "10,001", "10,001"]
     assert cached_count("another", count) == "7"
+
+
+def test_after_an_error_of_a_count_the_previous_one_is_kept_if_it_was_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(documents: int | None) -> Callable[[], tuple[int, int]]:
+        def counted() -> tuple[int, int]:
+            if documents is None:
+                raise ConnectionError("stopped by its limit")
+            return documents, documents
+
+        return counted
+
+    monkeypatch.setattr(cached_answer, "CACHE_FACTOR", 0.0)
+    monkeypatch.setattr(cached_answer, "_counts", {})
+    with pytest.raises(ConnectionError):
+        cached_count("due", count(None))
+    assert cached_count("due", count(MAX_FRESH_COUNT + 1)) == MAX_FRESH_COUNT + 1
+    monkeypatch.setattr(cached_answer, "CACHE_FACTOR", 1e12)
+    with pytest.raises(ConnectionError):
+        cached_count("due", count(None))
+    assert cached_count("due", count(None)) == MAX_FRESH_COUNT + 1
+
+    monkeypatch.setattr(cached_answer, "_counts", {"due": (MAX_FRESH_COUNT + 1, 0.0)})
+    assert cached_count("due", count(7)) == 7
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            cached_count("due", count(None))
