@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Locator, Route, expect
@@ -12,6 +13,7 @@ from playwright.sync_api import Locator, Route, expect
 from models import job as stored
 from models.database import server_now
 from models.job import JobState
+from queue_manager.core.clock import seconds
 from queue_manager.telemetry import counters, latency
 from services.job_queues import JOBS_INITIATOR, adopt, jobs
 from tests.any_jobs import INVOICE, REPORT, made
@@ -181,6 +183,39 @@ def test_names_and_first_rows_do_not_wait_for_the_counts(visit: Visit, queue: Qu
     held.pop().continue_()
     expect(of_name(visit, INVOICE).locator("[data-label='Pending']")).to_have_text("1")
     visit.page.unroute_all()
+
+
+@pytest.mark.parametrize(("pending", "is_repeated"), [(10_000, False), (10_001, True)])
+def test_the_counts_are_read_again_without_an_event_only_if_they_may_be_old(
+    pending: int, is_repeated: bool, visit: Visit, queue: Queue
+) -> None:
+    sample_data.make_job(queue, INVOICE)
+    answer = queue.get("/jobs/status").body
+    for one in answer["queues"]:
+        if one["name"] == INVOICE:
+            one["states"] = {"pending": pending}
+    page, requests = visit.page, list[str]()
+
+    def read_in(ms: int) -> list[str]:
+        """Return which of these the page requests in this time of its clock: a new connection requests both."""
+        requests.clear()
+        page.clock.run_for(ms)
+        page.evaluate("1")  # a call to the browser lets requests be noted
+        return [path for path in requests if path in ("/api/jobs", "/api/jobs/status")]
+
+    page.clock.install()
+    page.on("request", lambda request: requests.append(urlsplit(request.url).path))
+    page.route("**/api/jobs/status", lambda route: route.fulfill(json=answer))
+    visit.open("/jobs")
+    expect(page.locator("#state")).to_have_text("Live")
+    expect(of_name(visit, INVOICE).locator("[data-label='Pending']")).to_have_text(f"{pending:,}")
+    page.clock.pause_at(server_now() + seconds(2))  # the time of the page is ours; too little for a new connection
+    eventually(lambda: not read_in(1_000))  # the requests of the start are over
+    if is_repeated:
+        assert eventually(lambda: read_in(100)) == ["/api/jobs/status"]
+    else:
+        assert not any(read_in(1_000) for _ in range(8))
+    page.unroute_all()
 
 
 def test_each_name_has_how_long_its_jobs_wait_and_run(visit: Visit, queue: Queue) -> None:

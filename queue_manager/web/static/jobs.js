@@ -12,12 +12,15 @@ import { PAUSE_REASON, pauseNote } from "./systems.js";
 const PAGE = 50;
 const STATES = { pending: "", executing: "warn", failure: "bad", success: "good", canceled: "" };
 /** @type {JobState[]} */
+const LIVE = ["pending", "failure", "executing"];
+/** @type {JobState[]} */
 const CLEARED = ["pending", "failure", "success", "canceled"];
 const ALL_NAMES = "all names";
 const LATENCY_DELAY = 500; // ms, so that the first rows come before
 const LATENCY_INTERVAL = 60000; // ms
 const RETRY_INTERVAL = 2000; // ms
-const STATUS_INTERVAL = 5000; // ms between two readings without an event: leases are renewed, and counts may have been old
+const STATUS_INTERVAL = 5000; // ms between two readings without an event, while leases are renewed or counts may be old
+const MAX_FRESH_COUNT = 10000; // unfinished jobs; the counts of more of them may be old
 const NAMES_WAIT = 400; // ms that the list waits for the names above it
 /** @type {List<Job>} */
 let list;
@@ -113,13 +116,14 @@ async function count() {
   let again = RETRY_INTERVAL; // after a failure; the list shows errors
   try {
     await readStatus();
-    again = STATUS_INTERVAL;
+    const unfinished = queues.reduce((sum, { states }) => sum + LIVE.reduce((all, state) => all + (states?.[state] ?? 0), 0), 0);
+    again = queues.some(({ running }) => running) || unfinished > MAX_FRESH_COUNT ? STATUS_INTERVAL : 0;
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
   } finally {
     isCounting = false;
     if (isStale) recount();
-    else later = setTimeout(recount, again);
+    else if (again) later = setTimeout(recount, again);
   }
 }
 
