@@ -185,6 +185,42 @@ def test_names_and_first_rows_do_not_wait_for_the_counts(visit: Visit, queue: Qu
     visit.page.unroute_all()
 
 
+@pytest.mark.parametrize(("status", "rest_ms"), [(503, 2_000), (200, 10_000)])
+def test_after_a_slow_reading_the_list_rests_for_ten_seconds_and_less_after_an_error(
+    status: int, rest_ms: int, visit: Visit, queue: Queue
+) -> None:
+    held: list[Route] = []
+    page = visit.page
+    if status == 503:
+        visit.expect_status(503)
+
+    def is_held_after(ms: int) -> bool:
+        page.clock.run_for(ms)
+        page.evaluate("1")  # a call to the browser lets requests be noted
+        return bool(held)
+
+    page.clock.install()
+    visit.open("/jobs")
+    expect(page.locator("#state")).to_have_text("Live")
+    page.clock.pause_at(server_now() + seconds(2))  # the time of the page is ours; too little for a new connection
+    page.route(re.compile(r"/api/jobs\?"), lambda route: held.append(route))
+    id = sample_data.make_job(queue, INVOICE)
+    eventually(lambda: is_held_after(100))
+    sample_data.make_job(queue, INVOICE)  # the list that is being read is older
+    page.clock.run_for(4_000)
+    if status == 200:
+        held.pop().continue_()
+        expect(visit.row(id)).to_be_visible()
+        assert not is_held_after(rest_ms - 500)
+        page.clock.run_for(1_000)
+    else:
+        held.pop().fulfill(status=status, json={"message": "MongoDB does not answer"})
+        expect(page.get_by_text("MongoDB does not answer")).to_be_visible()
+        page.clock.run_for(rest_ms)
+    eventually(lambda: is_held_after(0))
+    page.unroute_all()
+
+
 @pytest.mark.parametrize(("pending", "is_repeated"), [(10_000, False), (10_001, True)])
 def test_the_counts_are_read_again_without_an_event_only_if_they_may_be_old(
     pending: int, is_repeated: bool, visit: Visit, queue: Queue

@@ -4,7 +4,7 @@
 import { AWAY, Problem, attempt, query } from "./api.js";
 import { number } from "./clock.js";
 import { byId, complain, element, keepingFocus, setText } from "./dom.js";
-import { Pace, nextFrame } from "./pace.js";
+import { MAX_REST, Pace, nextFrame } from "./pace.js";
 import { Views } from "./views.js";
 
 const TYPING_DELAY = 250; // ms after the last key until a filter is applied
@@ -158,6 +158,7 @@ export class List {
   async read(reading) {
     this.isStale = this.isAhead = false;
     const began = performance.now();
+    let rest = 0; // after a failure, it is read again after `RETRY_INTERVAL`
     try {
       for await (const page of this.pages(reading.controller.signal)) {
         // A list that is read again is replaced when it has been read to its end.
@@ -166,11 +167,11 @@ export class List {
       }
       this.complete = reading.wanted;
       if (this.isAhead) this.isStale = true; // the page may be older than events received meanwhile
+      rest = Math.min((performance.now() - began) * REST, MAX_REST);
     } catch (error) {
       if (reading.controller.signal.aborted) return;
       this.fail(error);
     }
-    const rest = (performance.now() - began) * REST;
     await new Promise((resolve) => setTimeout(resolve, Math.max(REFRESH_INTERVAL, this.pace.rest, rest)));
     if (this.reading !== reading) return;
     this.reading = undefined;

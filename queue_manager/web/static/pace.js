@@ -1,7 +1,7 @@
 // Draws values that change all the time without keeping the browser busy.
 
 const MAX_SHARE = 0.04; // of a core
-const MAX_REST = 10000; // ms after a slow call
+export const MAX_REST = 10000; // ms after a slow call
 const HIDDEN_INTERVAL = 250; // ms between two drawings of a hidden page, which has no frames
 
 /** Draw with the next frame. @param {() => void} draw */
