@@ -96,7 +96,7 @@ class Sites:
         return map(Site.of, found)
 
     def list_reset_often(self, *, after: Position | None, is_descending: bool) -> Iterator[tuple[Any, int]]:
-        """Yield ids and counts of the sites that build again after `MANY_RESETS` or more resets, by count and id."""
+        """Yield ids and counts of the sites without a thumbnail after `MANY_RESETS` or more resets, by count and id."""
         order = (RESET_COUNT, "_id")
         found = listing.walk(
             self.collection(),
@@ -184,7 +184,8 @@ class Sites:
         ]
 
     def _reset_often(self) -> Document:
-        return {**OFTEN_RESET, **IN_PROGRESS, **self.only}
+        # Between two builds, too, so that the problem does not end after each reset.
+        return {**OFTEN_RESET, DESKTOP: None, **self.only}
 
     def _stale(self, before: datetime) -> Document:
         return {**IN_PROGRESS, **self.only, STARTED: {**A_DATE, "$lt": before, **NO_LIST}}

@@ -112,7 +112,7 @@ class Rule(StrEnum):
         "repeated-resets",
         WARNING,
         "`stale-thumbnails`",
-        f"A site that is being built was reset at least {MANY_RESETS} times in a row.",
+        f"A site was reset at least {MANY_RESETS} times in a row, and has no thumbnail yet.",
         "Check the thumbnail builder.",
         "stuck",
     )

@@ -24,8 +24,8 @@ def read_stats(work: StaleThumbnails, *, late: timedelta) -> SystemStats:
     """Return the hung builds by collection, the longest of them, the resets of a day, and sites that were reset often.
 
     `due` is the number of sites that the next scan resets, `lag_seconds` the time since the oldest of them fell due,
-    `failed` the resets that failed in a day, and `stuck` the sites that build again after many resets. Sites that have
-    been due for longer than `late` are named.
+    `failed` the resets that failed in a day, and `stuck` the sites without a thumbnail after many resets. Sites
+    that have been due for longer than `late` are named.
     """
     now = work.clock()
     before = now - work.threshold
@@ -57,7 +57,7 @@ def _add_problems(stats: SystemStats, work: StaleThumbnails, before: datetime, d
             for key, resets in islice(sites.list_reset_often(after=None, is_descending=True), MAX_IDS)
         ]
         stats.problems[Rule.REPEATED_RESETS] = (
-            f"{many(stuck, 'stuck site')}: reset {MANY_RESETS} times in a row or more, and being built again "
+            f"{many(stuck, 'stuck site')}: reset {MANY_RESETS} times in a row or more, without a thumbnail since "
             f"({first_ids(shown, stuck)})"
         )
     if failed := _failed_and_hanging(before, day_ago):

@@ -45,8 +45,8 @@ HandOver = Callable[[str, str], None]
 class StaleThumbnails(DueWork, Listed):
     """The hung builds: what a scan finds, how an item resets one, how a run ends, and the sites as one list.
 
-    Hung builds are due, resets that failed in the last day are failed, and sites that build again after many resets are
-    stuck.
+    Hung builds are due, resets that failed in the last day are failed, and sites without a thumbnail after many resets
+    are stuck.
     """
 
     threshold: timedelta

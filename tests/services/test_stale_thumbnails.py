@@ -262,9 +262,10 @@ def test_resets_in_a_row_are_counted_until_the_thumbnail_is_there(
     assert "thumbnail_reset_count" not in get_site(made)
 
 
-def test_only_sites_that_were_reset_often_and_build_again_are_stuck() -> None:
-    again = [make_site(sites, thumbnail_reset_count=6) for sites in site.ALL.values()]
-    make_site(thumbnail_reset_count=6, thumbnail_build_in_progress=False)
+def test_published_sites_that_were_reset_often_are_stuck_until_the_thumbnail_is_there() -> None:
+    again = [make_site(sites, thumbnail_reset_count=5) for sites in site.ALL.values()]
+    assert [sites.reset(one, OVER) for sites, one in zip(site.ALL.values(), again, strict=True)] == [6, 6]
+    make_site(thumbnail_reset_count=6, details={"thumbnails": {"desktop": "d.png"}})
     make_site(INSTASITES, thumbnail_reset_count=6, status="DRAFT")
     listed = [[*sites.list_reset_often(after=None, is_descending=True)] for sites in site.ALL.values()]
     assert listed == [[(one, 6)] for one in again]

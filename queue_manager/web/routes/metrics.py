@@ -76,7 +76,7 @@ STATISTICS = {
     "pending_calls": "Calls of `after` that have not succeeded for three periods of the scan.",
     "requeued_total": "Messages whose ack deadline passed, so that they were requeued.",
     "resets_last_day": "Resets of sites in the last 24 hours.",
-    "stuck": "Items whose lease ended without a result; for sites, those that build again after five resets.",
+    "stuck": "Items whose lease ended without a result; for sites, those without a thumbnail after five resets.",
     "unreadable": "Subscriptions whose date cannot be read.",
 }
 """What each statistic of the built-in systems means; a name that ends in `_total` is a counter."""
