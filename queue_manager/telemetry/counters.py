@@ -235,7 +235,7 @@ def hours_key(name: str) -> str:
 # The history
 
 _settled: dict[Source, tuple[int, Totals]] = {}
-"""By source: the first minute of an hour, and what was counted from it on in keys that do not change any more."""
+"""By source: the first minute of an hour, and what was counted from it on in the keys that `recent` reads seldom."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,15 +286,18 @@ def _passing_over_outages(url: str) -> Iterator[redis.Redis]:
 def recent(client: redis.Redis, sources: Sequence[Source]) -> list[Recent]:
     """Return what was counted in the last minute and in the last hour. Raises like `by_minute`.
 
-    The keys before that of the previous ten minutes, which do not change any more, are read once a minute.
+    Those before the previous ten minutes seldom change: they are read once a minute, so they may be a minute old.
     """
     now = _now(client) // 60
     first, changing = now - 59, (now // 10 - 1) * 10
-    unread = [one for one in sources if one not in _settled or _settled[one][0] != first]
+    # A copy, because another thread may read the next minute.
+    settled = {one: kept for one in sources if (kept := _settled.get(one)) is not None and kept[0] == first}
+    unread = [one for one in sources if one not in settled]
     for one, minutes in zip(unread, by_minute(client, unread, first=first, last=changing - 1), strict=True):
-        _settled[one] = first, added(minutes.values())
+        settled[one] = first, added(minutes.values())
+    _settled.update(settled)
     return [
-        Recent(minute=minutes.get(now - 1, {}), hour=added([_settled[one][1], *minutes.values()]))
+        Recent(minute=minutes.get(now - 1, {}), hour=added([settled[one][1], *minutes.values()]))
         for one, minutes in zip(sources, by_minute(client, sources, first=changing, last=now), strict=True)
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -99,3 +100,24 @@ def test_of_the_last_hour_only_the_tens_of_minutes_that_change_are_read_again(
         count("b", minute)
         assert recent(minute) == ([(1, 5), (0, 1)], 2 * len(sources))
         assert recent(minute + 1)[0] == [(0, 4), (1, 1)]
+
+
+def test_the_last_hour_is_right_while_another_thread_reads_the_next_ten_minutes(
+    clean: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minute, source, read = 20_009, counters.source("a"), counters.by_minute
+    with connect(clean.valkey.url) as client:
+
+        def recent(now: int) -> int:
+            monkeypatch.setattr(counters, "_now", lambda _: 60 * now)
+            (found,) = counters.recent(client, [source])
+            return found.hour["done"]
+
+        def read_after_the_other(*where: Any, first: int, last: int) -> list[dict[int, counters.Totals]]:
+            if last == minute:
+                assert recent(minute + 1) == 1
+            return read(*where, first=first, last=last)
+
+        client.hset(f"{counters.history_key('a')}{minute // 10 - 1}", "done:5", 1)
+        monkeypatch.setattr(counters, "by_minute", read_after_the_other)
+        assert recent(minute) == 1
