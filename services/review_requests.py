@@ -324,7 +324,6 @@ system: System = System(
     explain=lambda id, dispatch: agency_explanation.explain(review_requests(), id, dispatch),
     stats=stats,
     slow_numbers=slow_numbers,
-    has_lag=False,  # an agency counts from its first subscription, however often it was asked since
     collections=lambda: {**pulse.collections(), **subscription.collections()},
     obstacles=_obstacles,
 )
