@@ -52,6 +52,7 @@ class SystemStats:
     """
 
     numbers: dict[str, float] = field(default_factory=dict)
+    """`lag_seconds`: 0 if nothing is due; without it, the rule `lag` is not judged."""
     details: list[str] = field(default_factory=list)
     problems: dict[Rule, str] = field(default_factory=dict)
     late: list[str] = field(default_factory=list)
