@@ -23,6 +23,7 @@ from queue_manager.cli.terminal import (
     printable,
 )
 from queue_manager.core.clock import seconds, to_iso
+from queue_manager.core.json_types import Number
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import Problem
 from queue_manager.operations.overview import read_overview
@@ -62,7 +63,8 @@ def status(name: OneOrAll = None, as_json: AnswerJsonOption = False) -> None:
         print_answer(state if system is None else one_system(state, system))
     else:
         shown = [one for one in state.systems if system is None or one.name == system.name]
-        print_table([_row(one, one.idle) for one in shown], STATUS_COLUMNS, nothing="no system")
+        rows = [{**_row(one, one.idle), "due": _due(one)} for one in shown]
+        print_table(rows, STATUS_COLUMNS, nothing="no system")
         print_pauses({one.name: one.pause for one in shown if one.pause is not None})
         _print_problems(unread, state.all_problems if system is None else shown[0].problems)
     if unread:
@@ -147,6 +149,10 @@ def state_text(idle: str | None, *, is_on: bool) -> str:
 
 def _row(system: SystemState | ScheduleEntry, idle: str | None) -> dict[str, Any]:
     return {**dict(system), "state": state_text(idle, is_on=system.is_on)}
+
+
+def _due(system: SystemState) -> Number | str | None:
+    return f"{system.due}+" if system.due and system.due == system.counted_to else system.due
 
 
 def _print_day(day: History, *, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,14 @@ def test_status_of_one_and_of_all(clean: Servers) -> None:
     assert shown[0].split()[:3] == ["name", "state", "due"]
     assert shown[1].split()[:3] == [ROOMS, "on", "1"]
     assert "critical  workers, no-workers: " in run("status").stdout
+
+
+def test_a_number_at_which_counting_stopped_has_a_plus(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("services.due_documents.stats"), "MAX_COUNT", 2)
+    for shown in ("0", "1", "2+", "2+"):
+        assert run("status", ROOMS).stdout.splitlines()[1].split()[2] == shown
+        make_room(server_now() - seconds(1))
+    assert printed("status", ROOMS)["due"] == 2
 
 
 def test_a_paused_system_is_shown_as_paused(clean: Servers) -> None:

@@ -63,7 +63,8 @@ STATISTICS = {
     "dead_lettered_total": "Messages whose ack deadline passed at the last attempt, so that they became dead letters.",
     "due": "Sites that the next scan dispatches.",
     "executing": "Jobs that are executing.",
-    "failed": "Jobs whose most recent attempt failed; for sites, resets that failed in the last 24 hours.",
+    "failed": f"Jobs whose most recent attempt failed (counting stops at {MAX_COUNT}); for sites, resets that failed "
+    "in the last 24 hours.",
     "in_progress": "Items in flight; for the message queue, messages that a consumer has received.",
     "lag_seconds": "Time for which the oldest item has been due; for jobs, only of names that no worker runs; for "
     "messages, since the first ack deadline passed.",
