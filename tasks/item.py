@@ -178,15 +178,21 @@ class ItemTask(BatchedTask):
         try:
             item = self.item(task_id, args, kwargs)
             self._record(item, "failed", exc)
-            give_up = partial(self.work().give_up, item, error=typed_reason(exc))
+            give_up = partial(self._give_up, item, error=typed_reason(exc))
             if is_outage(exc):  # it is final only because MongoDB answered after it
                 give_up()
             else:
                 self.use_database(give_up)
         except PermanentError:
-            pass  # the arguments name no item, so there is nothing to give up
+            pass  # the arguments are not those of an item, so there is nothing to give up
         except Exception as error:
             log.error("Failure could not be recorded; the item is retried when its lease ends", error=reason(error))
+
+    def _give_up(self, item: DueItem, *, error: str) -> None:
+        try:
+            self.work().give_up(item, error=error)
+        except PermanentError:  # a malformed argument names no item, but a lease was taken for it
+            self.work().release([item])
 
     def _record(self, item: DueItem, event: AttemptEvent, error: Exception) -> None:
         """Record an attempt that did not succeed."""

@@ -30,7 +30,7 @@ from tasks import app, item
 from tasks.item import MAX_FREE_REPEATS, REPEATS_HEADER
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 from tests.pace import paced
-from tests.room_lease import lease
+from tests.room_lease import LEASES, lease
 from tests.rooms import T0, get_room, make_room
 from tests.tasks.hand_worker import run, take, waiting_messages
 
@@ -198,6 +198,7 @@ def test_invalid_id_fails_immediately_and_is_not_retried(broker: str, caplog: py
     assert "room_id: 'nonsense'" in str(result)
     assert waiting_messages(broker, QUEUE) == []
     assert any("room_id: 'nonsense'" in str(record.msg) and record.levelname == "ERROR" for record in caplog.records)
+    assert LEASES.stats().in_progress == 0
 
 
 @pytest.mark.parametrize("moment", ["yesterday", "2026-01-31T09:30:00", "", 5])
@@ -206,6 +207,7 @@ def test_malformed_due_time_is_a_permanent_error(broker: str, moment: Any) -> No
     result = run(take(broker, QUEUE))
     assert isinstance(result, PermanentError)
     assert "snoozed_until" in str(result)
+    assert LEASES.stats().in_progress == 0
 
 
 def test_item_executed_slightly_early_by_a_fast_clock_waits_for_its_due_time(broker: str) -> None:
