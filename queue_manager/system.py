@@ -16,7 +16,7 @@ from urllib.parse import quote
 from pymongo import IndexModel
 
 from queue_manager.broker.keys import DEFAULT_QUEUE
-from queue_manager.core.clock import milliseconds
+from queue_manager.core.clock import milliseconds, seconds
 from queue_manager.core.errors import ConfigurationError, NotFound, typed_reason, unavailable_server
 from queue_manager.core.imports import import_named
 from queue_manager.core.settings import Settings
@@ -27,9 +27,11 @@ from queue_manager.telemetry import counters
 from queue_manager.telemetry.counters import Source
 from queue_manager.telemetry.latency import BOUNDS_MS, Measure
 
+MIN_SCAN_PERIOD = seconds(0.1)  # the shortest that a setting of a built-in system allows
 SCANS_QUEUE = "scans"
 SCHEDULE_PAGE = "/schedule"
 DURATION_NAMES: Mapping[Measure, str] = {"due_to_done": "Due to done", "wait": "Wait", "run": "Run"}
+_PERIOD = f"a timedelta of at least {MIN_SCAN_PERIOD.total_seconds()} s"
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 TASK_NAME = re.compile(r"\w+(\.\w+)+")
 _PATH = re.compile(r"[\w-]+(/[\w-]+)+")
@@ -76,7 +78,7 @@ class System:
     description: str
     """What it does, in one sentence."""
     every: timedelta | Callable[[Settings], timedelta]
-    """The time between two scans."""
+    """The time between two scans; at least `MIN_SCAN_PERIOD`."""
     at: str | None = None
     """A cron expression (UTC), to scan at given times; `every` is then the time between two of them."""
     scan_task: str
@@ -161,8 +163,7 @@ class System:
             self._require(
                 value is None or TASK_NAME.fullmatch(value), name, "a task's name, such as billing.trials.scan"
             )
-        is_time = isinstance(self.every, timedelta) and self.every > timedelta(0)
-        self._require(callable(self.every) or is_time, "every", "a timedelta above zero")
+        self._require(callable(self.every) or _is_period(self.every), "every", _PERIOD)
         self._require(self.at is None or _is_cron(self.at), "at", "a cron expression such as '0 * * * *'")
         is_bound = milliseconds(self.on_time_within) in BOUNDS_MS
         bounds = ", ".join(map(str, BOUNDS_MS))
@@ -221,8 +222,7 @@ class System:
     def period(self, chosen: Settings) -> timedelta:
         """Return the time between two scans."""
         every = self.call("every", self.every, chosen) if callable(self.every) else self.every
-        is_right = isinstance(every, timedelta) and every > timedelta(0)
-        return self._returned("every", every, is_right, "a timedelta above zero")
+        return self._returned("every", every, _is_period(every), _PERIOD)
 
     def read_stats(self) -> SystemStats:
         """Return what `stats` reads. Raises ConfigurationError if that is not `SystemStats` with numbers."""
@@ -294,6 +294,10 @@ class System:
     def path_of_item(self, id: str) -> str:
         """Return the path of one item in the API."""
         return f"/api/systems/{self.name}/items/{quote(id, safe='')}"
+
+
+def _is_period(value: object) -> bool:
+    return isinstance(value, timedelta) and value >= MIN_SCAN_PERIOD
 
 
 def _is_cron(line: str) -> bool:

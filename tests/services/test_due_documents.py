@@ -1227,7 +1227,8 @@ class TestDeclaration:
             ({"catch_up": "twice"}, "catch_up='twice' must be 'once' or 'all'"),
             ({"done": "delete"}, "done='delete' must be 'unset' or None"),
             ({"max_rate": 0}, "max_rate=0 must be a number of items per second, above zero"),
-            ({"every": timedelta(0)}, "must be a timedelta above zero"),
+            ({"every": timedelta(0)}, "must be a timedelta of at least 0.1 s"),
+            ({"every": timedelta(milliseconds=99)}, "must be a timedelta of at least 0.1 s"),
             ({"scan_task": "scan"}, "scan_task='scan' must be a task's name"),
             ({"queue": "scans"}, "queue='scans' must be a queue of its own"),
             ({"trigger": "x"}, "trigger='x' must be a path of two words or more"),
@@ -1266,6 +1267,8 @@ class TestDeclaration:
     def test_invalid_period_is_refused_in_one_sentence(self) -> None:
         with pytest.raises(ConfigurationError, match="`every` returned 5, not a timedelta"):
             declare(every=lambda chosen: 5).period(settings())
+        with pytest.raises(ConfigurationError, match=r"not a timedelta of at least 0\.1 s"):
+            declare(every=lambda chosen: timedelta(milliseconds=99)).period(settings())
 
     def test_declaration_has_one_function(self) -> None:
         system = declare()
