@@ -31,6 +31,7 @@ MIN_SCAN_PERIOD = seconds(0.1)  # the shortest that a setting of a built-in syst
 SCANS_QUEUE = "scans"
 SCHEDULE_PAGE = "/schedule"
 DURATION_NAMES: Mapping[Measure, str] = {"due_to_done": "Due to done", "wait": "Wait", "run": "Run"}
+_FLAG = "the name of the setting that switches the system on, such as QM_JOBS"
 _PERIOD = f"a timedelta of at least {MIN_SCAN_PERIOD.total_seconds()} s"
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 TASK_NAME = re.compile(r"\w+(\.\w+)+")
@@ -168,7 +169,7 @@ class System:
         is_bound = milliseconds(self.on_time_within) in BOUNDS_MS
         bounds = ", ".join(map(str, BOUNDS_MS))
         self._require(is_bound, "on_time_within", f"one of these numbers of milliseconds: {bounds}")
-        self._require(self.flag is None or self.flag.lower() in Settings.model_fields, "flag", "a setting's name")
+        self._require(self.flag is None or self.flag.lower() in Settings.model_fields, "flag", _FLAG)
         self._require(self.queue not in ("", DEFAULT_QUEUE, SCANS_QUEUE), "queue", "a queue of its own")
         self._require(_PATH.fullmatch(self.trigger), "trigger", "a path of two words or more, such as billing/trials")
         self._require(self.page.startswith("/"), "page", "a path such as /systems/trial-end")

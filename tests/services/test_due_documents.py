@@ -1233,7 +1233,7 @@ class TestDeclaration:
             ({"queue": "scans"}, "queue='scans' must be a queue of its own"),
             ({"trigger": "x"}, "trigger='x' must be a path of two words or more"),
             ({"page": "x"}, "page='x' must be a path"),
-            ({"flag": "QM_NONSENSE"}, "flag='QM_NONSENSE' must be a setting's name"),
+            ({"flag": "QM_NONSENSE"}, "flag='QM_NONSENSE' must be the name of the setting that switches"),
         ],
     )
     def test_wrong_field_is_refused_in_one_sentence(self, fields: dict[str, Any], sentence: str) -> None:
