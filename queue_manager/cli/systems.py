@@ -119,12 +119,12 @@ def pause(name: SystemName, reason: PauseReason = None) -> None:
 def resume(name: SystemName) -> None:
     """Dispatch the items of a paused system again.
 
-    Starts with its next scan.
+    Starts with its next scan. Also deletes the pause of a system that was removed or renamed.
 
     Example: `queue-manager systems resume support-snooze`
     """
     with report_errors():
-        was_paused = switches.resume_system(current_actor(), find_system(name))
+        was_paused = switches.resume_system(current_actor(), name)
     typer.echo(f"{name}  {resumed(was_paused)}")
 
 

@@ -13,6 +13,7 @@ from models import job_queue
 from queue_manager import pauses
 from queue_manager.core.errors import AppError
 from queue_manager.core.log import get_logger
+from queue_manager.operations.systems import find_system
 from queue_manager.pauses import COMMAND_LINE, PauseState
 from queue_manager.server_calls import mongodb
 from queue_manager.system import System
@@ -36,11 +37,15 @@ def pause_system(actor: Actor, system: System, reason: str | None) -> PauseState
         return pauses.pause(system.name, by=_pauser(actor), reason=reason)
 
 
-def resume_system(actor: Actor, system: System) -> bool:
-    """Dispatch the items of a system again; return False if it was not paused. Raises like `pause_system`."""
-    _require_items(system)
-    with _recorded(actor, "resume", system.name):
-        return pauses.resume(system.name)
+def resume_system(actor: Actor, name: str) -> bool:
+    """Dispatch the items of a system again; return False if it was not paused.
+
+    Also deletes the pause of a system that is not declared any more. Raises like `pause_system`, and `NotFound`.
+    """
+    if name not in pauses.paused():
+        _require_items(find_system(name))
+    with _recorded(actor, "resume", name):
+        return pauses.resume(name)
 
 
 def _require_items(system: System) -> None:

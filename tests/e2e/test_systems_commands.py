@@ -204,6 +204,16 @@ def test_pause_and_resume_name_the_system() -> None:
     assert "There is no system 'overdue-message' (did you mean overdue-messages?)" in unknown.stderr
 
 
+def test_the_pause_of_a_system_that_was_removed_can_be_ended() -> None:
+    pauses.pause("shop-trials", by="a test")
+    assert "Paused: shop-trials since " in invoke("systems", "list").stdout
+    assert invoke("systems", "resume", "shop-trials").stdout == "shop-trials  resumed\n"
+    assert pauses.paused() == {}
+    unknown = invoke("systems", "resume", "shop-trials")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "There is no system 'shop-trials'" in unknown.stderr
+
+
 @pytest.mark.parametrize("command", ["pause", "resume"])
 def test_a_system_without_items_names_the_command_that_pauses_its_types(command: str, clean: Servers) -> None:
     refused = invoke("systems", command, "overdue-messages")

@@ -134,7 +134,7 @@ def test_a_system_is_paused_and_resumed_without_mongodb(
     monkeypatch.setattr(audit, "begin", lambda *_, **__: _raise(AutoReconnect("away")))
     switches.pause_system(ADA, of, None)
     assert [*pauses.paused()] == [of.name]
-    assert switches.resume_system(ADA, of)
+    assert switches.resume_system(ADA, of.name)
     with pytest.raises(Unavailable, match="nothing was changed"):  # these pauses are in MongoDB
         switches.pause_jobs(ADA, ["mail"], None)
 

@@ -195,7 +195,7 @@ def pause(
 @commands.post("/systems/{name}/resume", responses=errors(409))
 def resume(system: Named, _: NoBody, actor: CurrentActor, request: Request) -> PausedSystem:
     """Dispatch the items of a paused system again, starting with its next scan."""
-    switches.resume_system(actor, system)
+    switches.resume_system(actor, system.name)
     overview_states(request).expire()
     return PausedSystem(name=system.name, is_paused=False, pause=None)
 
