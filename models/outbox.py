@@ -2,6 +2,7 @@
 
     {_id: of the record, system, at, items: [{id, due_at}]}
     {postponed_until}      when scans may repeat the call: until then it is the turn of the process that wrote
+    {error}                why the last call failed; null if it did not fail
 
 Guarantee: a record is inserted in the transaction that writes the documents, and deleted after the call returned. After
 a crash the call is repeated, so `after` is called at least once for each document.
@@ -14,17 +15,18 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from pymongo import ASCENDING, IndexModel, WriteConcern
+from pymongo import ASCENDING, DESCENDING, IndexModel, WriteConcern
 from pymongo.client_session import ClientSession
 
 from models.database import Document, collection
 from models.document_id import id_key
-from models.malformed import readable, typed
+from models.malformed import readable, readable_one, typed
 from queue_manager.core.clock import seconds
 
 OUTBOX_COLLECTION = "qm_owed"
 BY_AGE = "owed_by_age"
 GRACE_OF_0_2 = seconds(10)
+MAX_SEARCHED_RECORDS = 1_000  # records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +49,11 @@ class OutboxRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingCall:
-    """The content of a record: the time of the write, and the due times of the documents by id."""
+    """The content of a record: the time of the write, the due times of the documents by id, and the last error."""
 
     written_at: datetime
     due_at: dict[Any, datetime]
+    error: str | None = None
 
 
 def delete(id: str) -> None:
@@ -61,15 +64,41 @@ def delete(id: str) -> None:
 def get(id: str) -> PendingCall | None:
     """Return the pending call of a batch; `None` if it is done."""
     record = collection(OUTBOX_COLLECTION).find_one({"_id": id})
-    if record is None:
-        return None
+    return None if record is None else _read_call(record)
+
+
+def failing_of(system: str, id: Any) -> PendingCall | None:
+    """Return a failed call for a document, among the newest `MAX_SEARCHED_RECORDS` of the system."""
+    newest: list[Document] = [
+        {"$match": {"system": system}},
+        {"$sort": {"at": DESCENDING}},
+        {"$limit": MAX_SEARCHED_RECORDS},
+    ]
+    failed = {"items.id": {"$eq": id}, "error": {"$type": "string"}}
+    found = collection(OUTBOX_COLLECTION).aggregate([*newest, {"$match": failed}, {"$limit": 1}])
+    return readable_one(next(found, None), _read_call, of=OUTBOX_COLLECTION)
+
+
+def oldest(system: str, *, before: datetime) -> PendingCall | None:
+    """Return the oldest of the calls that `count_pending` counts."""
+    found = collection(OUTBOX_COLLECTION).find_one(_pending(system, before), hint=BY_AGE, sort=[("at", ASCENDING)])
+    return readable_one(found, _read_call, of=OUTBOX_COLLECTION)
+
+
+def _read_call(record: Document) -> PendingCall:
     due_at = {id_key(one["id"]): one["due_at"] for one in record["items"]}
-    return PendingCall(written_at=record["at"], due_at=due_at)
+    error = typed(record, "error", str, type(None)) if "error" in record else None
+    return PendingCall(written_at=typed(record, "at", datetime), due_at=due_at, error=error)
 
 
-def postpone(id: str, *, until: datetime) -> None:
-    """Leave the call of a batch to scans after `until`."""
-    collection(OUTBOX_COLLECTION).update_one({"_id": id}, {"$set": {"postponed_until": until}})
+def record_error(id: str, error: str) -> None:
+    """Store why a repeated call failed."""
+    collection(OUTBOX_COLLECTION).update_one({"_id": id}, {"$set": {"error": error}})
+
+
+def postpone(id: str, *, until: datetime, error: str | None = None) -> None:
+    """Leave the call of a batch to scans after `until`; `error` says why the last call failed."""
+    collection(OUTBOX_COLLECTION).update_one({"_id": id}, {"$set": {"postponed_until": until, "error": error}})
 
 
 def pending(system: str, *, now: datetime) -> Iterator[tuple[str, datetime]]:
@@ -90,8 +119,11 @@ def read_pending(record: Document) -> tuple[str, datetime]:
 
 def count_pending(system: str, *, before: datetime) -> int:
     """Count the records that were written before then, except those that are postponed beyond it."""
-    where = {"system": system, "at": {"$lte": before}, "postponed_until": {"$not": {"$gt": before}}}
-    return collection(OUTBOX_COLLECTION).count_documents(where, hint=BY_AGE)
+    return collection(OUTBOX_COLLECTION).count_documents(_pending(system, before), hint=BY_AGE)
+
+
+def _pending(system: str, before: datetime) -> Document:
+    return {"system": system, "at": {"$lte": before}, "postponed_until": {"$not": {"$gt": before}}}
 
 
 def count_of_others(systems: Iterable[str]) -> dict[str, int]:

@@ -17,8 +17,10 @@ from models import database, outbox
 from models.document_id import id_key
 from models.due_documents import DueCollection, UpdateGroup, ids_of
 from queue_manager.core.clock import minutes
+from queue_manager.core.errors import typed_reason
 from queue_manager.core.functions import require_done
 from queue_manager.core.log import get_logger
+from queue_manager.core.wording import error_summary
 from queue_manager.items import DueItem
 from services.due_documents.declaration import CallAgain, DueDocuments, Run, Written
 from services.due_documents.updates import documents_after
@@ -54,9 +56,9 @@ class AfterCalls(DueWork):
         """Call `after` for what was written. Raises the errors of the function; the next scan then repeats the call."""
         try:
             self._call(record.id, self._written(groups, run))
-        except Exception:
+        except Exception as error:
             with suppress(database.Error):
-                outbox.postpone(record.id, until=self.clock())
+                outbox.postpone(record.id, until=self.clock(), error=error_summary(typed_reason(error)))
             raise
 
     def _call(self, batch: str, written: Sequence[Written]) -> None:
@@ -100,7 +102,12 @@ class AfterCalls(DueWork):
                 Written(id=id, due_at=at, written_at=pending.written_at, document=document)
                 for (id, at), document in zip(pending.due_at.items(), documents, strict=True)
             ]
-            self._call(batch, written)
+            try:
+                self._call(batch, written)
+            except Exception as error:
+                with suppress(database.Error):
+                    outbox.record_error(batch, error_summary(typed_reason(error)))
+                raise
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         log.error(

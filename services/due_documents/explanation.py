@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 
-from models import failed_item
+from models import failed_item, outbox
 from models.database import Document
 from models.document_id import id_candidates, id_text
 from queue_manager.core.wording import error_summary, sentence, when
@@ -36,6 +37,21 @@ class _DocumentExplainer(ItemExplainer):
 
     def past(self) -> Iterable[TimelineEvent]:
         return self._work.system.past(self._document)
+
+    def explanation(self) -> Explanation:
+        found = super().explanation()
+        system, call = self._work.system, None
+        if system.functions.after is not None:
+            call = outbox.failing_of(system.name, self._document["_id"])
+        if call is None or call.error is None:
+            return found
+        is_repeated = self.dispatch.is_on and self.dispatch.idle is None
+        pending = sentence(
+            f"its call of `after` has not succeeded since {when(call.written_at, self.now)}",
+            "it is repeated" if is_repeated else self.dispatch.scan(),
+            f"last error: {error_summary(call.error)}",
+        )
+        return replace(found, answer=f"{found.answer} {pending}", tone="bad")
 
     def answer(self) -> StateText:
         work, system, document, now = self._work, self._work.system, self._document, self.now

@@ -15,7 +15,7 @@ from queue_manager import leases
 from queue_manager.core.cached_answer import cached_count
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
-from queue_manager.core.wording import MAX_IDS, first_ids, many, rounded, stuck_items
+from queue_manager.core.wording import MAX_IDS, error_summary, first_ids, many, rounded, stuck_items
 from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
 from services.due_documents.work import DocumentWork
@@ -61,7 +61,7 @@ def stats(work: DocumentWork) -> SystemStats:
         if left:
             result.problems[Rule.FAILING_CALLS] = (
                 f"{many(left, 'call')} of `after`, each for a batch of {work.system.items_name}, without success for "
-                f"more than {rounded(late)}; they are repeated"
+                f"more than {rounded(late)}; they are repeated{_oldest_call(work, before=now - late)}"
             )
     item, items = work.system.item_name, work.system.items_name
     if stuck:
@@ -72,6 +72,15 @@ def stats(work: DocumentWork) -> SystemStats:
             f"{count}: every attempt failed and the next one starts after a cool-down ({first_ids(failed, cooling)})"
         )
     return result
+
+
+def _oldest_call(work: DocumentWork, *, before: datetime) -> str:
+    """Return a clause about the items and the error of the oldest call; empty if they are unknown."""
+    call = outbox.oldest(work.system.name, before=before)
+    if call is None or not call.due_at:
+        return ""
+    error = "" if call.error is None else f": {error_summary(call.error)}"
+    return f"; the oldest is for {first_ids(map(shown_id, call.due_at), len(call.due_at))}{error}"
 
 
 def _still_due(work: DocumentWork, names: Sequence[str], now: datetime) -> list[str]:

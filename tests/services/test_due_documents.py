@@ -894,6 +894,26 @@ class TestAfter:
         ours.after_calls.repeat(call.args[0])
         assert len(calls) == 2
 
+    def test_calls_that_fail_are_a_problem_with_ids_and_the_last_error(self, clock: AgingClock) -> None:
+        errors = iter(["first", "second"])
+
+        def after(written: Sequence[Written]) -> None:
+            raise ValueError(next(errors))
+
+        system = declare()
+        system.after(after)
+        ours = work_on(system, clock)
+        ids = [make_account() for _ in range(6)]
+        execute_batch(ours, [item_of(ours, id) for id in ids])
+        (call,) = scan(ours.after_calls)
+        with pytest.raises(ValueError, match="second"):
+            ours.after_calls.repeat(call.args[0])
+        clock.advance(ours.system.late_after(settings()) + seconds(1))
+        assert stats(ours).problems[Rule.FAILING_CALLS] == (
+            "1 call of `after`, each for a batch of items, without success for more than 30 s; they are repeated; the "
+            f"oldest is for {', '.join(map(str, ids[:5]))} and 1 more: ValueError: second"
+        )
+
     def test_scans_leave_the_hook_call_to_the_process_that_wrote_for_one_lease_after_its_write(
         self, clock: AgingClock
     ) -> None:

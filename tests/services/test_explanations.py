@@ -171,6 +171,25 @@ class TestDone:
         (found,) = explain(work, item.args[0], dispatch(server_now(), system=work.system))
         return found
 
+    def test_done_item_whose_call_of_after_fails_has_its_error(self) -> None:
+        def fail(written: object) -> None:
+            raise ValueError("no such customer")
+
+        system = declare()
+        system.after(fail)
+        work, items = self.executed(system, 2)
+        make_account(status="paid", _id="paid")
+        for item in items:
+            found = self.why(work, item)
+            assert (found.label, found.tone) == ("done", "bad")
+            assert ". Its call of `after` has not succeeded since " in found.answer
+            assert found.answer.endswith("; it is repeated; last error: ValueError: no such customer.")
+        paused = dispatch(server_now(), system=system, idle="paused")
+        (found,) = explain(work, items[0].args[0], paused)
+        assert "; the system is paused: see `queue-manager systems resume trial-end`; last error: " in found.answer
+        (other,) = explain(work, '"paid"', paused)
+        assert "`after`" not in other.answer
+
     @pytest.mark.parametrize("count", [1, 3])
     def test_done_item_has_its_time_and_its_task(self, count: int) -> None:
         work, items = self.executed(declare(), count)
