@@ -128,8 +128,16 @@ def _pending(system: str, before: datetime) -> Document:
 
 def count_of_others(systems: Iterable[str]) -> dict[str, int]:
     """Count the records of all systems but these, by the name of the system."""
-    where = {"system": {"$type": "string", "$nin": list(systems)}}
-    found = collection(OUTBOX_COLLECTION).aggregate([{"$match": where}, {"$sortByCount": "$system"}])
+    return _counts({"$type": "string", "$nin": list(systems)})
+
+
+def count_of(systems: Iterable[str]) -> dict[str, int]:
+    """Count the records of these systems that have any, by the name of the system."""
+    return _counts({"$in": list(systems)})
+
+
+def _counts(system: Document) -> dict[str, int]:
+    found = collection(OUTBOX_COLLECTION).aggregate([{"$match": {"system": system}}, {"$sortByCount": "$system"}])
     return {one["_id"]: one["count"] for one in found}
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 
 from beat_schedule import systems
+from models import outbox
 from models.scan_run import ScanRun
 from queue_manager import pauses
 from queue_manager.cli.completion import complete_system
@@ -23,12 +25,15 @@ from queue_manager.cli.terminal import (
     printable,
 )
 from queue_manager.core.clock import seconds, to_iso
+from queue_manager.core.errors import Unavailable
 from queue_manager.core.json_types import Number
 from queue_manager.core.settings import settings
+from queue_manager.core.wording import many
 from queue_manager.health_rules import Problem
 from queue_manager.operations.overview import read_overview
 from queue_manager.operations.system_schemas import History, ScheduleEntry, SystemState
 from queue_manager.operations.systems import find_system, last_day, one_system, read_schedule, scan_page, system_history
+from queue_manager.server_calls import mongodb
 from services.history import Range
 
 STATUS_COLUMNS = (
@@ -50,8 +55,9 @@ OneOrAll = Annotated[
 def status(name: OneOrAll = None, as_json: AnswerJsonOption = False) -> None:
     """Show the items by state, the rates and the problems.
 
-    Counts the items that are due, in progress, stuck and failed. Numbers that could not be read are empty. Exit code 1
-    if MongoDB or Redis does not answer.
+    Counts the items that are due, in progress, stuck and failed, and calls of `after` that have not succeeded, which a
+    paused system does not repeat. Numbers that could not be read are empty. Exit code 1 if MongoDB or Redis does not
+    answer.
 
     Example: `queue-manager systems status support-snooze --json`
     """
@@ -66,6 +72,7 @@ def status(name: OneOrAll = None, as_json: AnswerJsonOption = False) -> None:
         rows = [{**_row(one, one.idle), "due": _due(one)} for one in shown]
         print_table(rows, STATUS_COLUMNS, nothing="no system")
         print_pauses({one.name: one.pause for one in shown if one.pause is not None})
+        _print_pending_calls([one.name for one in shown])
         _print_problems(unread, state.all_problems if system is None else shown[0].problems)
     if unread:
         raise typer.Exit(1)
@@ -165,6 +172,13 @@ def _print_day(day: History, *, as_json: bool) -> None:
         if found is not None
     ]
     print_table(rows, ("name", "ended"), nothing="no system", renamed={"ended": "in the last 24 hours"})
+
+
+def _print_pending_calls(names: Sequence[str]) -> None:
+    """Print how many calls of `after` have not succeeded. Those of a paused system are no problem of health."""
+    with suppress(Unavailable), mongodb():  # the status names a server that does not answer
+        for name, count in outbox.count_of(names).items():
+            typer.echo(f"Pending: {name} {many(count, 'call')} of `after`, each for a batch of items")
 
 
 def _print_problems(unread: Sequence[str], problems: Sequence[Problem]) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from beat_schedule import SYSTEMS
-from models.database import server_now
+from models import outbox
+from models.database import collection, server_now
 from queue_manager.cli.completion import complete_system, complete_system_with_items
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
@@ -59,6 +60,14 @@ def test_a_paused_system_is_shown_as_paused(clean: Servers) -> None:
         (row,) = [line for line in lines if line.startswith(ROOMS)]
         assert row.split()[1] == "paused"
         assert any(line.startswith(f"Paused: {ROOMS} since ") and line.endswith(": a trial") for line in lines)
+
+
+def test_pending_calls_of_a_paused_system_are_shown(clean: Servers) -> None:
+    assert "Pending: " not in run("status").stdout
+    collection(outbox.OUTBOX_COLLECTION).insert_one({"system": ROOMS, "at": server_now(), "items": []})
+    assert run("pause", ROOMS).returncode == 0
+    for query in (("status", ROOMS), ("status",)):
+        assert f"Pending: {ROOMS} 1 call of `after`, each for a batch of items" in run(*query).stdout.splitlines()
 
 
 def test_a_narrow_terminal_gets_whole_values_and_the_names_of_the_other_columns(clean: Servers) -> None:
