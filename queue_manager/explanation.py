@@ -5,7 +5,7 @@ Each system explains its own (`System.explain`), so that the API, the pages and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import ceil
@@ -85,6 +85,8 @@ class DispatchState:
     next_scan_at: datetime | None
     workers: Sequence[str] | None
     """The names of the workers that take its items; `None` if unknown."""
+    has_dead_letter: Callable[[str], bool] = lambda _: False
+    """Returns True if the message of a task is one of the newest dead letters of the broker."""
 
     @property
     def has_no_worker(self) -> bool:

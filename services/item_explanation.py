@@ -84,6 +84,8 @@ class ItemExplainer(ABC):
     def _step(self, lease: LeaseDetail) -> StateText:
         match lease.step:
             case "queued":
+                if self._is_dead_lettered():
+                    return "dead letter", "bad", "its message is a dead letter: see `queue-manager dead-letters`"
                 behind = f"behind {many(lease.ahead_of_it, 'other')}" if lease.ahead_of_it else "as the next one"
                 where = f"waiting in the queue {self.system.queue} {behind}"
                 if self.dispatch.has_no_worker:
@@ -104,6 +106,11 @@ class ItemExplainer(ABC):
                 return "failed", "bad", f"all attempts failed, and it cools down{self._when('until', lease.at)}"
             case "free":
                 return "due", "warn", f"not dispatched yet; {self.dispatch.scan()}"
+
+    def _is_dead_lettered(self) -> bool:
+        """Return True if the message that was dispatched last is a dead letter of the broker, as far as it is known."""
+        dispatch = next((one for one in self.history.events if one.event == "dispatched"), None)
+        return dispatch is not None and dispatch.task is not None and self.dispatch.has_dead_letter(dispatch.task)
 
     def _execution(self, lease: LeaseDetail) -> str:
         workers = self.dispatch.workers

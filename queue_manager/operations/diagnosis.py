@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+import redis
 from pydantic import BaseModel, Field
 
 from beat_schedule import systems
@@ -15,6 +16,7 @@ from models.audit import AuditEntry
 from models.database import server_now
 from queue_manager import leases, pauses
 from queue_manager.beat.status import leadership, next_runs
+from queue_manager.broker import dead_letters
 from queue_manager.core.clock import local_now
 from queue_manager.core.errors import AppError, Unavailable, reason, typed_reason
 from queue_manager.core.log import get_logger
@@ -23,13 +25,14 @@ from queue_manager.core.wording import sentence, when
 from queue_manager.explanation import DispatchState, Explanation, newest_first
 from queue_manager.operations.schemas import ServerTime
 from queue_manager.pauses import PauseState, person
-from queue_manager.server_calls import mongodb, redis_server
+from queue_manager.server_calls import mongodb, redis_client, redis_server
 from queue_manager.system import System
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.telemetry.worker_heartbeats import OnlineWorker
 from services.audit import DELETING_ACTIONS, MAX_AUDITED_ID_LENGTH, timeline_event
 
 MAX_SEARCH_ID_LENGTH = MAX_AUDITED_ID_LENGTH  # characters
+MAX_SEARCHED_LETTERS = 100  # of the broker, in which a task is looked for
 AUDIT_LOG = "audit log"
 """Its name in `Diagnosis.unread`."""
 _TASK_ID = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{32})?-\d{1,5}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -165,4 +168,14 @@ def _dispatch_state(system: System, now: datetime, in_redis: _InRedis | None) ->
         has_leader=None if in_redis is None else in_redis.has_leader,
         next_scan_at=None if in_redis is None else in_redis.next_at.get(system.name),
         workers=[one.name for one in workers or () if system.queue in (one.queues or ())] if are_queues_known else None,
+        has_dead_letter=_has_dead_letter,
     )
+
+
+def _has_dead_letter(task: str) -> bool:
+    url = settings().broker_redis_url
+    try:
+        letters = [] if url is None else dead_letters.latest(redis_client(url), limit=MAX_SEARCHED_LETTERS)
+    except redis.RedisError:  # the answer then lacks this
+        return False
+    return any(task in letter.message for letter in letters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -15,7 +16,9 @@ from models import item_events, pulse, site, subscription
 from models.database import collection, server_now
 from models.document_id import id_text
 from queue_manager import leases
+from queue_manager.broker import dead_letters
 from queue_manager.core.clock import LAST_DATE, hours, minutes, seconds
+from queue_manager.core.redis_client import connect
 from queue_manager.core.wording import clock, error_summary, ordinal, rounded, sentence, span, when
 from queue_manager.explanation import DispatchState, Explanation
 from queue_manager.items import DueItem
@@ -28,6 +31,7 @@ from services.due_documents.work import DocumentWork
 from services.due_work import leases_of
 from tests.eventually import eventually
 from tests.odd_ids import ODD_IDS
+from tests.real_servers import Servers
 from tests.rooms import T0, execute, get_room, lose, make_room, make_work, resnooze, scan
 from tests.services.test_due_documents import declare, make_account, work_on
 
@@ -402,6 +406,21 @@ class TestFinding:
         for room, item in zip(rooms, items, strict=True):
             assert [one.id for one in diagnose(item.task_id).found] == [str(room)]
         assert diagnose("f" * 32 + "-0").found == []
+
+    def test_an_item_whose_message_is_a_dead_letter(self, clean: Servers, work: DocumentWork) -> None:
+        rooms = [make_room(server_now() - minutes(age)) for age in (3, 2)]
+        items = scan(work)
+        eventually(lambda: collection("qm_item_events").count_documents({}) == 1)
+        message = json.dumps({"headers": {"id": items[1].task_id}})
+        letter = {"at": 0, "queue": "support-snooze", "reason": "unknown task", "message": message}
+        with connect(clean.valkey.url) as client:
+            client.lpush(dead_letters.DEAD_LETTERS, json.dumps(letter))
+        queued, dead = (diagnose(str(room)).found[0] for room in rooms)
+        assert queued.answer.endswith(
+            "; waiting in the queue support-snooze as the next one; no worker consumes that queue."
+        )
+        assert (dead.label, dead.tone) == ("dead letter", "bad")
+        assert dead.answer.endswith("; its message is a dead letter: see `queue-manager dead-letters`.")
 
     @pytest.mark.parametrize("reason", [None, "Build changed"])
     def test_the_task_of_an_item_whose_id_has_spaces(self, reason: str | None) -> None:
