@@ -167,7 +167,7 @@ def _list_and_message(letter: DeadLetter) -> tuple[str, str]:
 def clear(client: Redis, *, keep: KeepLetters | None = None) -> Iterator[int]:
     """Delete all dead letters in slices, oldest first; yield the number in each. Those added meanwhile are kept.
 
-    With `keep`, it is called with what is deleted, for `restore`.
+    With `keep`, it is called with what is deleted, for `restore`. A large `restore` at the same time may end it early.
     """
     ids = {_id(letter) for letters in _newest_first(client) for letter in letters}
     # From the end, where each is found at once.

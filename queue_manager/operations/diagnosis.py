@@ -178,4 +178,4 @@ def _has_dead_letter(task: str) -> bool:
         letters = [] if url is None else dead_letters.latest(redis_client(url), limit=MAX_SEARCHED_LETTERS)
     except redis.RedisError:  # the answer then lacks this
         return False
-    return any(task in letter.message for letter in letters)
+    return any(f'"{task}"' in letter.message for letter in letters)  # as a whole string of its JSON

@@ -360,7 +360,7 @@ class Jobs:
                     on_change(found, changed)
                 return changed
             if time.monotonic() > ends_at:
-                break
+                raise WrongState(f"A worker is about to start the job {id}; try again")
             time.sleep(RESERVATION_CHECK_INTERVAL)
         raise WrongState(f"The job {id} is {found.get('state') or 'in no state'} and {refusal}")
 

@@ -411,10 +411,11 @@ class TestFinding:
         rooms = [make_room(server_now() - minutes(age)) for age in (3, 2)]
         items = scan(work)
         eventually(lambda: collection("qm_item_events").count_documents({}) == 1)
-        message = json.dumps({"headers": {"id": items[1].task_id}})
-        letter = {"at": 0, "queue": "support-snooze", "reason": "unknown task", "message": message}
         with connect(clean.valkey.url) as client:
-            client.lpush(dead_letters.DEAD_LETTERS, json.dumps(letter))
+            for task in (items[1].task_id, f"{items[0].task_id}0"):  # the second one is of another item
+                message = json.dumps({"headers": {"id": task}})
+                letter = {"at": 0, "queue": "support-snooze", "reason": "unknown task", "message": message}
+                client.lpush(dead_letters.DEAD_LETTERS, json.dumps(letter))
         queued, dead = (diagnose(str(room)).found[0] for room in rooms)
         assert queued.answer.endswith(
             "; waiting in the queue support-snooze as the next one; no worker consumes that queue."

@@ -20,6 +20,7 @@ const LATENCY_DELAY = 500; // ms, so that the first rows come before
 const LATENCY_INTERVAL = 60000; // ms
 const RETRY_INTERVAL = 2000; // ms
 const STATUS_INTERVAL = 5000; // ms between two readings without an event, while leases are renewed or counts may be old
+const LEADER_INTERVAL = 30000; // ms otherwise, because a beat ends, and others pause, without an event of a job
 const MAX_FRESH_COUNT = 10000; // unfinished jobs; the counts of more of them may be old
 const NAMES_WAIT = 400; // ms that the list waits for the names above it
 /** @type {List<Job>} */
@@ -117,13 +118,13 @@ async function count() {
   try {
     await readStatus();
     const unfinished = queues.reduce((sum, { states }) => sum + LIVE.reduce((all, state) => all + (states?.[state] ?? 0), 0), 0);
-    again = queues.some(({ running }) => running) || unfinished > MAX_FRESH_COUNT ? STATUS_INTERVAL : 0;
+    again = queues.some(({ running }) => running) || unfinished > MAX_FRESH_COUNT ? STATUS_INTERVAL : LEADER_INTERVAL;
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
   } finally {
     isCounting = false;
     if (isStale) recount();
-    else if (again) later = setTimeout(recount, again);
+    else later = setTimeout(recount, again);
   }
 }
 
