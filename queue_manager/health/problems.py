@@ -192,13 +192,13 @@ def _of_items(system: System, readings: Readings) -> Iterator[tuple[Rule, str | 
         if mongo is not None and not mongo.missing_indexes.get(system.name):
             yield stats.rule, stats.text
         return
-    yield from dict.fromkeys(_OF_STATS).items()
     lag_seconds = readings.numbers_of(system.name).get("lag_seconds")
     if lag_seconds is not None:
         lag, limit = seconds(lag_seconds), system.late_after(settings())
         which = f" ({', '.join(stats.late[:MAX_IDS])})" if stats.late else ""
         text = f"The oldest due item has waited {rounded(lag)}, more than {rounded(limit)}{which}"
         yield Rule.LAG, text if lag > limit and system.has_lag else None
+    yield from dict.fromkeys(_OF_STATS).items()
     yield from stats.problems.items()
 
 
