@@ -26,7 +26,7 @@ from queue_manager.core.clock import seconds
 OUTBOX_COLLECTION = "qm_owed"
 BY_AGE = "owed_by_age"
 GRACE_OF_0_2 = seconds(10)
-MAX_SEARCHED_RECORDS = 1_000  # records
+MAX_SEARCHED_RECORDS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
