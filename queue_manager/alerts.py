@@ -302,14 +302,14 @@ class Watch:
             self._silenced = {one.key for one in alert.silences(server_now())}
 
     def _remember(self, found: Outcomes, at: float) -> None:
-        texts = {key: problem.text for key, problem in found.items() if problem is not None}
-        for key, text in {**_sent(), **texts}.items():
+        for key, text in _sent().items():
             self._known.setdefault(key, _Known(text, first_at=at))
-        for key, known in self._known.items():
-            if key in texts:
-                known.text, known.missed = texts[key], 0
-            elif key in found:
-                known.missed += 1
+        for key, problem in found.items():
+            if problem is not None:
+                known = self._known.setdefault(key, _Known(problem.text, first_at=at))
+                known.text, known.missed = problem.text, 0
+            elif key in self._known:
+                self._known[key].missed += 1
 
     def _is_to_be_sent(self, key: Key, at: float) -> bool:
         known = self._known[key]
