@@ -12,6 +12,7 @@ from models.job import JobState
 from queue_manager.core.errors import AppError
 from queue_manager.health_rules import COMPONENTS, Rule
 from queue_manager.server_calls import mongodb
+from services.job_queues.fields import JOB_NAME
 
 COMPLETION_TIMEOUT = 1.0  # seconds
 
@@ -41,9 +42,9 @@ def complete_rule(incomplete: str) -> list[str]:
 
 
 def complete_job_name(incomplete: str) -> list[str]:
-    """Complete the name of stored jobs."""
+    """Complete the name of stored jobs. Another program may have stored a name that the shell would execute."""
     with suppress(AppError), mongodb(COMPLETION_TIMEOUT):
-        return _beginning(incomplete, job.names())
+        return _beginning(incomplete, filter(JOB_NAME.fullmatch, job.names()))
     return []
 
 

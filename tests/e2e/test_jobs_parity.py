@@ -9,6 +9,7 @@ from datetime import datetime
 
 import pytest
 import typer
+from bson import ObjectId
 
 from models import audit
 from models import job as model
@@ -160,3 +161,12 @@ def test_names_and_states_are_completed(clean: Servers) -> None:
     assert complete_job_name(INVOICE[:5]) == [INVOICE]
     assert complete_job_name("x") == []
     assert complete_job_state("e") == [JobState.EXECUTING]
+
+
+@pytest.mark.parametrize("name", [r"test.\$(id)", "test;id;:", "test.`id`", "test id"])
+def test_names_that_a_shell_would_execute_are_not_completed(clean: Servers, name: str) -> None:
+    """Another program may store any name in the collection of jobs."""
+    job = made(REPORT, 1)
+    model.jobs().insert_one({**job, "_id": ObjectId(), "name": name})
+    assert name in model.names()
+    assert complete_job_name("") == complete_job_name("test") == [REPORT]

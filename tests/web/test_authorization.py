@@ -173,6 +173,12 @@ def test_a_link_from_another_site_shows_a_page_but_changes_nothing(guarded: Web)
         assert status(guarded, "GET", "/", Cookie=cookie(guarded, OPERATOR), **{**link, **embedded}) == 403
 
 
+def test_a_link_followed_by_way_of_the_log_in_page_takes_no_message(guarded: Web) -> None:
+    link = {"Sec_Fetch_Site": "same-origin", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+    assert status(guarded, "GET", "/messages", Cookie=cookie(guarded, OPERATOR), **link) == 200
+    assert status(guarded, "GET", "/api/queue/message", Cookie=cookie(guarded, OPERATOR), **link) == 403
+
+
 def test_without_keys_a_link_from_another_site_takes_no_message(
     servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

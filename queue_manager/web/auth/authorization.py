@@ -84,7 +84,8 @@ class RequiredRole:
         if principal.by == "key":  # no browser adds a key by itself
             return True
         if self.role == "operator" and principal.by == "session":
-            return is_from_own_page(headers)
+            # Pages act with `fetch`; a link that was followed by way of the log-in page counts as one of our own pages.
+            return is_from_own_page(headers) and not _is_navigation(headers)
         return not is_from_other_site(headers) or (self.role == "viewer" and _is_followed_link(headers))
 
 
@@ -147,7 +148,7 @@ def _no_head() -> ApiError:
 
 
 def _other_site() -> ApiError:
-    return ApiError(HTTPStatus.FORBIDDEN, "forbidden", "Pages of another site may not do this")
+    return ApiError(HTTPStatus.FORBIDDEN, "forbidden", "Pages of another site and links may not do this")
 
 
 # The site of the page that sent a request. Current browsers send `Sec-Fetch-Site`, except over plain HTTP from another
@@ -168,9 +169,13 @@ def is_from_own_page(headers: Headers) -> bool:
     return site == "same-origin" if site is not None else _has_own_origin(headers)
 
 
+def _is_navigation(headers: Headers) -> bool:
+    return headers.get("sec-fetch-mode") == "navigate"
+
+
 def _is_followed_link(headers: Headers) -> bool:
     """Return True if a person follows a link: they see the response, the page with the link does not."""
-    return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return _is_navigation(headers) and headers.get("sec-fetch-dest") == "document"
 
 
 def _has_own_origin(headers: Headers) -> bool:
