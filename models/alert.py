@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from pymongo import ASCENDING, IndexModel
+from pymongo import IndexModel
 from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
@@ -43,8 +43,7 @@ class Silence(NamedTuple):
 
 def collections() -> dict[str, list[IndexModel]]:
     """Silences that ended are deleted."""
-    ended = IndexModel([("until", ASCENDING)], name="silence_ended", expireAfterSeconds=0)
-    return {SILENCES_COLLECTION: [ended]}
+    return {SILENCES_COLLECTION: [IndexModel("until", name="silence_ended", expireAfterSeconds=0)]}
 
 
 def may_send(key: Key, text: str, *, repeat: timedelta, now: datetime, is_recorded: bool = False) -> bool:
@@ -122,7 +121,7 @@ def unsilence(key: Key) -> bool:
 
 def silences(now: datetime) -> Iterator[Silence]:
     """Yield the silences, the first to end first."""
-    found = _silences().find({"until": {"$gt": now}}).sort("until", ASCENDING)
+    found = _silences().find({"until": {"$gt": now}}).sort("until")
     yield from readable(found, read_silence, of=SILENCES_COLLECTION)
 
 

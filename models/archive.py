@@ -15,7 +15,7 @@ from typing import Any, Literal
 import bson
 from bson import ObjectId
 from bson.codec_options import CodecOptions, DatetimeConversion
-from pymongo import ASCENDING, IndexModel
+from pymongo import IndexModel
 from pymongo.client_session import ClientSession
 
 from models.database import Document, collection
@@ -96,7 +96,7 @@ def delete(ids: Sequence[ObjectId]) -> None:
 def collections() -> dict[str, list[IndexModel]]:
     return {
         ARCHIVE_COLLECTION: [
-            IndexModel([("action", ASCENDING), ("_id", ASCENDING)], name="archive_of_an_action"),
-            IndexModel([("expires_at", ASCENDING)], name="archive_kept_until", expireAfterSeconds=0),
+            IndexModel(["action", "_id"], name="archive_of_an_action"),
+            IndexModel("expires_at", name="archive_kept_until", expireAfterSeconds=0),
         ]
     }

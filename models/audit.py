@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from bson import ObjectId
 from pydantic import Field, TypeAdapter, with_config
-from pymongo import ASCENDING, IndexModel, ReturnDocument
+from pymongo import IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
 from models import listing
@@ -196,12 +196,11 @@ def of_id(id: str) -> list[AuditEntry]:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    order = [(field, ASCENDING) for field in AUDIT_ORDER]
     return {
         AUDIT_COLLECTION: [
-            IndexModel(order, name="audit_by_time"),
-            *(IndexModel([(field, ASCENDING), *order], name=f"audit_by_{field}") for field in _FIELDS.values()),
-            IndexModel([("expires_at", ASCENDING)], name="audit_kept_until", expireAfterSeconds=0),
+            IndexModel(AUDIT_ORDER, name="audit_by_time"),
+            *(IndexModel([field, *AUDIT_ORDER], name=f"audit_by_{field}") for field in _FIELDS.values()),
+            IndexModel("expires_at", name="audit_kept_until", expireAfterSeconds=0),
         ]
     }
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import bson
 from bson import MinKey
-from pymongo import ASCENDING, IndexModel, UpdateMany
+from pymongo import IndexModel, UpdateMany
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.errors import DocumentTooLarge, OperationFailure
@@ -90,8 +90,7 @@ class DueCollection:
         return (self.due, "_id")
 
     def indexes(self) -> list[IndexModel]:
-        keys = [(path, ASCENDING) for path in self.order]
-        return [IndexModel(keys, name=self.index, partialFilterExpression=self._indexed)]
+        return [IndexModel(self.order, name=self.index, partialFilterExpression=self._indexed)]
 
     # Reading
 

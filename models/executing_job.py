@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from pymongo import ASCENDING
-
 from models.database import Document, update_all
 from models.job import COUNTED_ATTEMPTS, IS_JOB, JobId, JobState, as_count, attempt_of, jobs
 from queue_manager.core.clock import EPOCH
@@ -46,7 +44,7 @@ def find(where: Document | None = None) -> list[ExecutingJob]:
     found = jobs().find(
         {"state": JobState.EXECUTING, **_IS_CLAIMED, **COUNTED_ATTEMPTS, **(where or {})},
         {"name": 1, "claim": 1, "updated": 1, "losses": 1, "page": 1, "attempts": 1, "settled": 1},
-        sort=[("claim.claimed_until", ASCENDING)],
+        sort=["claim.claimed_until"],
         hint="executing_by_lease",
     )
     return [

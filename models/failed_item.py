@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pymongo import ASCENDING, IndexModel, ReturnDocument
+from pymongo import IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
 from models import listing
@@ -113,8 +113,10 @@ def _failed() -> Collection[Document]:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    by_time = [("_id.system", ASCENDING), ("failed_at", ASCENDING), ("_id", ASCENDING)]
-    kept = IndexModel(
-        [("failed_at", ASCENDING)], name=BY_AGE, expireAfterSeconds=int(FAILED_ITEM_RETENTION.total_seconds())
-    )
-    return {FAILED_ITEMS_COLLECTION: [IndexModel(by_time, name=BY_TIME), kept]}
+    kept = int(FAILED_ITEM_RETENTION.total_seconds())
+    return {
+        FAILED_ITEMS_COLLECTION: [
+            IndexModel(["_id.system", "failed_at", "_id"], name=BY_TIME),
+            IndexModel("failed_at", name=BY_AGE, expireAfterSeconds=kept),
+        ]
+    }

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from pymongo import ASCENDING, IndexModel, UpdateOne
+from pymongo import IndexModel, UpdateOne
 from pymongo.errors import BulkWriteError
 
 from models.database import Document, collection, is_outage
@@ -70,7 +70,7 @@ def read(length: timedelta, *, since: datetime, systems: Sequence[str] | None = 
     wanted: Document = {"seconds": int(length.total_seconds()), "at": {"$gte": since}}
     if systems is not None:
         wanted["system"] = {"$in": [*systems]}
-    found = collection(HISTORY_COLLECTION).find(wanted, hint=BY_LENGTH, sort=[("at", ASCENDING)])
+    found = collection(HISTORY_COLLECTION).find(wanted, hint=BY_LENGTH, sort=["at"])
     yield from readable(found, read_bucket, of=HISTORY_COLLECTION)
 
 
@@ -129,7 +129,7 @@ def _flat(counts: Document) -> Iterator[tuple[str, int]]:
 def collections() -> dict[str, list[IndexModel]]:
     return {
         HISTORY_COLLECTION: [
-            IndexModel([("seconds", ASCENDING), ("at", ASCENDING)], name=BY_LENGTH),
-            IndexModel([("expires_at", ASCENDING)], name="kept_until", expireAfterSeconds=0),
+            IndexModel(["seconds", "at"], name=BY_LENGTH),
+            IndexModel("expires_at", name="kept_until", expireAfterSeconds=0),
         ]
     }

@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from bson.errors import BSONError
-from pymongo import ASCENDING, DESCENDING, IndexModel, WriteConcern
+from pymongo import DESCENDING, IndexModel, WriteConcern
 from pymongo.collection import Collection
 
 from models.database import Document, Error, collection, estimated_now, within
@@ -237,14 +237,12 @@ def _events() -> Collection[Document]:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    by_time = [("system", ASCENDING), ("at", DESCENDING)]
-    by_item = [("system", ASCENDING), ("id", ASCENDING), ("at", DESCENDING)]
     has_id = {"id": {"$exists": True}}
     return {
         ITEM_EVENTS_COLLECTION: [
-            IndexModel(by_time, name=BY_TIME),
-            IndexModel(by_item, name=BY_ITEM, partialFilterExpression=has_id),
-            IndexModel([("task", ASCENDING)], name=BY_TASK, sparse=True),
-            IndexModel([("expires_at", ASCENDING)], name=BY_EXPIRY, expireAfterSeconds=0),
+            IndexModel(["system", ("at", DESCENDING)], name=BY_TIME),
+            IndexModel(["system", "id", ("at", DESCENDING)], name=BY_ITEM, partialFilterExpression=has_id),
+            IndexModel("task", name=BY_TASK, sparse=True),
+            IndexModel("expires_at", name=BY_EXPIRY, expireAfterSeconds=0),
         ]
     }

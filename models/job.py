@@ -137,24 +137,22 @@ def collections() -> dict[str, list[IndexModel]]:
     waiting = {"partialFilterExpression": STARTABLE}
     executing = {"partialFilterExpression": {"state": JobState.EXECUTING}}
     indexes = [
-        IndexModel([("name", ASCENDING), ("waiting", ASCENDING)], name="due_names", **waiting),
-        IndexModel([("name", ASCENDING), *EXECUTION_ORDER], name="next_of_a_name", **waiting),
+        IndexModel(["name", "waiting"], name="due_names", **waiting),
+        IndexModel(["name", *EXECUTION_ORDER], name="next_of_a_name", **waiting),
         IndexModel(
-            [("name", ASCENDING)],
+            "name",
             name="one_executing_job",
             unique=True,
             partialFilterExpression={"state": JobState.EXECUTING, **COUNTED_ATTEMPTS},
         ),
-        IndexModel([("claim.claimed_until", ASCENDING), ("name", ASCENDING)], name="executing_by_lease", **executing),
-        IndexModel([("unique_key", ASCENDING)], name="unique_jobs", unique=True, sparse=True),
-        IndexModel([("singular_key", ASCENDING)], name="singular_jobs", unique=True, sparse=True),
-        IndexModel([("key", ASCENDING)], name="same_jobs"),
-        IndexModel([("key", ASCENDING)], name="same_live_jobs", partialFilterExpression=LIVE),
-        IndexModel([("name", ASCENDING), ("state", ASCENDING), ("_id", DESCENDING)], name="jobs_of_a_name"),
-        IndexModel([("state", ASCENDING)], name="failed_jobs", partialFilterExpression={"state": JobState.FAILURE}),
-        IndexModel(
-            [("name", ASCENDING), ("state", ASCENDING)], name="uncounted_jobs", partialFilterExpression=UNCOUNTED
-        ),
+        IndexModel(["claim.claimed_until", "name"], name="executing_by_lease", **executing),
+        IndexModel("unique_key", name="unique_jobs", unique=True, sparse=True),
+        IndexModel("singular_key", name="singular_jobs", unique=True, sparse=True),
+        IndexModel("key", name="same_jobs"),
+        IndexModel("key", name="same_live_jobs", partialFilterExpression=LIVE),
+        IndexModel(["name", "state", ("_id", DESCENDING)], name="jobs_of_a_name"),
+        IndexModel("state", name="failed_jobs", partialFilterExpression={"state": JobState.FAILURE}),
+        IndexModel(["name", "state"], name="uncounted_jobs", partialFilterExpression=UNCOUNTED),
         *_indexes_of_lists(),
     ]
     return {JOBS_COLLECTION: indexes}
@@ -162,11 +160,11 @@ def collections() -> dict[str, list[IndexModel]]:
 
 def _indexes_of_lists() -> Iterator[IndexModel]:
     """Yield the indexes for `models/job_pages.py`: by state, and by name and state, for each sort field."""
-    yield IndexModel([("state", ASCENDING), ("_id", DESCENDING)], name="jobs_in_a_state")
+    yield IndexModel(["state", ("_id", DESCENDING)], name="jobs_in_a_state")
     for field in JOB_SORT_FIELDS:
         by = [("state", ASCENDING), (field, DESCENDING), ("_id", DESCENDING)]
         yield IndexModel(by, name=f"jobs_in_a_state_by_{field}")
-        yield IndexModel([("name", ASCENDING), *by], name=f"jobs_of_a_name_by_{field}")
+        yield IndexModel(["name", *by], name=f"jobs_of_a_name_by_{field}")
 
 
 OBSOLETE_INDEXES = {JOBS_COLLECTION: ("one_executes",)}

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from bson import ObjectId
 from pydantic import Field, TypeAdapter, with_config
-from pymongo import ASCENDING, DESCENDING, IndexModel
+from pymongo import DESCENDING, IndexModel
 
 from models.database import Document, collection
 from models.malformed import readable
@@ -83,4 +83,4 @@ def read_mark(found: Document) -> ChartMark:
 
 def collections() -> dict[str, list[IndexModel]]:
     kept = int(MARK_RETENTION.total_seconds())
-    return {MARKS_COLLECTION: [IndexModel([("at", ASCENDING)], name=BY_MARK_TIME, expireAfterSeconds=kept)]}
+    return {MARKS_COLLECTION: [IndexModel("at", name=BY_MARK_TIME, expireAfterSeconds=kept)]}

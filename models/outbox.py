@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from pymongo import ASCENDING, DESCENDING, IndexModel, WriteConcern
+from pymongo import DESCENDING, IndexModel, WriteConcern
 from pymongo.client_session import ClientSession
 
 from models.database import Document, collection
@@ -81,7 +81,7 @@ def failing_of(system: str, id: Any) -> PendingCall | None:
 
 def oldest(system: str, *, before: datetime) -> PendingCall | None:
     """Return the oldest of the calls that `count_pending` counts."""
-    found = collection(OUTBOX_COLLECTION).find_one(_pending(system, before), hint=BY_AGE, sort=[("at", ASCENDING)])
+    found = collection(OUTBOX_COLLECTION).find_one(_pending(system, before), hint=BY_AGE, sort=["at"])
     return readable_one(found, _read_call, of=OUTBOX_COLLECTION)
 
 
@@ -106,9 +106,7 @@ def pending(system: str, *, now: datetime) -> Iterator[tuple[str, datetime]]:
     # During the upgrade from 0.2, whose processes write no `postponed_until`, and call `after` themselves in this time.
     new_of_0_2 = {"postponed_until": None, "at": {"$gt": now - GRACE_OF_0_2}}
     where = {"system": system, "postponed_until": {"$not": {"$gt": now}}, "$nor": [new_of_0_2]}
-    found = collection(OUTBOX_COLLECTION).find(
-        where, {"at": 1}, hint=BY_AGE, sort=[("at", ASCENDING), ("_id", ASCENDING)]
-    )
+    found = collection(OUTBOX_COLLECTION).find(where, {"at": 1}, hint=BY_AGE, sort=["at", "_id"])
     yield from readable(found, read_pending, of=OUTBOX_COLLECTION)
 
 
@@ -142,6 +140,4 @@ def _counts(system: Document) -> dict[str, int]:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    return {
-        OUTBOX_COLLECTION: [IndexModel([("system", ASCENDING), ("at", ASCENDING), ("_id", ASCENDING)], name=BY_AGE)]
-    }
+    return {OUTBOX_COLLECTION: [IndexModel(["system", "at", "_id"], name=BY_AGE)]}

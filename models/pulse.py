@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pymongo import ASCENDING, DESCENDING, IndexModel, UpdateOne
+from pymongo import DESCENDING, IndexModel, UpdateOne
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError
 
@@ -164,17 +164,15 @@ def count_created(since: datetime) -> int:
 def collections() -> dict[str, list[IndexModel]]:
     unique = [
         IndexModel(
-            [(key, ASCENDING)],
+            key,
             name=_unique_index(key),
             unique=True,
             partialFilterExpression=_open(key),
         )
         for key in _KEYS
     ]
-    lookups = [
-        IndexModel([(key, ASCENDING), ("type", ASCENDING)], name=f"pulses_by_{key.rpartition('.')[2]}") for key in _KEYS
-    ]
-    by_day = IndexModel([("type", ASCENDING), ("created_at", ASCENDING)], name="pulses_by_day")
+    lookups = [IndexModel([key, "type"], name=f"pulses_by_{key.rpartition('.')[2]}") for key in _KEYS]
+    by_day = IndexModel(["type", "created_at"], name="pulses_by_day")
     return {pulses().name: [*unique, *lookups, by_day]}
 
 

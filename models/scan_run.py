@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 from bson import ObjectId
 from pydantic import Field
-from pymongo import ASCENDING, DESCENDING, IndexModel
+from pymongo import DESCENDING, IndexModel
 from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
@@ -176,16 +176,15 @@ def _is_live(now: datetime) -> Document:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    kept = int(RUN_RETENTION.total_seconds())
     return {
         RUNS_COLLECTION: [
-            IndexModel([("scan", ASCENDING), *((field, DESCENDING) for field in RUN_ORDER)], name=BY_SCAN),
+            IndexModel(["scan", *((field, DESCENDING) for field in RUN_ORDER)], name=BY_SCAN),
             # Covers the sum of errors; contains only runs with errors.
             IndexModel(
-                [("scan", ASCENDING), ("at", ASCENDING), ("errors", ASCENDING)],
+                ["scan", "at", "errors"],
                 name=WITH_ERRORS,
                 partialFilterExpression=HAS_ERRORS,
             ),
-            IndexModel([("at", ASCENDING)], name="kept_for_a_day", expireAfterSeconds=kept),
+            IndexModel("at", name="kept_for_a_day", expireAfterSeconds=int(RUN_RETENTION.total_seconds())),
         ]
     }

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from pymongo import ASCENDING, DESCENDING, IndexModel, ReturnDocument
+from pymongo import DESCENDING, IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
 from models import listing
@@ -172,7 +172,7 @@ class Sites:
     def indexes(self) -> list[IndexModel]:
         return [
             IndexModel(
-                [(STARTED, ASCENDING), ("_id", ASCENDING)],
+                [STARTED, "_id"],
                 name="builds_in_progress",
                 partialFilterExpression={**IN_PROGRESS, **self.only},
             ),
@@ -282,12 +282,11 @@ def _failed(since: datetime) -> Document:
 
 
 def collections() -> dict[str, list[IndexModel]]:
-    kept = int(RESET_RETENTION.total_seconds())
     return {
         **{name: sites.indexes() for name, sites in ALL.items()},
         RESETS_COLLECTION: [
-            IndexModel([("at", ASCENDING), ("_id", ASCENDING)], name="failed", partialFilterExpression=FAILED),
-            IndexModel([("run", ASCENDING)], name="items_of_a_run"),
-            IndexModel([("at", ASCENDING)], name="kept_for_a_day", expireAfterSeconds=kept),
+            IndexModel(["at", "_id"], name="failed", partialFilterExpression=FAILED),
+            IndexModel("run", name="items_of_a_run"),
+            IndexModel("at", name="kept_for_a_day", expireAfterSeconds=int(RESET_RETENTION.total_seconds())),
         ],
     }

@@ -192,4 +192,4 @@ def _without_pulse(field: str, account_of: str, asked_since: datetime) -> list[D
 
 def collections() -> dict[str, list[IndexModel]]:
     fields = ("status", "plan.metadata.product_type", "account", "created_at", "metadata.account_id", "_id")
-    return {subscriptions().name: [IndexModel([(field, ASCENDING) for field in fields], name="managed_by_account")]}
+    return {subscriptions().name: [IndexModel(fields, name="managed_by_account")]}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pymongo import ASCENDING, IndexModel
+from pymongo import IndexModel
 from pymongo.collection import Collection
 
 from models.database import Document, collection
@@ -43,7 +43,7 @@ def rooms() -> Collection[Document]:
 
 
 def indexes() -> list[IndexModel]:
-    return [IndexModel([(DUE, ASCENDING)], name="malformed_snooze", partialFilterExpression=MALFORMED)]
+    return [IndexModel(DUE, name="malformed_snooze", partialFilterExpression=MALFORMED)]
 
 
 def malformed() -> Sample:
