@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import bson
-from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
-from pymongo import ASCENDING, DESCENDING
 from pymongo.collection import Collection
 
+from models import listing
 from models.database import Document
 from models.job import IS_JOB, JobId, JobState, jobs
 from models.listing import NoPosition, Position, position
@@ -73,28 +72,10 @@ class JobQuery:
     def _is_of_all(self) -> bool:
         return self.name is None and self.state is None and self.sort_by == "_id"
 
-    def ranges(self) -> Iterator[tuple[Document, dict[str, int]]]:
-        """Yield conditions, each with its sort order, whose concatenated results are the jobs after the position."""
-        way, beyond = (DESCENDING, "$lt") if self.is_descending else (ASCENDING, "$gt")
-        sort = dict.fromkeys(self.order, way)
-        if self.after is None:
-            yield self.condition, sort
-            return
-        *values, id = self.after
-        if not values:
-            for ids in self._ids_beyond(id):
-                yield {**self.condition, "_id": ids}, sort
-        for value in values:
-            # The value is constant here; sorting by it too would make the server sort in memory instead of merging.
-            for ids in self._ids_beyond(id):
-                yield {**self.condition, self.sort_by: value, "_id": ids}, {"_id": way}
-            yield {**self.condition, self.sort_by: {beyond: value}}, sort
-
-    def _ids_beyond(self, id: JobId) -> Iterator[Document]:
-        """Yield the conditions of the ids after `id`. A comparison matches one type; texts sort before ObjectIds."""
-        yield {"$lt" if self.is_descending else "$gt": id}
-        if self.is_descending == isinstance(id, ObjectId):
-            yield {"$type": "string" if self.is_descending else "objectId"}
+    def ranges(self) -> Iterator[tuple[Document, list[tuple[str, int]]]]:
+        """Yield the conditions of the jobs after the position, each with its sort order, as `listing.ranges` does."""
+        for beyond, sort in listing.ranges(self.order, self.after, is_descending=self.is_descending):
+            yield {"$and": [self.condition, beyond]}, sort
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +107,7 @@ def failures(limit: int) -> Iterator[Document]:
     ((condition, sort),) = query.ranges()
     # Not a bound of the index: once a job had an array there, MongoDB would no longer read such bounds in its order.
     has_failed_at = {"$expr": {"$eq": [{"$type": "$updated"}, "date"]}}
-    return jobs().find({**condition, **has_failed_at}, fields, sort=[*sort.items()], hint=query.index, limit=limit)
+    return jobs().find({**condition, **has_failed_at}, fields, sort=sort, hint=query.index, limit=limit)
 
 
 def _listed(query: JobQuery, limit: int, max_bytes: int) -> JobPage:
@@ -143,9 +124,8 @@ def _listed(query: JobQuery, limit: int, max_bytes: int) -> JobPage:
 
 def _walk(query: JobQuery, limit: int) -> Iterator[RawBSONDocument]:
     left = limit
-    for condition, order in query.ranges():
+    for condition, sort in query.ranges():
         if left:
-            sort = [*order.items()]
             with _raw_jobs().find(condition, WITHOUT_TEXT, sort=sort, hint=query.index, limit=left) as found:
                 for job in found:
                     left -= 1
@@ -175,10 +155,10 @@ def _search_batch(query: JobQuery, text: str, limit: int) -> JobPage:
     seen = {"_id": None, "jobs": {"$sum": 1}, "last": {"$last": "$$ROOT"}}
     found: list[Document] = []
     left, last = SEARCH_BATCH_SIZE, None
-    for condition, order in query.ranges():
+    for condition, sort in query.ranges():
         pipeline: list[Document] = [
             {"$match": condition},
-            {"$sort": order},
+            {"$sort": dict(sort)},
             {"$limit": left},
             {
                 "$facet": {

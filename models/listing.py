@@ -60,14 +60,37 @@ def walk(
     Raises:
         NoPosition: `after` does not fit the sort order.
     """
-    if after is not None and len(after) != len(order):
+    wanted = projection((*fields, *order)) if fields else None
+    for beyond, sort in ranges(order, after, is_descending=is_descending):
+        yield from collection.find({"$and": [where, beyond]}, wanted, hint=index, sort=sort).batch_size(batch)
+
+
+def ranges(
+    order: Order, after: Position | None, *, is_descending: bool
+) -> Iterator[tuple[Document, list[tuple[str, int]]]]:
+    """Yield conditions and their sort orders, whose concatenated results are the documents after a position.
+
+    Each is one range of an index. It is not sorted by the fields that are constant in it, so that the server can merge
+    the ranges of several values of the fields before.
+
+    Raises:
+        NoPosition: `after` does not fit the sort order.
+    """
+    direction, further = (DESCENDING, "$lt") if is_descending else (ASCENDING, "$gt")
+    sort = [(field, direction) for field in order]
+    if after is None:
+        yield {}, sort
+        return
+    if len(after) != len(order):
         raise NoPosition(f"{after!r:.100} is not a position in a list by {', '.join(order)}")
-    sort = [(field, DESCENDING if is_descending else ASCENDING) for field in order]
-    wanted = projection((*fields, *order))
-    for beyond in _beyond(after, order, is_descending=is_descending) if after else [{}]:
-        yield from collection.find(
-            {"$and": [where, beyond]}, wanted if fields else None, hint=index, sort=sort
-        ).batch_size(batch)
+    for same in reversed(range(len(order))):
+        equal = {field: {"$eq": value} for field, value in zip(order[:same], after, strict=False)}
+        field, value = order[same], after[same]
+        # Outside an expression, only values of the same type are compared, but ids may have several types.
+        beyond = (
+            {"$expr": {further: [f"${field}", {"$literal": value}]}} if field == "_id" else {field: {further: value}}
+        )
+        yield {**equal, **beyond}, sort[same:]
 
 
 def newest(
@@ -100,17 +123,3 @@ def within_part(part: str, after: Position | None) -> Position | None:
     except (TypeError, ValueError):
         raise NoPosition(f"{after!r:.100} is not a position in a list of several collections") from None
     return (*values, id if part == of else MinKey() if is_later else MaxKey())
-
-
-def _beyond(after: Position, order: Order, *, is_descending: bool) -> Iterator[Document]:
-    """Yield the conditions of the documents after a position, in order; each is one range of the index."""
-    further = "$lt" if is_descending else "$gt"
-    for same in reversed(range(len(order))):
-        equal = {field: {"$eq": value} for field, value in zip(order[:same], after, strict=False)}
-        field, value = order[same], after[same]
-        # Outside an expression, only values of the same type are compared, but ids may have several types.
-        is_id = field == "_id"
-        yield {
-            **equal,
-            **({"$expr": {further: [f"${field}", {"$literal": value}]}} if is_id else {field: {further: value}}),
-        }
