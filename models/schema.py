@@ -1,4 +1,7 @@
-"""Migration: creation of all indexes, and removal of those of earlier releases."""
+"""Migration: creation of all indexes, and removal of those of earlier releases.
+
+Release 0.1 stored the lease of an item in its document, as `claim`; `migrate --finish` removes such claims.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from bson import json_util
 from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
-from models import alert, archive, audit, history, item_events, mark, old_claims, scan_run
-from models.database import collection, database, is_outage, within
+from models import alert, archive, audit, history, item_events, mark, scan_run
+from models.database import Document, collection, database, is_outage, within
 from queue_manager.core.clock import hours
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.settings import redact_url, settings
@@ -19,6 +22,15 @@ from queue_manager.system import System
 
 MAX_INDEX_BUILD = hours(24)  # of all indexes of a system
 MAX_REBUILDS = 5  # of an index that other processes migrate at the same time
+CLAIM_INDEXES = ("unclaimed_by_due", "claims_by_end", "claims_by_due", "claims_left_over")
+"""Indexes of release 0.1, of every collection with claims."""
+_CLAIM_TYPES = {
+    "token": ["string", "null"],
+    "held": ["bool"],
+    "claimed_until": ["date"],
+    "due_at": ["date"],
+    "losses": ["int", "long"],
+}
 _IS_A_VIEW = 166
 _NOT_AUTHORIZED = 13
 _INDEX_NOT_FOUND = 27
@@ -79,9 +91,7 @@ def shared_collections() -> dict[str, list[IndexModel]]:
 
 def missing(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
     """Return the names of the indexes that do not exist yet, as `collection.index`."""
-    found = {name: _indexes_of(name) for name in wanted}
-    names = ((name, index.document["name"]) for name, indexes in wanted.items() for index in indexes)
-    return [f"{name}.{index}" for name, index in names if index not in found[name]]
+    return [f"{name}.{index}" for name, index, exists in _looked_up(wanted) if not exists]
 
 
 def multikey(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
@@ -89,9 +99,15 @@ def multikey(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:
 
     MongoDB does not sort by them, nor skip from one value to the next, as long as the index exists.
     """
-    found = {name: _indexes_of(name) for name in wanted}
-    names = ((name, index.document["name"]) for name, indexes in wanted.items() for index in indexes)
-    return [f"{name}.{index}" for name, index in names if index in found[name] and _is_multikey(name, index)]
+    return [f"{name}.{index}" for name, index, exists in _looked_up(wanted) if exists and _is_multikey(name, index)]
+
+
+def _looked_up(wanted: Mapping[str, Sequence[IndexModel]]) -> Iterator[tuple[str, str, bool]]:
+    """Yield the collection and the name of each index, and whether it exists."""
+    for name, indexes in wanted.items():
+        found = _indexes_of(name)
+        for index in (one.document["name"] for one in indexes):
+            yield name, index, index in found
 
 
 def _is_multikey(name: str, index: str) -> bool:
@@ -123,11 +139,23 @@ def finish(systems: Iterable[System]) -> int:
     claims = 0
     for system in systems:
         for name, indexes in system.obsolete_indexes.items():
-            if {*old_claims.INDEXES} <= {*indexes}:
-                claims += old_claims.remove(name)
+            if {*CLAIM_INDEXES} <= {*indexes}:
+                claims += _remove_claims(name)
             for index in {*collection(name).index_information()} & {*indexes}:
                 _drop(name, index)
     return claims
+
+
+def _remove_claims(name: str) -> int:
+    """Remove the field `claim` if it has exactly the form of release 0.1; return the number of documents changed.
+
+    A field `claim` of another form belongs to another program.
+    """
+    typed: list[Document] = [{"$in": [{"$type": f"$claim.{key}"}, types]} for key, types in _CLAIM_TYPES.items()]
+    only_these = {"$eq": [{"$size": {"$objectToArray": "$claim"}}, len(_CLAIM_TYPES)]}
+    is_old_claim = {"$cond": [{"$eq": [{"$type": "$claim"}, "object"]}, {"$and": [only_these, *typed]}, False]}
+    where: Document = {"claim.claimed_until": {"$type": "date"}, "$expr": is_old_claim}
+    return collection(name).update_many(where, {"$unset": {"claim": ""}}).modified_count
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from pymongo import IndexModel
 
-from models import old_claims, support_room
+from models import schema, support_room
 from models.database import Document, server_now, value_at
 from models.document_id import shown_id
 from models.listing import Sample
@@ -127,7 +127,7 @@ system = SupportSnooze(
     shown=("account_id",),
     arguments=("room_id", "snoozed_until"),
     adoption_notes=adoption_notes,
-    obsolete_indexes={support_room.ROOMS_COLLECTION: old_claims.INDEXES},
+    obsolete_indexes={support_room.ROOMS_COLLECTION: schema.CLAIM_INDEXES},
     reasons=Reasons(not_found="Room not found", not_due="Still snoozed", changed="Snooze changed"),
 )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from models import database, executing_job, job, job_attempt, job_counts, job_operations, job_queue, old_claims
+from models import database, executing_job, job, job_attempt, job_counts, job_operations, job_queue, schema
 from models.database import Document
 from queue_manager.beat import leader_lock
 from queue_manager.broker.backlog import Backlog
@@ -248,5 +248,5 @@ system: System = System(
     duration_names={"due_to_done": "Due to finished", "wait": "Due to started", "run": "Run"},
     collections=lambda: {**job.collections(), **job_queue.collections()},
     adoption_notes=adoption_notes,
-    obsolete_indexes={**job.OBSOLETE_INDEXES, job_queue.QUEUES_COLLECTION: old_claims.INDEXES},
+    obsolete_indexes={**job.OBSOLETE_INDEXES, job_queue.QUEUES_COLLECTION: schema.CLAIM_INDEXES},
 )

@@ -8,7 +8,7 @@ import pytest
 from bson import Int64
 
 from beat_schedule import SYSTEMS
-from models import job, old_claims, schema, support_room
+from models import job, schema, support_room
 from models.database import collection
 from models.job_queue import queues
 from tests.rooms import T0
@@ -57,13 +57,13 @@ def test_claim_of_an_executing_job_stays() -> None:
 def test_migrate_leaves_indexes_of_the_earlier_release_to_finish() -> None:
     old = [support_room.rooms(), queues()]
     for one in old:
-        for name in old_claims.INDEXES:
+        for name in schema.CLAIM_INDEXES:
             one.create_index([(name, 1)], name=name)
     job.jobs().create_index([("name", 1), ("x", 1)], name="one_executes")
     schema.migrate(SYSTEMS)
-    assert all({*old_claims.INDEXES} <= {*one.index_information()} for one in old)
+    assert all({*schema.CLAIM_INDEXES} <= {*one.index_information()} for one in old)
     wanted = {*job.jobs().index_information()} - {"one_executes"}
     for _ in range(2):
         schema.finish(SYSTEMS)
-        assert all(not {*old_claims.INDEXES} & {*one.index_information()} for one in old)
+        assert all(not {*schema.CLAIM_INDEXES} & {*one.index_information()} for one in old)
         assert {*job.jobs().index_information()} == wanted
