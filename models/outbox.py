@@ -10,7 +10,7 @@ a crash the call is repeated, so `after` is called at least once for each docume
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -124,18 +124,10 @@ def _pending(system: str, before: datetime) -> Document:
     return {"system": system, "at": {"$lte": before}, "postponed_until": {"$not": {"$gt": before}}}
 
 
-def count_of_others(systems: Iterable[str]) -> dict[str, int]:
-    """Count the records of all systems but these, by the name of the system."""
-    return _counts({"$type": "string", "$nin": list(systems)})
-
-
-def count_of(systems: Iterable[str]) -> dict[str, int]:
-    """Count the records of these systems that have any, by the name of the system."""
-    return _counts({"$in": list(systems)})
-
-
-def _counts(system: Document) -> dict[str, int]:
-    found = collection(OUTBOX_COLLECTION).aggregate([{"$match": {"system": system}}, {"$sortByCount": "$system"}])
+def counts() -> dict[str, int]:
+    """Count the records by the name of the system, the highest count first."""
+    of_systems = {"$match": {"system": {"$type": "string"}}}
+    found = collection(OUTBOX_COLLECTION).aggregate([of_systems, {"$sortByCount": "$system"}])
     return {one["_id"]: one["count"] for one in found}
 
 

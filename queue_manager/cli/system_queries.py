@@ -177,8 +177,9 @@ def _print_day(day: History, *, as_json: bool) -> None:
 def _print_pending_calls(names: Sequence[str]) -> None:
     """Print how many calls of `after` have not succeeded. Those of a paused system are no problem of health."""
     with suppress(Unavailable), mongodb():  # the status names a server that does not answer
-        for name, count in outbox.count_of(names).items():
-            typer.echo(f"Pending: {name} {many(count, 'call')} of `after`, each for a batch of items")
+        for name, count in outbox.counts().items():
+            if name in names:
+                typer.echo(f"Pending: {name} {many(count, 'call')} of `after`, each for a batch of items")
 
 
 def _print_problems(unread: Sequence[str], problems: Sequence[Problem]) -> None:

@@ -129,8 +129,10 @@ def malformed() -> Iterator[Findings]:
 def calls_of_no_system() -> Iterator[Findings]:
     """Yield the pending calls of `after` that no scan repeats: their system is not declared, or has no `after`."""
     callers = [one.name for one in systems() if isinstance(one, DueDocuments) and one.functions.after is not None]
-    if found := outbox.count_of_others(callers):
-        counts = [f"{name} ({many(count, 'batch', 'batches')})" for name, count in found.items()]
+    counts = [
+        f"{name} ({many(count, 'batch', 'batches')})" for name, count in outbox.counts().items() if name not in callers
+    ]
+    if counts:
         yield Finding(
             f"Pending calls of `after` for systems that are not declared here, or have no `after`: "
             f"{first_ids(counts, len(counts))}",
