@@ -7,7 +7,7 @@ due at the moment of the write and have not changed since they were read; of two
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -34,6 +34,7 @@ from queue_manager.core.wording import many
 # epoch were written by mistake; the driver cannot even read all of them.
 A_DATE: Document = {"$type": "date", "$gte": EPOCH}
 TOO_LARGE = 10_334  # MongoDB's code for an update of more than 16 MB
+_INDEX_NAME = re.compile(r"qm_due_\w+_[0-9a-f]{8}")
 MAX_COUNT = 100_000  # counting stops here: this count means that many or more
 
 Update = Document | list[Document]
@@ -137,14 +138,9 @@ class DueCollection:
         """Count due documents, up to `limit`."""
         return self.collection().count_documents(self.is_due(until), hint=self.index, limit=limit)
 
-    def has_index(self) -> bool:
-        """Return True if the index exists."""
-        return self.index in self.collection().index_information()
-
-    def unused_indexes(self, used: Container[str]) -> list[str]:
-        """Return the names of indexes of earlier definitions: those that are not among `used`."""
-        ours = re.compile(r"qm_due_\w+_[0-9a-f]{8}")
-        return [name for name in self.collection().index_information() if ours.fullmatch(name) and name not in used]
+    def stored_indexes(self) -> list[str]:
+        """Return the names of the existing indexes of this and of other definitions, also of earlier ones."""
+        return [name for name in self.collection().index_information() if _INDEX_NAME.fullmatch(name)]
 
     def has_dates(self) -> bool:
         """Return True if any document has a date at the path. Without the index it may read the whole collection."""

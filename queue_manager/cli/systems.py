@@ -151,13 +151,15 @@ def _check_documents(screen: Console, system: DueDocuments) -> int:
     """Return the number of documents for which the function failed."""
     work = work_of(system)
     now = work.clock()
-    has_index = work.documents.has_index()
+    stored = work.documents.stored_indexes()
+    has_index = work.documents.index in stored
     _print_index(screen, f"{work.documents.name}.{work.documents.index}", is_present=has_index)
     if _in_time(work.documents.has_dates) is False:
         _print_line(screen, "warning", Text(f"no document of {system.collection} has a date at {system.due}", "yellow"))
     if ids := _in_time(lambda: work.documents.never_due(limit=MAX_NEVER_DUE)):
         _print_line(screen, "warning", Text(_never_due(ids, system), "yellow"))
-    for unused in work.documents.unused_indexes(_used_indexes(system)):
+    used = _used_indexes(system)
+    for unused in (name for name in stored if name not in used):
         _print_line(
             screen, "index", f"{work.documents.name}.{unused}  unused: drop it when all processes are restarted"
         )
