@@ -82,13 +82,12 @@ def _switch(names: Iterable[str], change: Document, *, upsert: bool) -> None:
 def pauses() -> dict[str, PauseState]:
     """Return the pauses by the names of the queues."""
     found = queues().find({"paused": True}, {"pause": 1}, hint="paused_queues")
-    return {queue["_id"]: _pause(queue) for queue in found if isinstance(queue["_id"], str)}
-
-
-def _pause(queue: Document) -> PauseState:
-    """Return the pause of a queue. A malformed one only says that the queue is paused."""
-    read = readable_one(queue, read_pause, of=QUEUES_COLLECTION)
-    return PauseState() if read is None else read
+    # A malformed pause only says that the queue is paused.
+    return {
+        queue["_id"]: readable_one(queue, read_pause, of=QUEUES_COLLECTION) or PauseState()
+        for queue in found
+        if isinstance(queue["_id"], str)
+    }
 
 
 def read_pause(queue: Document) -> PauseState:
