@@ -35,7 +35,7 @@ class Due:
     """One item that a scan found."""
 
     id: str
-    """As text. The lease is named by the id and the due time."""
+    """As text."""
     due_at: datetime
     args: tuple[Any, ...] = ()
     """The arguments of the item's task; by default the id and the due time."""
@@ -45,6 +45,8 @@ class Due:
     """An additional count of the scan that includes it."""
     is_excluded: bool = False
     """Whether it is counted but cannot be dispatched."""
+    lease: str = ""
+    """The name of its lease; by default the id and the due time."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str):
@@ -53,10 +55,8 @@ class Due:
             raise ConfigurationError(f"Due: due_at={self.due_at!r:.100} must be a datetime with a time zone")
         if not self.args:
             object.__setattr__(self, "args", (self.id, to_iso(self.due_at)))
-
-    @property
-    def lease(self) -> str:
-        return leases.name(self.id, self.due_at)
+        if not self.lease:
+            object.__setattr__(self, "lease", leases.name(self.id, self.due_at))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,15 +40,6 @@ MAX_FINISHED_TIME = 1.0  # seconds for each of the two in one dispatch
 log = get_logger(JOBS_INITIATOR)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DueQueue(Due):
-    """A due queue; `id` is its name."""
-
-    @property
-    def lease(self) -> str:
-        return lease_name(*self.args)
-
-
 def lease_name(name: str, epoch: int | None) -> str:
     """Return the name of a queue's lease. It contains the epoch, because messages of an older leader are refused and
     must not delay the dispatch of a newer one."""
@@ -96,7 +87,7 @@ class Dispatch(DueWork):
         epoch, skipped = self._current_epoch(), {*job_queue.pauses(), *(one.name for one in executing_job.find())}
         for name, due_at in sorted(first_due.items(), key=lambda one: one[1]):
             if name not in skipped:
-                yield DueQueue(id=name, due_at=due_at, args=(name, epoch))
+                yield Due(id=name, due_at=due_at, args=(name, epoch), lease=lease_name(name, epoch))
 
     def lease_of(self, args: Sequence[Any]) -> str:
         return lease_name(*args)
