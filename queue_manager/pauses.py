@@ -65,6 +65,12 @@ def resume(system: str) -> bool:
         return bool(client.hdel(PAUSES_KEY, system))
 
 
+def is_paused(system: str) -> bool:
+    """Return True if a system is paused. Raises `Unavailable`."""
+    with lease_server() as client:
+        return bool(client.hexists(PAUSES_KEY, system))
+
+
 def paused() -> Mapping[str, PauseState]:
     """Return the pauses by system. Raises `Unavailable`."""
     with lease_server() as client:

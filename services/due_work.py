@@ -132,7 +132,7 @@ class DueWork(ItemWork, ABC):
         Args:
             measure: reads the backlog of the queue; it is not called if nothing is due and nothing waits.
         """
-        if self._is_paused():
+        if pauses.is_paused(self.system_name):
             yield DueBatch(other_counts={"paused": 1})
             return
         if self.system_name in settings().qm_dry_run:
@@ -152,9 +152,6 @@ class DueWork(ItemWork, ABC):
             now = self.clock()
             due, coming = split(chain(first, found), lambda one: one.due_at <= now)
             yield from self._dispatch(due, coming, backlog, holds_lock)
-
-    def _is_paused(self) -> bool:
-        return self.system_name in pauses.paused()
 
     def _find_checked(self, until: datetime) -> Iterator[Due]:
         """Yield what `find_due` yields. Raises ConfigurationError if that is not iterable, or the first is no Due."""
@@ -178,7 +175,6 @@ class DueWork(ItemWork, ABC):
     def _dispatch(
         self, due: Iterator[Due], coming: Iterator[Due], backlog: Backlog, holds_lock: Callable[[], bool]
     ) -> Iterator[DueBatch]:
-        is_first = True  # `take_due` has just read the pauses
         for found, limit in ((due, sys.maxsize), (coming, self.limits.ahead)):
             size, budget = min(FIRST_BATCH_SIZE, self.limits.batch), min(limit, self._remaining_dispatches())
             while holds_lock() and budget > 0:
@@ -186,9 +182,8 @@ class DueWork(ItemWork, ABC):
                 some = list(islice(found, min(size, room, budget)))
                 if not some:
                     break
-                if not is_first and self._is_paused():
+                if pauses.is_paused(self.system_name):
                     return
-                is_first = False
                 size = min(2 * size, self.limits.batch)
                 batch = self._take(some)
                 budget -= len(batch.items)

@@ -42,7 +42,7 @@ def resume_system(actor: Actor, name: str) -> bool:
 
     Also deletes the pause of a system that is not declared any more. Raises like `pause_system`, and `NotFound`.
     """
-    if name not in pauses.paused():
+    if not pauses.is_paused(name):
         _require_items(find_system(name))
     with _recorded(actor, "resume", name):
         return pauses.resume(name)

@@ -20,6 +20,7 @@ from services.job_queues.registry import registry
 from services.job_queues.runner import Runner, RunReport
 
 RUN_BUDGET = seconds(30)  # maximum duration of a run, so that other queues get their turn
+SYSTEM_PAUSED = "the system is paused"
 
 _running: set[str] = set()
 _running_lock = Lock()
@@ -41,7 +42,7 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
     if not settings().allows_jobs:
         raise ConfigurationError(settings().jobs_disabled_reason)
     if epoch is not None and _is_system_paused():  # this task may have waited for a worker, or for its ETA
-        return asdict(RunReport(stopped="the system is paused"))
+        return asdict(RunReport(stopped=SYSTEM_PAUSED))
     runner = Runner(
         name=name,
         registry=registry,
@@ -57,20 +58,17 @@ def run_queue(name: str, epoch: int | None, *, token: str) -> dict[str, Any]:
         report = runner.run() if is_alone else RunReport(stopped="this process already runs this task")
     due = None if report.stopped else job.next_due(name)
     remaining = None if due is None else due - server_now()
-    if remaining is None or remaining > system.period(settings()):
-        return asdict(report)
-    if _is_system_paused():  # the task ends, and the scan dispatches the name after the system is resumed
-        report.stopped = "the system is paused"
-        return asdict(report)
-    if remaining > timedelta(0):
-        raise NotYetDue(remaining)
-    raise ContinueLater
+    if remaining is not None and remaining <= system.period(settings()):
+        if not _is_system_paused():
+            raise NotYetDue(remaining) if remaining > timedelta(0) else ContinueLater
+        report.stopped = SYSTEM_PAUSED  # the scan dispatches the name after the system is resumed
+    return asdict(report)
 
 
 def _is_system_paused() -> bool:
     """Return False also if Redis cannot be read: an outage must not stop the jobs."""
     try:
-        return system.name in pauses.paused()
+        return pauses.is_paused(system.name)
     except Unavailable:
         return False
 

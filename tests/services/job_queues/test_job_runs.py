@@ -747,11 +747,11 @@ def test_run_that_an_operator_sends_starts_jobs_while_the_system_is_paused(insta
 
 
 def test_run_continues_if_redis_cannot_be_read(installed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    def paused() -> NoReturn:
+    def is_paused(system: str) -> NoReturn:
         raise Unavailable("Redis does not answer")
 
     monkeypatch.setattr(queue_run, "RUN_BUDGET", seconds(0))
-    monkeypatch.setattr(pauses, "paused", paused)
+    monkeypatch.setattr(pauses, "is_paused", is_paused)
     installed.run("mail")
     with pytest.raises(ContinueLater):
         job_queues.run_queue("mail", None, token="t")
