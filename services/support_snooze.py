@@ -30,7 +30,7 @@ from queue_manager.core.wording import many, sentence, when
 from queue_manager.explanation import TimelineEvent
 from queue_manager.health_rules import Rule
 from queue_manager.system import SystemStats
-from services.due_documents import CallAgain, DueDocuments, Failure, Reasons, Run, Written
+from services.due_documents import CallAgain, DueDocuments, Failure, Run, Written
 from services.realtime import EmitFailed, events
 
 INITIATOR = "QM/conversations/support-snooze"
@@ -45,6 +45,10 @@ class SupportSnooze(DueDocuments):
 
     until: ClassVar[str] = "Snoozed until"
     later: ClassVar[str] = "snoozed"
+    not_found: ClassVar[str] = "Room not found"
+    not_due: ClassVar[str] = "Still snoozed"
+    changed: ClassVar[str] = "Snooze changed"
+    arguments: ClassVar[tuple[str, str]] = ("room_id", "snoozed_until")
 
     def malformed(self, document: Document) -> str | None:
         snooze = document.get("snooze_time")
@@ -125,10 +129,8 @@ system = SupportSnooze(
     due=support_room.DUE,
     fields=("account_id", "status"),
     shown=("account_id",),
-    arguments=("room_id", "snoozed_until"),
     adoption_notes=adoption_notes,
     obsolete_indexes={support_room.ROOMS_COLLECTION: schema.CLAIM_INDEXES},
-    reasons=Reasons(not_found="Room not found", not_due="Still snoozed", changed="Snooze changed"),
 )
 
 

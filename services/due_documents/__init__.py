@@ -12,7 +12,7 @@ from models.due_documents import DueCollection
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.settings import settings
 from queue_manager.system import SystemStats
-from services.due_documents.declaration import CallAgain, DueDocuments, Failure, Reasons, Run, Written
+from services.due_documents.declaration import CallAgain, DueDocuments, Failure, Run, Written
 from services.due_documents.explanation import explain
 from services.due_documents.listing import DocumentList
 from services.due_documents.preview import Preview, previews
@@ -25,7 +25,6 @@ __all__ = [
     "DueDocuments",
     "Failure",
     "Preview",
-    "Reasons",
     "Run",
     "Written",
     "implementation",

@@ -150,15 +150,6 @@ class Functions:
     failed: Callable[[Failure], ReturnedUpdate] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reasons:
-    """The `reason` in the results of items that were skipped."""
-
-    not_found: str = "Not found"
-    not_due: str = "Not due yet"
-    changed: str = "Changed"
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DueDocuments(System):
     """A system whose items are documents of one collection, due when a date of theirs has come."""
@@ -185,9 +176,6 @@ class DueDocuments(System):
     """`unset`: the date is removed with every update, which may then be `{}`."""
     max_rate: float | None = None
     """The maximum number of items per second."""
-    arguments: tuple[str, str] = ("id", "due_at")
-    """The names of the arguments of the item's task in errors."""
-    reasons: Reasons = Reasons()
     functions: Functions = field(default_factory=Functions, repr=False)
 
     def __post_init__(self) -> None:
@@ -291,6 +279,12 @@ class DueDocuments(System):
     """The text before a due time in the future, such as `Snoozed until`."""
     later: ClassVar[str] = "not due"
     """The state of a document whose due time is in the future, in words."""
+    not_found: ClassVar[str] = "Not found"
+    not_due: ClassVar[str] = "Not due yet"
+    changed: ClassVar[str] = "Changed"
+    """The `reason` in the results of items that were skipped."""
+    arguments: ClassVar[tuple[str, str]] = ("id", "due_at")
+    """The names of the arguments of the item's task in errors."""
 
     def malformed(self, document: Document) -> str | None:
         """Return what is wrong with the date of a document that can never fall due, or `None`."""

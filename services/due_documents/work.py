@@ -265,16 +265,16 @@ class DocumentWork(DueWork):
 
     def _reason_to_skip(self, key: Any, expected: datetime | None, now: datetime) -> str:
         """Return why a document was not written, and clear its flag. Raises NotYetDue."""
-        document, reasons = self.documents.get(key), self.system.reasons
+        document = self.documents.get(key)
         if document is None:
-            return reasons.not_found
+            return self.system.not_found
         due_at = self.documents.due_at(document)
         if isinstance(due_at, datetime) and due_at > now and expected in (None, due_at):
             if expected is not None:
                 raise NotYetDue(due_at - now)
-            return reasons.not_due
+            return self.system.not_due
         self._clear_flag(document)
-        return reasons.changed
+        return self.system.changed
 
     def _arguments(self, id: Any, due_at: Any = None) -> tuple[Any, datetime | None]:
         names = self.system.arguments
