@@ -156,8 +156,8 @@ class ItemTask(BatchedTask):
 
     def _span(self, item: DueItem) -> AbstractContextManager[object]:
         about = {"celery.task": self.name, "messaging.message.id": item.task_id}
-        headers = [{tracing.TRACE_HEADER: self.request.get(tracing.TRACE_HEADER)}]
-        return tracing.processing(self.queue_name, headers, attributes=about, not_errors=(Ignore, Reject))
+        headers = vars(self.request)
+        return tracing.processing(self.queue_name, [headers], attributes=about, not_errors=(Ignore, Reject))
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
         self.count_successes(1, **self.request.durations)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,7 +81,8 @@ class ScanTask(Task):
             self._end(current_task_id())
             return {"skipped": True}
         started = time.monotonic()
-        with self._running(), self._span():
+        about = {"celery.task": self.name}
+        with self._running(), tracing.processing(self.queue_name, [vars(self.request)], attributes=about):
             try:
                 with contained():
                     report = self.run(*args, **kwargs)
@@ -103,10 +104,6 @@ class ScanTask(Task):
             first = ": " if len(report.errors) == 1 else "; the first: "
             raise ScanFailed(f"The scan had {many(len(report.errors), 'error')}{first}{report.errors[0]}")
         return {**run, **report.details}
-
-    def _span(self) -> AbstractContextManager[object]:
-        headers = [{tracing.TRACE_HEADER: self.request.get(tracing.TRACE_HEADER)}]
-        return tracing.processing(self.queue_name, headers, attributes={"celery.task": self.name})
 
     @contextmanager
     def _running(self) -> Iterator[None]:
