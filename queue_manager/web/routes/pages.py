@@ -6,7 +6,7 @@ Guarantee: nothing is loaded from another host, no script is inline, and data is
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from functools import partial
 from os import PathLike, stat_result
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +26,6 @@ from queue_manager.core.clock import milliseconds, minutes
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.system import SCHEDULE_PAGE, System
-from queue_manager.web.auth.authentication import Principal
 from queue_manager.web.auth.authorization import EACH, CurrentPrincipal, viewer, viewer_of
 from queue_manager.web.html_pages import WORKERS_PAGE, render_page
 from services import job_queues, message_queue
@@ -86,8 +85,8 @@ def install(api: FastAPI) -> None:
     for system in systems():
         if system.items is not None:
             of_system = APIRouter(include_in_schema=False)
-            of_system.add_api_route(system.page, _page_of(system))
-            of_system.add_api_route(f"{system.page}/{{id:path}}", _page_of_item(system))
+            of_system.add_api_route(system.page, partial(_system_page, system))
+            of_system.add_api_route(f"{system.page}/{{id:path}}", partial(_item_page, system))
             api.include_router(of_system, dependencies=[viewer_of(system.name)])
     api.include_router(of_each, dependencies=[viewer_of(EACH)])
     api.include_router(of_messages, dependencies=[viewer_of(message_queue.system.name)])
@@ -101,21 +100,11 @@ async def overview(request: Request, principal: CurrentPrincipal) -> HTMLRespons
     return render_page("overview.html", request, principal)
 
 
-def _page_of(system: System) -> Callable[[Request, CurrentPrincipal], Awaitable[HTMLResponse]]:
-    async def page(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
-        return render_page("system.html", request, principal, system=system)
-
-    return page
+async def _system_page(system: System, request: Request, principal: CurrentPrincipal) -> HTMLResponse:
+    return render_page("system.html", request, principal, system=system)
 
 
-def _page_of_item(system: System) -> Callable[[Request, CurrentPrincipal, str], Awaitable[HTMLResponse]]:
-    async def page(request: Request, principal: CurrentPrincipal, id: str) -> HTMLResponse:
-        return _item_page(system, request, principal, id)
-
-    return page
-
-
-def _item_page(system: System, request: Request, principal: Principal, id: str) -> HTMLResponse:
+async def _item_page(system: System, request: Request, principal: CurrentPrincipal, id: str) -> HTMLResponse:
     product = (system.item_url(settings()) or "").replace("{id}", quote(_id_in_product(id), safe=""))
     return render_page("explanation.html", request, principal, system=system, id=id, product=product)
 
@@ -140,7 +129,7 @@ async def messages(request: Request, principal: CurrentPrincipal, slug: str = ""
     """The list of a tab, or the message of an id that is not the name of one."""
     tab = next((tab for tab in TABS if tab.slug == slug), None)
     if tab is None:
-        return _item_page(message_queue.system, request, principal, slug)
+        return await _item_page(message_queue.system, request, principal, slug)
     is_on = settings().qm_message_queue
     return render_page("messages.html", request, principal, tabs=TABS, tab=tab, is_on=is_on, reasons=REASON_NOTES)
 
@@ -152,7 +141,7 @@ async def jobs(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
     return render_page("jobs.html", request, principal, is_on=is_on, max_silence_ms=milliseconds(silence))
 
 
-of_jobs.add_api_route("/jobs/{id:path}", _page_of_item(job_queues.system))
+of_jobs.add_api_route("/jobs/{id:path}", partial(_item_page, job_queues.system))
 
 
 @of_each.get(WORKERS_PAGE)
