@@ -78,7 +78,7 @@ async function readDocument() {
   }, ({ message }) => put(whole, message, String));
 }
 
-const reload = seldom(() => attempt(read, ({ message }) => complain(message)), REFRESH_INTERVAL, REST);
+const reload = seldom(() => attempt(read, ({ message }) => complain(message)), REFRESH_INTERVAL, { rest: REST });
 
 byId("found").append(why, past, document_);
 onOverview(reload);

@@ -6,6 +6,7 @@ import { Records, TYPED_FROM, askFor, isDialogOpen, jsonProblem, numberFrom } fr
 import { PREFIX, byId, button, copier, countInTitle, element, errorText, facts, jsonText, link, mayAct, pill, recordLink, toast } from "./dom.js";
 import { percentile } from "./latency.js";
 import { List, cell, fill, grid } from "./list.js";
+import { seldom } from "./pace.js";
 import { errorInList } from "./reasons.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
 
@@ -19,6 +20,7 @@ const ALL_NAMES = "all names";
 const LATENCY_DELAY = 500; // ms, so that the first rows come before
 const LATENCY_INTERVAL = 60000; // ms
 const RETRY_INTERVAL = 2000; // ms
+const RECOUNT_INTERVAL = 300; // ms
 const STATUS_INTERVAL = 5000; // ms between two readings without an event, while leases are renewed or counts may be old
 const LEADER_INTERVAL = 30000; // ms otherwise, because a beat ends, and others pause, without an event of a job
 const MAX_FRESH_COUNT = 10000; // unfinished jobs; the counts of more of them may be old
@@ -49,15 +51,8 @@ const { rawJSON } = JSON;
 const withExactIntegers = (text) => JSON.parse(text, rawJSON && ((_, value, { source }) => (Number.isInteger(value) && !Number.isSafeInteger(value) ? rawJSON(source) : value)));
 
 /** @type {number | undefined} */
-let soon;
-/** @type {number | undefined} */
-let later;
+let later; // the next count without an event
 let isCounted = false;
-let isCounting = false;
-let isStale = false; // something happened while the counts were read: they may be older
-function recount(after = 300) {
-  if (soon === undefined) soon = setTimeout(count, after);
-}
 
 // The names alone, which are read faster than they are counted if there are many jobs: the list below waits for them.
 async function readNames() {
@@ -106,27 +101,17 @@ const withNames = (open) => attempt(async () => {
 });
 
 async function count() {
-  soon = undefined;
-  if (isCounting) {
-    isStale = true;
-    return;
-  }
   clearTimeout(later);
-  isCounting = true;
-  isStale = false;
   let again = RETRY_INTERVAL; // after a failure; the list shows errors
-  try {
+  await attempt(async () => {
     await readStatus();
     const unfinished = queues.reduce((sum, { states }) => sum + LIVE.reduce((all, state) => all + (states?.[state] ?? 0), 0), 0);
     again = queues.some(({ running }) => running) || unfinished > MAX_FRESH_COUNT ? STATUS_INTERVAL : LEADER_INTERVAL;
-  } catch (error) {
-    if (!(error instanceof Problem)) throw error;
-  } finally {
-    isCounting = false;
-    if (isStale) recount();
-    else later = setTimeout(recount, again);
-  }
+  }, () => {});
+  later = setTimeout(recount, again);
 }
+
+const recount = seldom(count, RECOUNT_INTERVAL, { whileHidden: true }); // the page's title counts what failed
 
 // Names to filter by, including that of the URL.
 /** @param {string | null | undefined} wanted */
@@ -381,7 +366,7 @@ function receive({ id, kind, job }) {
 
 function reload() {
   list.refresh();
-  recount(0);
+  recount();
   records.follow();
 }
 
@@ -389,7 +374,7 @@ function begin() {
   choices(new URLSearchParams(location.search).get("name"));
   list = new List({ load, search, cells, id: (job) => job._id });
   setTimeout(readLatencies, LATENCY_DELAY);
-  attempt(readNames, () => {}).finally(() => recount(0));
+  attempt(readNames, () => {}).finally(recount);
   new Events("/jobs/events", "job-update", { event: receive, reload });
   list.selection.on("retry", retrySelected);
   list.selection.on("cancel", confirmed("cancel", "Cancel", "canceled", "Executing jobs are asked to stop; finished jobs are not changed."));

@@ -11,15 +11,15 @@ export function nextFrame(draw) {
 }
 
 /**
- * Return a function that calls `act`: soon, `interval` ms after the last call ended, and when the page is seen. After a
- * slow call it waits `rest` times as long as that took, up to `MAX_REST`.
- * @param {() => Promise<unknown>} act @param {number} interval @param {number} rest
+ * Return a function that calls `act`: soon, `interval` ms after the last call ended, and when the page is seen, unless it
+ * is called `whileHidden`, too. After a slow call it waits `rest` times as long as that took, up to `MAX_REST`.
+ * @param {() => Promise<unknown>} act @param {number} interval @param {{ rest?: number, whileHidden?: boolean }} [options]
  */
-export function seldom(act, interval, rest = 0) {
+export function seldom(act, interval, { rest = 0, whileHidden = false } = {}) {
   let isWanted = false;
   let isResting = false;
   async function run() {
-    if (!isWanted || isResting || document.hidden) return;
+    if (!isWanted || isResting || (document.hidden && !whileHidden)) return;
     isWanted = false;
     isResting = true;
     const began = performance.now();
