@@ -96,6 +96,15 @@ export const pill = (text, kind = "") => element("span", { class: `pill ${kind}`
 /** An error; one that is long or has several lines keeps its lines. @param {string} text */
 export const errorText = (text, label = "Error") => (/\n|.{300}/.test(text) ? element("pre", { class: "bad", role: "group", tabindex: 0, "aria-label": label }, text) : element("span", { class: "bad" }, text));
 
+/** An error for a list: of a Python traceback its last line, which is the exception. @param {string} error */
+export const errorInList = (error) => (error.trimStart().startsWith("Traceback (most recent call last)") ? error.trim().split("\n").at(-1) ?? "" : error);
+
+/** What the reasons mean that the message queue itself records. @type {Record<string, string>} */
+const REASON_NOTES = JSON.parse(document.getElementById("filter")?.dataset.reasons ?? "{}");
+
+/** @param {string} reason */
+export const reasonText = (reason) => (Object.hasOwn(REASON_NOTES, reason) ? `${reason}: ${REASON_NOTES[reason]}` : reason);
+
 /** Pairs without a value are left out. @param {string} kind @param {[string, Child][]} pairs */
 export function facts(kind, pairs) {
   const shown = pairs.filter(([, value]) => value !== undefined && value !== null && value !== "");

@@ -3,10 +3,9 @@
 import { get, onOverview, post, query } from "./api.js";
 import { many, moment, number } from "./clock.js";
 import { askFor } from "./dialog.js";
-import { byId, button, countInTitle, element, link, mayAct, svg } from "./dom.js";
+import { byId, button, countInTitle, element, errorInList, link, mayAct, reasonText, svg } from "./dom.js";
 import { List, cell, systemTitle } from "./list.js";
 import { seldom } from "./pace.js";
-import { errorInList, reasonText } from "./reasons.js";
 
 const REFRESH_INTERVAL = 5000; // ms between two readings because something happened
 const VERBS = { message: "Replay", item: "Retry", job: "Retry", broker: "Replay" };

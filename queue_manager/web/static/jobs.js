@@ -3,11 +3,10 @@
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { ARE_RELATIVE, at, countdown, many, moment, now, number, span, until, zonedMoment } from "./clock.js";
 import { Records, TYPED_FROM, askFor, isDialogOpen, jsonProblem, numberFrom } from "./dialog.js";
-import { PREFIX, byId, button, copier, countInTitle, element, errorText, facts, jsonText, link, mayAct, pill, recordLink, toast } from "./dom.js";
+import { PREFIX, byId, button, copier, countInTitle, element, errorInList, errorText, facts, jsonText, link, mayAct, pill, recordLink, toast } from "./dom.js";
 import { percentile } from "./latency.js";
 import { List, cell, fill, grid } from "./list.js";
 import { seldom } from "./pace.js";
-import { errorInList } from "./reasons.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
 
 const PAGE = 50;

@@ -3,10 +3,9 @@
 import { Events, UNDO, ask, attempt, get, parseExactly, post, query, stream, withUndo } from "./api.js";
 import { at, countdown, many, moment, number, zonedMoment } from "./clock.js";
 import { Records, TYPED_FROM, askFor, jsonProblem, numberFrom } from "./dialog.js";
-import { byId, button, copier, countInTitle, element, errorText, facts, filled, jsonText, link, mayAct, pill, put, recordLink, toast } from "./dom.js";
+import { byId, button, copier, countInTitle, element, errorInList, errorText, facts, filled, jsonText, link, mayAct, pill, put, reasonText, recordLink, toast } from "./dom.js";
 import { List, cell } from "./list.js";
 import { nextFrame, seldom } from "./pace.js";
-import { errorInList, reasonText } from "./reasons.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
 
 const PAGE = 50;

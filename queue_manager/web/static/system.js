@@ -3,10 +3,9 @@
 import { attempt, get, onOverview, post, query } from "./api.js";
 import { moment, number, span } from "./clock.js";
 import { askFor } from "./dialog.js";
-import { byId, button, countInTitle, element, isPlainClick, mayAct, put, toast } from "./dom.js";
+import { byId, button, countInTitle, element, errorInList, isPlainClick, mayAct, put, toast } from "./dom.js";
 import { speed } from "./latency.js";
 import { List, cell, fill } from "./list.js";
-import { errorInList } from "./reasons.js";
 import { PAUSED, PAUSE_REASON, awayServers, dueText, howToTurnOn, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
 
 const PAGE = 50;
