@@ -7,7 +7,6 @@ import { List, cell, systemTitle } from "./list.js";
 
 const PAGE = 50;
 const SHOWN_IDS = 3;
-const REFRESH_INTERVAL = 5000; // ms
 const OUTCOMES = { done: "good", failed: "bad", unknown: "warn" };
 const VIAS = { page: "page", api: "API", cli: "command line" };
 
@@ -54,5 +53,4 @@ const value = (text) => element("code", {}, String(text ?? "none"));
 
 const list = new List({ load, cells, id: ({ id }) => id });
 const refresh = () => list.refresh();
-onOverview(refresh);
-setInterval(() => document.hidden || refresh(), REFRESH_INTERVAL); // not every action changes the overview
+onOverview(refresh); // at least every 5 s: not every action changes the overview
