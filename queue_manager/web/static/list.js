@@ -178,15 +178,10 @@ export class List {
     if (this.isStale) this.refresh();
   }
 
-  // True if the list is searched; without a filter, a page of it is read.
-  get isSearch() {
-    return this.isFiltered && this.on.search !== undefined;
-  }
-
-  /** The page; during a search, the part that was found so far. @param {AbortSignal} signal @returns {AsyncGenerator<Page<Row>>} */
+  /** The page; during a search by a filter, the part that was found so far. @param {AbortSignal} signal @returns {AsyncGenerator<Page<Row>>} */
   async *pages(signal) {
     const { values, on: { search } } = this;
-    if (!this.isSearch || !search) return yield await this.on.load(values, { signal });
+    if (!search || !this.isFiltered) return yield await this.on.load(values, { signal });
     /** @type {Row[]} */
     const rows = [];
     for await (const { name, data } of search(values, { signal })) {

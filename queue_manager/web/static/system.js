@@ -129,8 +129,8 @@ async function change(what, body, done) {
 
 // Scans
 
-/** @type {Map<string, Scan>} */
-const shownScans = new Map(); // by id, newest first
+/** @type {Scan[]} */
+let shownScans = []; // the newest first, or the slowest
 /** @type {string | null} */
 let older = null; // where those begin that were not read
 let sort = "at";
@@ -152,22 +152,22 @@ async function scansFrom(cursor) {
   /** @type {ScanPage} */
   const page = await get(`${path}/scans${query({ cursor, limit: SCANS, sort })}`);
   if (asked !== sort) return; // the order was changed meanwhile
-  if (sort !== "at") shownScans.clear();
-  const all = cursor ? [...shownScans.values(), ...page.scans] : [...page.scans, ...shownScans.values()];
-  const isGap = !cursor && shownScans.size && !page.scans.some(({ id }) => shownScans.has(id));
-  if (cursor || !shownScans.size || isGap) older = page.cursor;
-  shownScans.clear();
-  for (const one of (isGap ? page.scans : all).slice(0, MAX_SCANS)) shownScans.set(one.id, one);
-  fill(byId("scans"), [...shownScans.values()], scanRow);
-  byId("scans").closest(".sheet").hidden = !shownScans.size;
-  byId("scans-where").textContent = shownScans.size ? "" : "No scan ran in the last 24 hours.";
-  byId("scans-sort").hidden = !shownScans.size;
-  byId("scans-more").hidden = !older || shownScans.size >= MAX_SCANS;
+  const read = new Set(page.scans.map(({ id }) => id));
+  const isContinued = sort === "at" && (cursor || shownScans.some(({ id }) => read.has(id))); // else all are replaced
+  const others = isContinued ? shownScans.filter(({ id }) => !read.has(id)) : [];
+  if (cursor || !isContinued) older = page.cursor;
+  shownScans = (cursor ? [...others, ...page.scans] : [...page.scans, ...others]).slice(0, MAX_SCANS);
+  fill(byId("scans"), shownScans, scanRow);
+  const isEmpty = !shownScans.length;
+  byId("scans").closest(".sheet").hidden = isEmpty;
+  byId("scans-where").textContent = isEmpty ? "No scan ran in the last 24 hours." : "";
+  byId("scans-sort").hidden = isEmpty;
+  byId("scans-more").hidden = !older || shownScans.length >= MAX_SCANS;
 }
 
 function sortScans() {
   sort = sort === "at" ? "duration" : "at";
-  shownScans.clear();
+  shownScans = [];
   byId("scans-sort").textContent = sort === "at" ? "Slowest first" : "Newest first";
   readScans();
 }
