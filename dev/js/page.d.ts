@@ -1,73 +1,33 @@
 // The pages' elements, and what the scripts keep on them.
 
 /** Elements of the templates by id; null where a page, a role or a setting leaves one out. */
-interface ElementsById {
-  "all-off": HTMLElement;
-  attention: HTMLElement;
-  bounds: HTMLElement;
-  columns: HTMLButtonElement;
-  clear: HTMLButtonElement | null;
-  create: HTMLButtonElement | null;
-  delete: HTMLButtonElement | null;
-  display: HTMLButtonElement;
-  empty: HTMLElement;
-  entries: HTMLElement;
-  filter: Form;
-  find: HTMLInputElement;
-  found: HTMLElement;
-  further: HTMLElement;
-  export: HTMLButtonElement;
-  "filter-name": HTMLSelectElement;
-  "filter-system": HTMLSelectElement;
-  health: HTMLElement;
-  leader: HTMLElement;
-  leaderless: HTMLElement;
-  list: HTMLTableElement;
-  main: HTMLElement;
-  more: HTMLElement;
-  move: HTMLButtonElement | null;
-  names: HTMLElement;
-  next: HTMLButtonElement;
-  "no-hooks": HTMLElement | null;
-  nothing: HTMLElement;
-  "pick-all": HTMLInputElement | null;
-  past: HTMLElement;
-  pause: HTMLButtonElement | null;
-  pauses: HTMLElement;
-  picked: HTMLElement;
-  "picked-count": HTMLElement;
-  previous: HTMLButtonElement;
-  problem: HTMLElement;
-  queues: HTMLElement;
-  replay: HTMLButtonElement | null;
-  "replay-all": HTMLButtonElement | null;
-  retry: HTMLButtonElement | null;
-  "retry-all": HTMLButtonElement | null;
-  rows: HTMLElement;
-  run: HTMLButtonElement | null;
-  "save-view": HTMLButtonElement;
-  scan: HTMLButtonElement | null;
-  "scan-hint": HTMLElement | null;
-  scans: HTMLElement;
-  "scans-more": HTMLButtonElement;
-  "scans-sort": HTMLButtonElement;
-  "scans-where": HTMLElement;
-  schedule: HTMLElement;
-  searched: HTMLProgressElement;
-  searching: HTMLElement;
-  status: HTMLElement;
-  state: HTMLElement;
-  stop: HTMLButtonElement;
-  strip: HTMLElement;
-  systems: HTMLElement;
-  tabs: HTMLElement;
-  toasts: HTMLElement;
-  types: HTMLElement;
-  unconsumed: HTMLElement;
-  views: HTMLElement;
-  where: HTMLElement;
-  workers: HTMLElement;
-}
+type ElementsById =
+  & Record<
+    "all-off" | "attention" | "bounds" | "empty" | "entries" | "found" | "further" | "health" | "leader" |
+    "leaderless" | "main" | "more" | "names" | "nothing" | "past" | "pauses" | "picked" | "picked-count" |
+    "problem" | "queues" | "rows" | "scans" | "scans-where" | "schedule" | "searching" | "state" | "status" | "strip" |
+    "systems" | "tabs" | "toasts" | "types" | "unconsumed" | "views" | "where" | "workers",
+    HTMLElement
+  >
+  & Record<"no-hooks" | "scan-hint", HTMLElement | null>
+  & Record<
+    "columns" | "display" | "export" | "next" | "previous" | "save-view" | "scans-more" | "scans-sort" | "stop",
+    HTMLButtonElement
+  >
+  & Record<
+    "clear" | "create" | "delete" | "move" | "pause" | "replay" | "replay-all" | "retry" | "retry-all" | "run" |
+    "scan",
+    HTMLButtonElement | null
+  >
+  & {
+    filter: Form;
+    find: HTMLInputElement;
+    "filter-name": HTMLSelectElement;
+    "filter-system": HTMLSelectElement;
+    list: HTMLTableElement;
+    "pick-all": HTMLInputElement | null;
+    searched: HTMLProgressElement;
+  };
 
 type Control = HTMLInputElement;
 type Form = { elements: Iterable<Control> & Record<string, Control | undefined> } & HTMLFormElement;
