@@ -37,8 +37,8 @@ type Listener = (event: any) => unknown;
 type Attributes = Record<string, string | number | boolean | null | undefined | Listener>;
 type Child = Node | string | number | null | undefined | false | Child[];
 
-/** `deadline` in ms: undefined while it is unknown, null if there is none; `format` returns the text for the ms left. */
-type Countdown = HTMLElement & { deadline?: number | null; format: (left: number) => string };
+/** `deadline` in ms, null if there is none; `format` returns the text for the ms left. */
+type Countdown = HTMLElement & { deadline: number | null; format: (left: number) => string };
 
 /** The button's text, what it does, its class. */
 type Action = [text: string, act: () => unknown, kind?: string];

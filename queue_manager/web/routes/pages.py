@@ -25,6 +25,7 @@ from models.document_id import id_text, read_id, shown_id
 from queue_manager.core.clock import milliseconds, minutes
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
+from queue_manager.operations.messages import queue_config
 from queue_manager.system import SCHEDULE_PAGE, System
 from queue_manager.web.auth.authorization import EACH, CurrentPrincipal, viewer, viewer_of
 from queue_manager.web.html_pages import WORKERS_PAGE, render_page
@@ -130,8 +131,16 @@ async def messages(request: Request, principal: CurrentPrincipal, slug: str = ""
     tab = next((tab for tab in TABS if tab.slug == slug), None)
     if tab is None:
         return await _item_page(message_queue.system, request, principal, slug)
-    is_on = settings().qm_message_queue
-    return render_page("messages.html", request, principal, tabs=TABS, tab=tab, is_on=is_on, reasons=REASON_NOTES)
+    return render_page(
+        "messages.html",
+        request,
+        principal,
+        tabs=TABS,
+        tab=tab,
+        is_on=settings().qm_message_queue,
+        config=queue_config().model_dump(),
+        reasons=REASON_NOTES,
+    )
 
 
 @of_jobs.get("/jobs")

@@ -99,7 +99,7 @@ export function until(left) {
 /** @param {Countdown} shown */
 function update(shown) {
   const { deadline, format } = shown;
-  const text = deadline === null ? "—" : deadline === undefined || base === undefined ? "..." : format(deadline - now());
+  const text = deadline === null ? "—" : base === undefined ? "..." : format(deadline - now());
   if (shown.textContent !== text) shown.textContent = text;
   shown.classList.toggle("bad", text === "Overdue");
 }

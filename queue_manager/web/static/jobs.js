@@ -24,8 +24,6 @@ const STATUS_INTERVAL = 5000; // ms between two readings without an event, while
 const LEADER_INTERVAL = 30000; // ms otherwise, because a beat ends, and others pause, without an event of a job
 const MAX_FRESH_COUNT = 10000; // unfinished jobs; the counts of more of them may be old
 const NAMES_WAIT = 400; // ms that the list waits for the names above it
-/** @type {List<Job>} */
-let list;
 /** @type {JobQueue[]} */
 let queues = [];
 /** @type {Record<string, Latency>} */
@@ -369,17 +367,14 @@ function reload() {
   records.follow();
 }
 
-function begin() {
-  choices(new URLSearchParams(location.search).get("name"));
-  list = new List({ load, search, cells, id: (job) => job._id });
-  setTimeout(readLatencies, LATENCY_DELAY);
-  attempt(readNames, () => {}).finally(recount);
-  new Events("/jobs/events", "job-update", { event: receive, reload });
-  list.selection.on("retry", retrySelected);
-  list.selection.on("cancel", confirmed("cancel", "Cancel", "canceled", "Executing jobs are asked to stop; finished jobs are not changed."));
-  list.selection.on("delete", confirmed("delete", "Delete", "deleted", `Their history is deleted, too. ${UNDO} Executing jobs are skipped.`));
-  byId("run")?.addEventListener("click", () => withNames(run));
-  byId("clear")?.addEventListener("click", () => withNames(clear));
-}
-
-if (byId("queues")) begin();
+choices(new URLSearchParams(location.search).get("name"));
+/** @type {List<Job>} */
+const list = new List({ load, search, cells, id: (job) => job._id });
+setTimeout(readLatencies, LATENCY_DELAY);
+attempt(readNames, () => {}).finally(recount);
+new Events("/jobs/events", "job-update", { event: receive, reload });
+list.selection.on("retry", retrySelected);
+list.selection.on("cancel", confirmed("cancel", "Cancel", "canceled", "Executing jobs are asked to stop; finished jobs are not changed."));
+list.selection.on("delete", confirmed("delete", "Delete", "deleted", `Their history is deleted, too. ${UNDO} Executing jobs are skipped.`));
+byId("run")?.addEventListener("click", () => withNames(run));
+byId("clear")?.addEventListener("click", () => withNames(clear));

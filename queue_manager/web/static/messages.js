@@ -11,7 +11,10 @@ import { PAUSE_REASON, pauseNote } from "./systems.js";
 const PAGE = 50;
 /** @type {Record<MessageState, string>} */
 const PLACES = { main: "Waiting", processing: "Processing", dead: "Failed", acknowledged: "Acknowledged", archived: "Archived" };
-const place = /** @type {MessageState} */ (document.getElementById("tabs")?.dataset.place);
+const tabs = byId("tabs").dataset;
+const place = /** @type {MessageState} */ (tabs.place);
+/** @type {QueueConfig} */
+const config = JSON.parse(tabs.config ?? "");
 const MAX_EVENTS = 500; // that are shown at once
 const MAX_SUGGESTIONS = 100;
 const MAX_ACK_TIMEOUT = 604800; // s
@@ -21,10 +24,6 @@ const RECOUNT_INTERVAL = 500; // ms
 const FILL_DELAY = 1000; // ms, and up to as many more, so that not all open pages ask at once
 /** @type {number | undefined} */
 let size; // messages in this place, when it is known
-/** @type {QueueConfig | undefined} */
-let config;
-/** @type {MessageList} */
-let list;
 
 // Reading
 
@@ -58,12 +57,6 @@ class MessageList extends List {
   /** @type {number | undefined} */
   filling;
 
-  // Draw every row again, because values that all of them show have changed.
-  redraw() {
-    for (const drawn of this.drawn.values()) drawn.json = "";
-    this.draw();
-  }
-
   // True if the first page is shown, without a filter, and messages that arrive are its first rows.
   get isByArrival() {
     return place !== "processing" && !Object.keys(this.values).length;
@@ -92,17 +85,15 @@ class MessageList extends List {
 // Showing
 
 /** @param {Message} message */
-const timeoutOf = (message) => message.custom_ack_timeout ?? config?.ack_timeout_seconds;
+const timeoutOf = (message) => message.custom_ack_timeout ?? config.ack_timeout_seconds;
 /** @param {Message} message */
-const mostOf = (message) => message.custom_max_attempts ?? config?.max_attempts ?? "…";
+const mostOf = (message) => message.custom_max_attempts ?? config.max_attempts;
 
 /** @param {Message} message */
 function deadlineOf(message) {
   const began = message.dequeued_at ?? message.processing_started_at;
   if (message.deadline_at) return at(message.deadline_at);
-  if (!began) return null;
-  const timeout = timeoutOf(message);
-  return timeout === undefined ? undefined : at(began) + timeout * 1000;
+  return began ? at(began) + timeoutOf(message) * 1000 : null;
 }
 
 /** @type {Record<string, (message: Message) => Child>} */
@@ -115,7 +106,7 @@ const CELLS = {
   failed: (message) => cell("Failed", moment(message.failed_at), "nowrap"),
   acknowledged: (message) => cell("Acknowledged", moment(message.acknowledged_at), "nowrap"),
   attempts: (message) => cell("Attempts", `${message.attempt_count} / ${mostOf(message)}`, "number nowrap"),
-  timeout: (message) => cell("Ack timeout", timeoutOf(message) === undefined ? "..." : `${timeoutOf(message)} s`, "number nowrap"),
+  timeout: (message) => cell("Ack timeout", `${timeoutOf(message)} s`, "number nowrap"),
   consumer: (message) => cell("Consumer", element("span", { class: "clip" }, message.consumer_id ?? "—")),
   left: (message) => cell("Time remaining", countdown(deadlineOf(message)), "number"),
   reason: (message) => element("td", { class: "text" }, element("span", { class: "clip bad" }, message.last_error ? reasonText(errorInList(message.last_error)) : "—")),
@@ -156,7 +147,7 @@ const describe = (message) => [
     ["Type", message.type],
     ["Priority", message.priority],
     ["Attempts", `${message.attempt_count} of ${mostOf(message)}`],
-    ["Ack timeout", timeoutOf(message) === undefined ? null : `${timeoutOf(message)} s`],
+    ["Ack timeout", `${timeoutOf(message)} s`],
     ["Added", zonedMoment(message.created_at)],
     ["Started", zonedMoment(message.processing_started_at ?? message.dequeued_at)],
     ["Time remaining", message.state === "processing" ? countdown(deadlineOf(message)) : null],
@@ -202,13 +193,13 @@ const messagesOf = (ids) => (ids.length === 1 ? `message ${ids[0]}` : many(ids.l
 
 /** @param {Partial<Message>} message @returns {Field[]} */
 function fieldsOf(message = {}) {
-  const highest = config ? config.max_priority_levels - 1 : 9;
+  const highest = config.max_priority_levels - 1;
   return [
     { name: "type", label: "Type", value: message.type, isNeeded: true },
     { name: "payload", label: "Payload, as JSON", kind: "area", value: message.id ? jsonText(message.payload, 2) : "{}", check: jsonProblem },
     { name: "priority", label: "Priority", kind: "number", value: message.priority ?? 0, hint: `0 to ${highest}, the highest first`, check: numberFrom(0, highest) },
-    { name: "ackTimeout", label: "Ack timeout, in seconds", kind: "number", value: message.custom_ack_timeout ?? "", hint: `Leave empty to use the queue default${config ? ` (${config.ack_timeout_seconds} s)` : ""}`, check: numberFrom(0.001, MAX_ACK_TIMEOUT, false) },
-    { name: "maxAttempts", label: "Max attempts", kind: "number", value: message.custom_max_attempts ?? "", hint: `Leave empty to use the queue default${config ? ` (${config.max_attempts})` : ""}`, check: numberFrom(1, MAX_ATTEMPTS) },
+    { name: "ackTimeout", label: "Ack timeout, in seconds", kind: "number", value: message.custom_ack_timeout ?? "", hint: `Leave empty to use the queue default (${config.ack_timeout_seconds} s)`, check: numberFrom(0.001, MAX_ACK_TIMEOUT, false) },
+    { name: "maxAttempts", label: "Max attempts", kind: "number", value: message.custom_max_attempts ?? "", hint: `Leave empty to use the queue default (${config.max_attempts})`, check: numberFrom(1, MAX_ATTEMPTS) },
   ];
 }
 
@@ -443,21 +434,7 @@ function reload() {
   records.follow();
 }
 
-function begin() {
-  list = new MessageList({ load, search, cells, id: ({ id }) => id });
-  new Events("/queue/events", "queue-update", { event: receive, parse: String, reload });
-  for (const [id, act] of /** @type {const} */ ([["create", create], ["pause", pause], ["clear", clear], ["replay-all", () => attempt(replayAll)]])) byId(id)?.addEventListener("click", act);
-  for (const [id, act] of /** @type {const} */ ([["replay", replay], ["move", move], ["delete", remove]])) list.selection.on(id, act);
-  configure();
-}
-
-async function configure() {
-  try {
-    config = await get("/queue/config");
-    list.redraw();
-  } catch {
-    setTimeout(configure, RETRY_INTERVAL); // the list shows errors
-  }
-}
-
-if (place) begin();
+const list = new MessageList({ load, search, cells, id: ({ id }) => id });
+new Events("/queue/events", "queue-update", { event: receive, parse: String, reload });
+for (const [id, act] of /** @type {const} */ ([["create", create], ["pause", pause], ["clear", clear], ["replay-all", () => attempt(replayAll)]])) byId(id)?.addEventListener("click", act);
+for (const [id, act] of /** @type {const} */ ([["replay", replay], ["move", move], ["delete", remove]])) list.selection.on(id, act);
