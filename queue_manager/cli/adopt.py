@@ -18,7 +18,7 @@ from beat_schedule import systems, warnings
 from models import index_builds, schema
 from models.database import require_replica_set
 from queue_manager.cli.changes import audited
-from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.errors import fail
 from queue_manager.cli.terminal import console, print_rows, printable
 from queue_manager.core.redis_client import RedisError, describe_outage
 from queue_manager.core.settings import settings
@@ -48,9 +48,8 @@ def adopt(
         return
     screen = console()
     on = [system for system in systems() if system.is_switched_on(settings())]
-    with report_errors():
-        require_replica_set()
-        plans = [(system, _plan(system)) for system in on]
+    require_replica_set()
+    plans = [(system, _plan(system)) for system in on]
     for system, plan in plans:
         _print_plan(screen, system, plan)
     for warning in warnings():
@@ -58,14 +57,10 @@ def adopt(
     if not yes:
         typer.echo("Nothing was changed" + ("; add --yes to create the indexes" if on else ""))
         return
-    with (
-        report_errors(),
-        schema.rights_to_migrate(),
-        index_builds.reported(lambda build: typer.echo(f"Building {build}")),
-    ):
+    with schema.rights_to_migrate(), index_builds.reported(lambda build: typer.echo(f"Building {build}")):
         with audited("adopt"):
             created = schema.migrate(on)
-        typer.echo(f"{len(created)} indexes are in place")
+    typer.echo(f"{len(created)} indexes are in place")
 
 
 def _plan(system: System) -> AdoptionPlan:
@@ -107,18 +102,17 @@ def jobs(
 
     Example: `queue-manager adopt jobs send_invoice --yes`
     """
-    with report_errors():
-        registered = job_queues.registry.names()
-        if yes:
-            selected = {"names": ", ".join(names)} if names else None
-            with audited("adopt", system=job_queues.system.name, filter=selected) as action:
+    registered = job_queues.registry.names()
+    if yes:
+        selected = {"names": ", ".join(names)} if names else None
+        with audited("adopt", system=job_queues.system.name, filter=selected) as action:
 
-                def count(adopted: Adoption) -> None:
-                    action.count = adopted.adopted
+            def count(adopted: Adoption) -> None:
+                action.count = adopted.adopted
 
-                result = job_queues.adopt(names or (), is_dry_run=False, on_batch=count)
-        else:
-            result = job_queues.adopt(names or (), is_dry_run=True)
+            result = job_queues.adopt(names or (), is_dry_run=False, on_batch=count)
+    else:
+        result = job_queues.adopt(names or (), is_dry_run=True)
     _print_adoption(console(), result, registered)
     found = result.jobs.total()
     if yes:

@@ -13,7 +13,7 @@ from models.database import server_now
 from queue_manager.alerts import Alert, Notification, has_channels, send_to_channels
 from queue_manager.cli.changes import audited, checked_reason, user_name
 from queue_manager.cli.completion import complete_alert_system, complete_rule
-from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.errors import fail
 from queue_manager.cli.terminal import console, print_rows
 from queue_manager.core.clock import minutes, to_iso
 from queue_manager.core.settings import settings
@@ -46,8 +46,7 @@ def list_alerts() -> None:
     An alert is active while a problem that was sent lasts. That of a system that is off or does not exist here can end
     only in a web process that has it.
     """
-    with report_errors():
-        sent, silences = alert.sent(), list(alert.silences(server_now()))
+    sent, silences = alert.sent(), list(alert.silences(server_now()))
     if not sent and not silences:
         typer.echo("no active alerts, no silences")
         return
@@ -86,11 +85,10 @@ def silence(
     if system not in names:
         near = did_you_mean(system, names)
         fail(f"There is no system or component {system!r}{near}; there are: {', '.join(names)}", code=2)
-    with report_errors():
-        until = server_now() + minutes(for_minutes)
-        detail = "; ".join(filter(None, [f"until {to_iso(until)}", why]))
-        with audited("silence", system=system, filter={"rule": rule}, detail=detail):
-            alert.silence(key, until=until, by=user_name(), reason=why)
+    until = server_now() + minutes(for_minutes)
+    detail = "; ".join(filter(None, [f"until {to_iso(until)}", why]))
+    with audited("silence", system=system, filter={"rule": rule}, detail=detail):
+        alert.silence(key, until=until, by=user_name(), reason=why)
     typer.echo(f"{system}  {rule}  silenced until {to_iso(until)}")
 
 
@@ -101,7 +99,7 @@ def unsilence(system: SystemArgument, rule: RuleId) -> None:
     Example: `queue-manager alerts unsilence support-snooze lag`
     """
     key = _key(system, rule)
-    with report_errors(), audited("unsilence", system=system, filter={"rule": rule}) as action:
+    with audited("unsilence", system=system, filter={"rule": rule}) as action:
         was_silenced = alert.unsilence(key)
         action.count = int(was_silenced)
     if not was_silenced:

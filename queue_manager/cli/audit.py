@@ -14,7 +14,7 @@ from models import audit
 from models.audit import AUDITED_ACTIONS, AuditEntry, AuditQuery
 from queue_manager.cli.changes import current_actor
 from queue_manager.cli.completion import complete_action, complete_system
-from queue_manager.cli.errors import fail, moment, report_errors
+from queue_manager.cli.errors import fail, moment
 from queue_manager.cli.terminal import AnswerJsonOption, CursorOption, console, print_answer, print_cursor, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.core.wording import did_you_mean
@@ -61,8 +61,7 @@ def list_entries(
         fail(f"There is no action {action!r}{near}; the actions are: {', '.join(AUDITED_ACTIONS)}", code=2)
     times = {"since": moment(since, "--since"), "until": moment(until, "--until")}
     query = AuditQuery(who=who, action=action, system=system, id=id, **times)
-    with report_errors():
-        page = audit_page(query, cursor=cursor, limit=limit)
+    page = audit_page(query, cursor=cursor, limit=limit)
     if as_json:
         print_answer(page)
         return
@@ -96,8 +95,7 @@ def undo_action(
     Example: `queue-manager audit undo 65a1b2c3d4e5f60718293a4b`
     """
     entry = _entry(id)
-    with report_errors():
-        result = operations.undo_action(entry, current_actor())
+    result = operations.undo_action(entry, current_actor())
     typer.echo(result.message)
     if result.blocked or not result.is_complete:
         raise typer.Exit(1)
@@ -105,8 +103,7 @@ def undo_action(
 
 def _entry(id: str) -> AuditEntry:
     """Return an entry; end the command with exit code 1 if there is none."""
-    with report_errors():
-        found = audit.get(id)
+    found = audit.get(id)
     if found is None:
         fail(f"There is no entry {id} in the audit log", code=1)
     return found

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from models.audit import ActionName
-from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.errors import fail
 from queue_manager.cli.terminal import printable
 from queue_manager.core import log
 from queue_manager.core.settings import settings
@@ -99,9 +99,8 @@ def user_name() -> str:
 
 def checked_reason(reason: str | None) -> str | None:
     """Return a reason, or None if it is empty; end the command with exit code 2 if the API would refuse it."""
-    with report_errors():
-        (reason or "").encode()  # of an unpaired surrogate, pydantic would only say that it is no valid string
-        return validated(NewPause, {"reason": reason or None}).reason
+    (reason or "").encode()  # of an unpaired surrogate, pydantic would only say that it is no valid string
+    return validated(NewPause, {"reason": reason or None}).reason
 
 
 def resumed(was_paused: bool) -> str:

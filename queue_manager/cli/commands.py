@@ -91,7 +91,10 @@ def _command(name: str, found: typer.Typer | Callable[..., Any]) -> Any:
 
 
 class Commands(TyperGroup):
-    """The commands. A value that is not one of those allowed gets a suggestion, as a misspelt command does."""
+    """The commands, whose errors are reported in one line.
+
+    A value that is not one of those allowed gets a suggestion, as a misspelt command does.
+    """
 
     def __init__(self, *, commands: dict[str, Any], **options: Any) -> None:
         found: Any = LazyCommands({**commands, **OTHERS})
@@ -99,7 +102,8 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with report_errors():
+                return super().invoke(ctx)
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")  # of the validator
             if (choice := NOT_ONE_OF.fullmatch(error.message)) is not None:
@@ -165,7 +169,7 @@ def migrate(
     if finish:
         _refuse_other_releases()
     try:
-        with report_errors(), schema.rights_to_migrate():
+        with schema.rights_to_migrate():
             with audited("migrate", detail="--finish" if finish else "") as action:
                 with index_builds.reported(lambda build: log.info(f"Building {build}")):
                     # The driver does not repeat a build that a primary interrupted when it stepped down.
@@ -216,18 +220,16 @@ def scan(
 
     Example: `queue-manager scan support-snooze`
     """
-    with report_errors():
-        system = operations.find_system(name)
+    system = operations.find_system(name)
     from tasks import app  # imported here, because it takes a second
     from tasks.systems import require_tasks
 
     logging.configure(level=settings().qm_log_level, form=settings().qm_log_format)
     require_tasks([system])
-    with report_errors():
-        require_replica_set()
-        with audited("scan", system=name) as action:
-            run = app.tasks[system.scan_task]()
-            action.count = run.get("enqueued")
+    require_replica_set()
+    with audited("scan", system=name) as action:
+        run = app.tasks[system.scan_task]()
+        action.count = run.get("enqueued")
     typer.echo(json.dumps(run))
 
 
@@ -263,8 +265,7 @@ def add_mark(text: Annotated[str, typer.Argument(help='What happened, such as "v
     """
     if not 1 <= len(text) <= mark.MAX_TEXT_LENGTH:
         fail(f"the text must have 1 to {mark.MAX_TEXT_LENGTH} characters", code=2)
-    with report_errors():
-        operations.add_mark(text, current_actor())
+    operations.add_mark(text, current_actor())
     typer.echo(f"marked  {text}")
 
 

@@ -18,7 +18,7 @@ import typer
 from queue_manager.broker import dead_letters
 from queue_manager.broker.dead_letters import DeadLetter
 from queue_manager.cli.changes import YesOption, audited, confirm, echo_undo
-from queue_manager.cli.errors import fail, report_errors, with_outcome
+from queue_manager.cli.errors import fail, with_outcome
 from queue_manager.cli.terminal import MAX_PAYLOAD_LENGTH, console, print_json, print_rows, printable
 from queue_manager.core.clock import from_unix_seconds, to_iso
 from queue_manager.core.redis_client import connect, describe_outage
@@ -131,9 +131,8 @@ def _redis() -> Iterator[redis.Redis]:
     url = settings().broker_redis_url
     if url is None:
         fail(f"the broker at {redact_url(settings().broker)} keeps no dead letters", code=1)
-    with report_errors():
-        try:
-            with connect(url) as client:
-                yield client
-        except redis.RedisError as error:
-            fail(with_outcome(describe_outage(url, error), error), code=1)
+    try:
+        with connect(url) as client:
+            yield client
+    except redis.RedisError as error:
+        fail(with_outcome(describe_outage(url, error), error), code=1)

@@ -13,7 +13,6 @@ import typer
 from beat_schedule import systems
 from queue_manager.cli.changes import YesOption, confirm, current_actor
 from queue_manager.cli.completion import complete_system
-from queue_manager.cli.errors import report_errors
 from queue_manager.cli.terminal import AnswerJsonOption, console, print_answer, printable
 from queue_manager.core.clock import to_iso
 from queue_manager.operations import failures as operations
@@ -40,8 +39,7 @@ def list_groups(
     """Show the groups, those with the most failures first. Exit code 1 if a list could not be read. Times are UTC."""
     if context.invoked_subcommand is not None:
         return
-    with report_errors():
-        found = operations.grouped(read_failures(systems()), system=system, search=search)
+    found = operations.grouped(read_failures(systems()), system=system, search=search)
     lists = [part for part in found.lists if system in (None, part.system)]
     if as_json:
         print_answer(found)
@@ -83,11 +81,10 @@ def replay(
     from tasks.systems import require_tasks  # imported here, because it takes a second
 
     require_tasks()  # they dispatch the items
-    with report_errors():
-        found, is_complete = operations.find_group(group)
-        ids = found.until(None)
-        confirm("replay", len(ids), "failure", f" of {found.name}: {found.reason}", yes=yes)
-        replayed, _ = operations.replay(found, ids, current_actor(), is_over=lambda: False)
+    found, is_complete = operations.find_group(group)
+    ids = found.until(None)
+    confirm("replay", len(ids), "failure", f" of {found.name}: {found.reason}", yes=yes)
+    replayed, _ = operations.replay(found, ids, current_actor(), is_over=lambda: False)
     typer.echo(f"{replayed} of {len(ids)} replayed")
     if not is_complete:
         typer.echo("there may be more: run the command again", err=True)

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from queue_manager.cli.changes import YesOption, confirm, current_actor
 from queue_manager.cli.completion import complete_system_with_items
-from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.errors import fail
 from queue_manager.cli.terminal import (
     AnswerJsonOption,
     CursorOption,
@@ -78,12 +78,11 @@ def list_items(
 
     Example: `queue-manager items list support-snooze failed --search timeout`
     """
-    with report_errors():
-        found = find_system(system)
-        order = _order(is_oldest_first)
-        page = operations.item_page(found, state, search=search, cursor=cursor, limit=limit, order=order)
-        is_empty = not (page.items or page.cursor or search or cursor or as_json)
-        nothing = _describe_others(found, state) if is_empty else "no items"
+    found = find_system(system)
+    order = _order(is_oldest_first)
+    page = operations.item_page(found, state, search=search, cursor=cursor, limit=limit, order=order)
+    is_empty = not (page.items or page.cursor or search or cursor or as_json)
+    nothing = _describe_others(found, state) if is_empty else "no items"
     if as_json:
         print_answer(page)
     else:
@@ -98,8 +97,7 @@ def count(system: ItemSystem, state: StateOfItems = "due", search: ItemSearch = 
 
     Example: `queue-manager items count support-snooze failed`
     """
-    with report_errors():
-        found = operations.count_items(find_system(system), state, search)
+    found = operations.count_items(find_system(system), state, search)
     typer.echo(str(found))
 
 
@@ -116,13 +114,12 @@ def show(
 
     Example: `queue-manager items show support-snooze 65a1b2c3d4e5f60718293a4b`
     """
-    with report_errors():
-        found = find_system(system)
-        if is_document:
-            print_json(operations.item_document(found, id))
-            return
-        found.open_items()  # a system without items is refused
-        diagnosis = diagnose(id, system_names=[system])
+    found = find_system(system)
+    if is_document:
+        print_json(operations.item_document(found, id))
+        return
+    found.open_items()  # a system without items is refused
+    diagnosis = diagnose(id, system_names=[system])
     if as_json:
         print_answer(diagnosis)
     else:
@@ -143,13 +140,12 @@ def export_items(
 
     Example: `queue-manager items export support-snooze failed --format csv > failed.csv`
     """
-    with report_errors():
-        found, order = find_system(system), _order(is_oldest_first)
-        pages = every_page(
-            lambda at: operations.item_page(found, state, search=search, cursor=at, limit=PAGE_SIZE, order=order)
-        )
-        rows = (_ITEM.dump_json(item).decode() for page in pages for item in page.items)
-        export_rows(rows, form, columns=EXPORTED_FIELDS)
+    found, order = find_system(system), _order(is_oldest_first)
+    pages = every_page(
+        lambda at: operations.item_page(found, state, search=search, cursor=at, limit=PAGE_SIZE, order=order)
+    )
+    rows = (_ITEM.dump_json(item).decode() for page in pages for item in page.items)
+    export_rows(rows, form, columns=EXPORTED_FIELDS)
 
 
 @items_cli.command()
@@ -175,23 +171,22 @@ def retry(
     if bool(ids) == bool(state) or (search is not None and state is None):
         fail("give ids of items, or --state, optionally with --search", code=2)
     require_tasks()  # they dispatch the items
-    with report_errors():
-        found = find_system(system)
-        given: dict[str, Any] = {"ids": ids} if ids else {"state": state, "search": search}
-        body = validated(RetriedItems, given)
-        if state is not None:
-            counted = operations.count_items(found, state, search)
-            if not counted.count and not counted.is_complete:
-                fail(f"no items of {system} were found in {operations.SEARCH_TIMEOUT:g} s; some may match", code=1)
-            more = "" if counted.is_complete else " or more"
-            confirm("dispatch", counted.count, "item", f"{more} of {system}", yes=yes, max_changed=MAX_RETRIED)
-        answer = operations.retry_items(found, body, current_actor())
+    found = find_system(system)
+    given: dict[str, Any] = {"ids": ids} if ids else {"state": state, "search": search}
+    body = validated(RetriedItems, given)
+    if state is not None:
+        counted = operations.count_items(found, state, search)
+        if not counted.count and not counted.is_complete:
+            fail(f"no items of {system} were found in {operations.SEARCH_TIMEOUT:g} s; some may match", code=1)
+        more = "" if counted.is_complete else " or more"
+        confirm("dispatch", counted.count, "item", f"{more} of {system}", yes=yes, max_changed=MAX_RETRIED)
+    answer = operations.retry_items(found, body, current_actor())
     typer.echo(f"{answer.sent} of {answer.of} dispatched")
     if answer.sent == answer.of:
         return
     if answer.of > MAX_RETRIED:
         typer.echo("run the command again for the rest", err=True)
-    with report_errors(), mongodb():
+    with mongodb():
         listed = found.open_items()
         unknown = [id for id in dict.fromkeys(body.ids or ()) if not listed.has(id)]
     for id in unknown:

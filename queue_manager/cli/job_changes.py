@@ -29,7 +29,7 @@ from queue_manager.cli.changes import (
     resumed,
 )
 from queue_manager.cli.completion import complete_job_name, complete_job_state
-from queue_manager.cli.errors import fail, moment, report_errors
+from queue_manager.cli.errors import fail, moment
 from queue_manager.cli.jobs_render import print_document
 from queue_manager.cli.terminal import printable
 from queue_manager.core.errors import Contended, Unavailable
@@ -78,22 +78,21 @@ def run(
     Examples: `queue-manager jobs run send_invoice 42`, `queue-manager jobs run report '{"year": 2026}' --delay 60`
     """
     due_at, wait, period = moment(at, "--at"), _delay(delay, "--delay"), _delay(every, "--every", least=1)
-    with report_errors():
-        try:
-            job = run_job(
-                current_actor(),
-                name,
-                [*map(_value, arguments or [])],
-                at=due_at,
-                delay=wait,
-                every=period,
-                cron=cron,
-                priority=priority,
-                unique=unique,
-                singular=singular,
-            )
-        except job_queues.DuplicateJob:
-            fail(f"blocked: a job {name} with these arguments already exists", code=1)
+    try:
+        job = run_job(
+            current_actor(),
+            name,
+            [*map(_value, arguments or [])],
+            at=due_at,
+            delay=wait,
+            every=period,
+            cron=cron,
+            priority=priority,
+            unique=unique,
+            singular=singular,
+        )
+    except job_queues.DuplicateJob:
+        fail(f"blocked: a job {name} with these arguments already exists", code=1)
     print_document(as_json(job))
 
 
@@ -171,14 +170,13 @@ def clear(
 
     Example: `queue-manager jobs clear success canceled --name send_invoice`
     """
-    with report_errors():
-        wanted = _states(states)
-        body = validated(JobsToDelete, {"states": states, "name": name})
-        count = job_queues.jobs.count_up_to(MAX_ARCHIVED + 1, wanted, name)
-        of = name or ALL_NAMES
-        which = f" of {of} in the state {' or '.join(states)}"
-        confirm("delete", count, "job", which, yes=yes, typed=of, counted_to=MAX_ARCHIVED)
-        answer = clear_jobs(body, current_actor(), is_over=lambda: False)
+    wanted = _states(states)
+    body = validated(JobsToDelete, {"states": states, "name": name})
+    count = job_queues.jobs.count_up_to(MAX_ARCHIVED + 1, wanted, name)
+    of = name or ALL_NAMES
+    which = f" of {of} in the state {' or '.join(states)}"
+    confirm("delete", count, "job", which, yes=yes, typed=of, counted_to=MAX_ARCHIVED)
+    answer = clear_jobs(body, current_actor(), is_over=lambda: False)
     typer.echo(f"{answer.deleted} deleted")
     echo_undo(answer.undo)
 
@@ -192,11 +190,10 @@ def pause(names: JobNames, reason: PauseReason = None) -> None:
     Example: `queue-manager jobs pause send_invoice --reason "the mail provider is down"`
     """
     why = checked_reason(reason)
-    with report_errors():
-        stored = stored_names()
-        # The functions are not imported for names that have jobs, so that those can be paused while an import fails.
-        known = stored if {*names} <= {*stored} else [*stored, *job_queues.registry.names()]
-        switches.pause_jobs(current_actor(), names, why)
+    stored = stored_names()
+    # The functions are not imported for names that have jobs, so that those can be paused while an import fails.
+    known = stored if {*names} <= {*stored} else [*stored, *job_queues.registry.names()]
+    switches.pause_jobs(current_actor(), names, why)
     for name in names:
         unknown = f", but there is no job and no function of this name{did_you_mean(name, known)}"
         typer.echo(f"{printable(name)}  paused{unknown if name not in known else ''}")
@@ -207,8 +204,7 @@ def resume(names: JobNames) -> None:
 
     Example: `queue-manager jobs resume send_invoice`
     """
-    with report_errors():
-        paused = switches.resume_jobs(current_actor(), names)
+    paused = switches.resume_jobs(current_actor(), names)
     for name in names:
         typer.echo(f"{printable(name)}  {resumed(name in paused)}")
 
@@ -254,23 +250,21 @@ def _each(
     action: JobAction, ids: Sequence[str], change: Callable[..., Document], outcome: Callable[[Document], str]
 ) -> None:
     """Change jobs one by one and print each outcome immediately, because the next change may fail."""
-    with report_errors():
-        for id in ids:
-            with suppress(job_queues.UnknownJob):
-                job_queues.jobs.get(id)  # an invalid id ends the command before any job is changed
+    for id in ids:
+        with suppress(job_queues.UnknownJob):
+            job_queues.jobs.get(id)  # an invalid id ends the command before any job is changed
     is_done = True
     for id in ids:
         undo = None
-        with report_errors():
-            try:
-                job, undo = change_job(current_actor(), action, id, change)
-                text = outcome(job)
-            except (job_queues.UnknownJob, job_queues.WrongState, job_queues.DuplicateJob) as error:
-                text, is_done = str(error), False
-            except Unavailable as error:
-                if not isinstance(error.__cause__, Contended):
-                    raise
-                text, is_done = str(error), False
+        try:
+            job, undo = change_job(current_actor(), action, id, change)
+            text = outcome(job)
+        except (job_queues.UnknownJob, job_queues.WrongState, job_queues.DuplicateJob) as error:
+            text, is_done = str(error), False
+        except Unavailable as error:
+            if not isinstance(error.__cause__, Contended):
+                raise
+            text, is_done = str(error), False
         typer.echo(f"{printable(id)}  {printable(text)}")
         echo_undo(undo)
     sys.exit(0 if is_done else 1)

@@ -14,7 +14,6 @@ from models.database import server_now
 from models.job import JobState, is_job
 from models.job import names as stored_names
 from queue_manager.cli.completion import complete_job_state
-from queue_manager.cli.errors import report_errors
 from queue_manager.cli.job_changes import OneJobName, cancel, clear, pause, remove, reschedule, resume, retry, run
 from queue_manager.cli.jobs_render import json_text, print_document, print_job, print_jobs, print_status
 from queue_manager.cli.terminal import (
@@ -79,16 +78,15 @@ def list_jobs(
 
     Example: `queue-manager jobs list --name send_invoice --state failure`
     """
-    with report_errors():
-        listed = JobList(
-            name=name, state=_state(state), search=search, sort=sort or "created", is_descending=not is_ascending
-        )
-        page = listed.page(cursor, limit)
-        if is_json:
-            print_document(listed.answer(page))
-            return
-        now = server_now()
-        about_name = "" if name is None or page.jobs else _about_unknown(name)
+    listed = JobList(
+        name=name, state=_state(state), search=search, sort=sort or "created", is_descending=not is_ascending
+    )
+    page = listed.page(cursor, limit)
+    if is_json:
+        print_document(listed.answer(page))
+        return
+    now = server_now()
+    about_name = "" if name is None or page.jobs else _about_unknown(name)
     if page.jobs:
         print_jobs(console(), page.jobs, now)
     else:
@@ -106,11 +104,10 @@ def export_jobs(
 
     Example: `queue-manager jobs export --state failure --format csv > failed.csv`
     """
-    with report_errors():
-        listed = JobList(name=name, state=_state(state), search=search)
-        pages = every_page(lambda cursor: listed.page(cursor, EXPORT_PAGE_SIZE))
-        rows = (json_text(job_as_json(job)) for page in pages for job in page.jobs)
-        export_rows(rows, form, columns=CSV_JOB_FIELDS)
+    listed = JobList(name=name, state=_state(state), search=search)
+    pages = every_page(lambda cursor: listed.page(cursor, EXPORT_PAGE_SIZE))
+    rows = (json_text(job_as_json(job)) for page in pages for job in page.jobs)
+    export_rows(rows, form, columns=CSV_JOB_FIELDS)
 
 
 @jobs.command()
@@ -121,8 +118,7 @@ def show(
 
     Example: `queue-manager jobs show 6b01475714001c3a87bb78b8`
     """
-    with report_errors():
-        job = job_queues.jobs.get(id)
+    job = job_queues.jobs.get(id)
     if is_json:
         print_document(job_as_json(job) if is_job(job) else as_json(job))
     else:
@@ -142,12 +138,11 @@ def status(is_json: ApiJsonOption = False) -> None:
 
     Example: `queue-manager jobs status --json`
     """
-    with report_errors():
-        if is_json:
-            print_document(jobs_status())
-            return
-        found = job_queues.jobs.status()
-        now = server_now()
+    if is_json:
+        print_document(jobs_status())
+        return
+    found = job_queues.jobs.status()
+    now = server_now()
     print_status(console(), found, now)
 
 
@@ -157,8 +152,7 @@ def latency(is_json: AnswerJsonOption = False) -> None:
 
     Example: `queue-manager jobs latency --json`
     """
-    with report_errors():
-        found = read_latency()
+    found = read_latency()
     if is_json:
         print_answer(found)
         return

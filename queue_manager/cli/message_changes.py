@@ -17,7 +17,7 @@ import typer
 
 from models.audit import ActionName
 from queue_manager.cli.changes import YesOption, audited, confirm, current_actor, echo_undo
-from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.errors import fail
 from queue_manager.cli.message_filters import filtered
 from queue_manager.cli.messages_render import STATE_HELP
 from queue_manager.cli.terminal import print_json, printable
@@ -59,15 +59,14 @@ def add(
     Example: `queue-manager queue add send_mail '{"to": "ada@example.org"}' --priority 5`
     """
     id = uuid4().hex if id is None else id
-    with report_errors():
-        members = {"type": type, "id": id, **_options(priority, ack_timeout, max_attempts)}
-        message = NewMessage.from_members(_decoded(members, payload))
-        try:
-            message_queue.message_queue().enqueue_batch([message])
-        except (QueueUnavailable, KeyboardInterrupt) as error:
-            error.add_note(OUTCOME_UNKNOWN)
-            error.add_note(f"to try again without adding it twice, repeat the command with --id {shlex.quote(id)}")
-            raise
+    members = {"type": type, "id": id, **_options(priority, ack_timeout, max_attempts)}
+    message = NewMessage.from_members(_decoded(members, payload))
+    try:
+        message_queue.message_queue().enqueue_batch([message])
+    except (QueueUnavailable, KeyboardInterrupt) as error:
+        error.add_note(OUTCOME_UNKNOWN)
+        error.add_note(f"to try again without adding it twice, repeat the command with --id {shlex.quote(id)}")
+        raise
     typer.echo(id)
 
 
@@ -86,11 +85,10 @@ def edit(
 
     Example: `queue-manager queue edit 3f2a… --payload '{"to": "ada@example.org"}' --max-attempts default`
     """
-    with report_errors():
-        members = {**({"type": type} if type is not None else {}), **_options(priority, ack_timeout, max_attempts)}
-        if not members and payload is None:
-            fail("give --type, --payload, --priority, --ack-timeout or --max-attempts", code=2)
-        changed = edit_message(id, _decoded(members, payload), current_actor(), source=state)
+    members = {**({"type": type} if type is not None else {}), **_options(priority, ack_timeout, max_attempts)}
+    if not members and payload is None:
+        fail("give --type, --payload, --priority, --ack-timeout or --max-attempts", code=2)
+    changed = edit_message(id, _decoded(members, payload), current_actor(), source=state)
     print_json(changed.to_json())
 
 
@@ -183,12 +181,11 @@ def clear(
     """
     if (state is None) != is_all:
         fail("give a state, or --all", code=2)
-    with report_errors():
-        counts = message_queue.queue_admin().counts()
-        count = sum(map(counts.of, MESSAGE_STATES if state is None else [state]))
-        name = state or "all"
-        confirm("delete", count, "message", f" in {name}", yes=yes, typed=name)
-        answer = clear_messages(state, current_actor(), is_over=lambda: False)
+    counts = message_queue.queue_admin().counts()
+    count = sum(map(counts.of, MESSAGE_STATES if state is None else [state]))
+    name = state or "all"
+    confirm("delete", count, "message", f" in {name}", yes=yes, typed=name)
+    answer = clear_messages(state, current_actor(), is_over=lambda: False)
     typer.echo(f"{answer.cleared} deleted")
     echo_undo(answer.undo)
 

@@ -8,22 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
-from queue_manager.cli.errors import report_errors
 from queue_manager.operations.message_fields import parse_time
 from services.message_queue import Filter
 from services.message_queue.fields import checked_text
 
 
 def filtered(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a filter, which it gets as `where`, and report its errors."""
+    """Give a command the options of a filter, which it gets as `where`."""
     options = inspect.signature(_filter, eval_str=True).parameters
     own = inspect.signature(command, eval_str=True).parameters
     taken = [*(one for name, one in own.items() if name != "where"), *options.values()]
 
     def run(**given: Any) -> None:
-        with report_errors():
-            where = _filter(**{name: given.pop(name) for name in options})
-            command(**given, where=where)
+        where = _filter(**{name: given.pop(name) for name in options})
+        command(**given, where=where)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

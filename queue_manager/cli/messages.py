@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from queue_manager.cli.changes import PauseReason, audited, checked_reason, current_actor, resumed
-from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.errors import fail
 from queue_manager.cli.message_changes import add, clear, delete, edit, move, replay
 from queue_manager.cli.message_filters import filtered
 from queue_manager.cli.messages_render import (
@@ -141,11 +141,10 @@ def status(as_json: AnswerJsonOption = False) -> None:
 
     Example: `queue-manager queue status --json`
     """
-    with report_errors():
-        if as_json:
-            print_answer(queue_status())
-            return
-        counts = message_queue.queue_admin().counts()
+    if as_json:
+        print_answer(queue_status())
+        return
+    counts = message_queue.queue_admin().counts()
     typer.echo(counts_line(counts))
     waiting = [f"{number} of priority {priority}" for priority, number in enumerate(counts.waiting) if number]
     typer.echo(f"waiting: {', '.join(reversed(waiting)) or 'none'}")
@@ -177,21 +176,20 @@ def list_activity(
 
     Example: `queue-manager queue activity --action dlq --since 2026-01-31T09:00Z`
     """
-    with report_errors():
-        if action is not None:
-            try:
-                checked_actions(action)
-            except ValueError as error:
-                fail(f"--action: {error}", code=2)
-        entries = entries_of(action, parse_time(since, "--since"), parse_time(until, "--until"))
-        page = activity_page(
-            entries,
-            message_id=message_id,
-            consumer_id=consumer_id,
-            has_anomaly=is_anomaly or None,
-            limit=limit,
-            offset=offset,
-        )
+    if action is not None:
+        try:
+            checked_actions(action)
+        except ValueError as error:
+            fail(f"--action: {error}", code=2)
+    entries = entries_of(action, parse_time(since, "--since"), parse_time(until, "--until"))
+    page = activity_page(
+        entries,
+        message_id=message_id,
+        consumer_id=consumer_id,
+        has_anomaly=is_anomaly or None,
+        limit=limit,
+        offset=offset,
+    )
     if as_json:
         print_answer(page)
         return
@@ -212,11 +210,10 @@ def show(
 
     Example: `queue-manager queue show mail-1 --json`
     """
-    with report_errors():
-        state, message = find_message(id)
-        if as_json:
-            print_json(message_json(state, message))
-            return
+    state, message = find_message(id)
+    if as_json:
+        print_json(message_json(state, message))
+        return
     print_message(console(), state, message)
 
 
@@ -247,11 +244,10 @@ def import_lines(
 
     Example: `queue-manager queue import dead.jsonl`
     """
-    with report_errors():
-        target = message_queue.message_queue()
-        with audited("import", **AUDITED_QUEUE, detail=file.name) as action:
-            for result in import_messages(target, parse_lines(file, target.options)):
-                action.count = result.added
+    target = message_queue.message_queue()
+    with audited("import", **AUDITED_QUEUE, detail=file.name) as action:
+        for result in import_messages(target, parse_lines(file, target.options)):
+            action.count = result.added
     typer.echo(f"{result.added} imported, {result.known} already present, {result.undecodable} undecodable")
     if result.refused:
         fail("\n".join(result.refused), code=1)
@@ -264,10 +260,9 @@ def requeue() -> None:
     Prints the result as JSON. Messages without attempts left are dead-lettered. Workers and `web` do this
     automatically.
     """
-    with report_errors():
-        with audited("requeue", **AUDITED_QUEUE) as action:
-            progress = _Progress(action)
-            swept = message_queue.sweeper().sweep(triggered_by=TRIGGERED_BY, budget=SWEEP_BUDGET, progress=progress)
+    with audited("requeue", **AUDITED_QUEUE) as action:
+        progress = _Progress(action)
+        swept = message_queue.sweeper().sweep(triggered_by=TRIGGERED_BY, budget=SWEEP_BUDGET, progress=progress)
     if swept.is_locked:
         fail("another sweep is running; try again in at most 30 s", code=1)
     typer.echo(json.dumps(swept.as_dict()))
@@ -287,8 +282,7 @@ def pause(types: MessageTypes, reason: PauseReason = None) -> None:
     Example: `queue-manager queue pause send_mail --reason "the mail server is down"`
     """
     why = checked_reason(reason)
-    with report_errors():
-        switches.pause_types(current_actor(), types, why)
+    switches.pause_types(current_actor(), types, why)
     for type in types:
         typer.echo(
             f"{printable(type)}  paused{'' if _is_known(type) else ', but there is no message of this type now'}"
@@ -303,8 +297,7 @@ def resume(types: MessageTypes) -> None:
 
     Example: `queue-manager queue resume send_mail`
     """
-    with report_errors():
-        paused = switches.resume_types(current_actor(), types)
+    paused = switches.resume_types(current_actor(), types)
     for type in types:
         typer.echo(f"{printable(type)}  {resumed(type in paused)}")
 

@@ -15,7 +15,7 @@ from models import outbox
 from models.scan_run import ScanRun
 from queue_manager import pauses
 from queue_manager.cli.completion import complete_system
-from queue_manager.cli.errors import fail, report_errors
+from queue_manager.cli.errors import fail
 from queue_manager.cli.terminal import (
     AnswerJsonOption,
     CursorOption,
@@ -61,9 +61,8 @@ def status(name: OneOrAll = None, as_json: AnswerJsonOption = False) -> None:
 
     Example: `queue-manager systems status support-snooze --json`
     """
-    with report_errors():
-        system = None if name is None else find_system(name)
-        state = asyncio.run(read_overview())
+    system = None if name is None else find_system(name)
+    state = asyncio.run(read_overview())
     unread = [text for text in (state.servers.mongodb, state.servers.redis) if text]
     if as_json:
         print_answer(state if system is None else one_system(state, system))
@@ -89,8 +88,7 @@ def scans(
 
     Example: `queue-manager systems scans support-snooze --slowest`
     """
-    with report_errors():
-        page = scan_page(find_system(name), cursor, limit, "duration" if slowest else "at")
+    page = scan_page(find_system(name), cursor, limit, "duration" if slowest else "at")
     if as_json:
         print_answer(page)
     else:
@@ -112,11 +110,10 @@ def history(
     """
     if name is None and chosen is not None:
         fail("--range requires NAME; without it the history covers 24 hours", code=2)
-    with report_errors():
-        if name is None:
-            _print_day(last_day(systems()), as_json=as_json)
-            return
-        found = system_history(find_system(name), chosen or "24h")
+    if name is None:
+        _print_day(last_day(systems()), as_json=as_json)
+        return
+    found = system_history(find_system(name), chosen or "24h")
     if as_json:
         print_answer(found)
         return
@@ -136,9 +133,8 @@ def schedule(as_json: AnswerJsonOption = False) -> None:
 
     Example: `queue-manager systems schedule`
     """
-    with report_errors():
-        found = read_schedule()
-        paused = pauses.paused()
+    found = read_schedule()
+    paused = pauses.paused()
     if as_json:
         print_answer(found)
         return

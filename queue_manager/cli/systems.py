@@ -24,7 +24,6 @@ from models.due_documents import MAX_COUNT, DueCollection
 from queue_manager import pauses
 from queue_manager.cli.changes import PauseReason, checked_reason, current_actor, resumed
 from queue_manager.cli.completion import complete_system
-from queue_manager.cli.errors import report_errors
 from queue_manager.cli.system_queries import SystemName, history, scans, schedule, state_text, status
 from queue_manager.cli.terminal import console, print_pauses, print_rows, printable
 from queue_manager.core.clock import seconds, to_iso
@@ -62,8 +61,7 @@ Target = Annotated[
 @systems_cli.command("list")
 def list_systems() -> None:
     """Show each system: on or off, period, queue and page."""
-    with report_errors():
-        paused = pauses.paused()
+    paused = pauses.paused()
     rows: list[dict[str, str | Text]] = [
         {
             "name": system.name,
@@ -94,11 +92,10 @@ def check(target: Target) -> None:
     require_tasks(system for system in selected if not isinstance(system, DueDocuments))  # theirs are made of them
     for system in selected:
         screen.print(Text.assemble((system.name, "bold"), f"  {printable(system.description)}"))
-        with report_errors():
-            if isinstance(system, DueDocuments):
-                errors += _check_documents(screen, system)
-            else:
-                _check_indexes(screen, system)
+        if isinstance(system, DueDocuments):
+            errors += _check_documents(screen, system)
+        else:
+            _check_indexes(screen, system)
     sys.exit(1 if errors else 0)
 
 
@@ -110,8 +107,7 @@ def pause(name: SystemName, reason: PauseReason = None) -> None:
 
     Example: `queue-manager systems pause support-snooze --reason "the mail provider is down"`
     """
-    with report_errors():
-        switches.pause_system(current_actor(), find_system(name), checked_reason(reason))
+    switches.pause_system(current_actor(), find_system(name), checked_reason(reason))
     typer.echo(f"{name}  paused")
 
 
@@ -123,8 +119,7 @@ def resume(name: SystemName) -> None:
 
     Example: `queue-manager systems resume support-snooze`
     """
-    with report_errors():
-        was_paused = switches.resume_system(current_actor(), name)
+    was_paused = switches.resume_system(current_actor(), name)
     typer.echo(f"{name}  {resumed(was_paused)}")
 
 

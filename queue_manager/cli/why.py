@@ -10,7 +10,6 @@ import typer
 from rich.text import Text
 
 from queue_manager.cli.completion import complete_system
-from queue_manager.cli.errors import report_errors
 from queue_manager.cli.terminal import AnswerJsonOption, console, print_answer, printable
 from queue_manager.explanation import Explanation, TimelineEvent
 from queue_manager.operations.diagnosis import Diagnosis, diagnose
@@ -32,9 +31,8 @@ def why(
 
     Example: `queue-manager why 65a1b2c3d4e5f60718293a4b`
     """
-    with report_errors():
-        names = None if system is None else [find_system(system).name]
-        diagnosis = diagnose(id, system_names=names)
+    names = None if system is None else [find_system(system).name]
+    diagnosis = diagnose(id, system_names=names)
     if as_json:
         print_answer(diagnosis)
     else:

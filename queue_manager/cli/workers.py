@@ -7,7 +7,6 @@ from datetime import datetime
 from rich.console import Console
 from rich.text import Text
 
-from queue_manager.cli.errors import report_errors
 from queue_manager.cli.terminal import AnswerJsonOption, console, print_answer, printable
 from queue_manager.operations.workers import OneWorker, Workers, WorkerTask, read_workers
 
@@ -22,8 +21,7 @@ def workers(as_json: AnswerJsonOption = False) -> None:
 
     Example: `queue-manager workers --json`
     """
-    with report_errors():
-        found = read_workers()
+    found = read_workers()
     if as_json:
         print_answer(found)
     else:
