@@ -1,7 +1,6 @@
 """`queue-manager adopt`: continue the work and the data of another program.
 
-Guarantee: without `--yes` nothing is changed, and only `adopt jobs` changes documents. Text of applications reaches a
-terminal without control characters or markup.
+Guarantee: without `--yes` nothing is changed, and only `adopt jobs` changes documents.
 """
 
 from __future__ import annotations
@@ -11,15 +10,13 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from beat_schedule import systems, warnings
 from models import index_builds, schema
 from models.database import require_replica_set
 from queue_manager.cli.changes import audited
 from queue_manager.cli.errors import fail
-from queue_manager.cli.terminal import console, print_rows, printable
+from queue_manager.cli.terminal import print_line, print_rows
 from queue_manager.core.redis_client import RedisError, describe_outage
 from queue_manager.core.settings import settings
 from queue_manager.system import System
@@ -46,14 +43,13 @@ def adopt(
     """
     if context.invoked_subcommand is not None:
         return
-    screen = console()
     on = [system for system in systems() if system.is_switched_on(settings())]
     require_replica_set()
     plans = [(system, _plan(system)) for system in on]
     for system, plan in plans:
-        _print_plan(screen, system, plan)
+        _print_plan(system, plan)
     for warning in warnings():
-        screen.print(warning)
+        print_line(warning)
     if not yes:
         typer.echo("Nothing was changed" + ("; add --yes to create the indexes" if on else ""))
         return
@@ -70,19 +66,19 @@ def _plan(system: System) -> AdoptionPlan:
         fail(describe_outage(settings().redis_url, error), code=1)
 
 
-def _print_plan(screen: Console, system: System, plan: AdoptionPlan) -> None:
-    screen.print(Text.assemble((system.name, "bold"), f"  {printable(system.description)}"))
-    _print_lines(screen, "creates", plan.missing_indexes or ["nothing: no index is missing"])
-    _print_lines(screen, "refuses", plan.refused_writes)
-    _print_lines(screen, "found", plan.notes)
-    _print_lines(screen, "effects", plan.effects)
-    _print_lines(screen, "next", plan.steps)
-    _print_lines(screen, "repair", plan.obstacles)
+def _print_plan(system: System, plan: AdoptionPlan) -> None:
+    print_line((system.name, "bold"), f"  {system.description}")
+    _print_lines("creates", plan.missing_indexes or ["nothing: no index is missing"])
+    _print_lines("refuses", plan.refused_writes)
+    _print_lines("found", plan.notes)
+    _print_lines("effects", plan.effects)
+    _print_lines("next", plan.steps)
+    _print_lines("repair", plan.obstacles)
 
 
-def _print_lines(screen: Console, title: str, lines: Sequence[str]) -> None:
+def _print_lines(title: str, lines: Sequence[str]) -> None:
     for line in lines:
-        screen.print(Text.assemble((f"  {title:<9}", "dim"), printable(line)))
+        print_line((f"  {title:<9}", "dim"), line)
 
 
 @adopt_cli.command()
@@ -113,7 +109,7 @@ def jobs(
             result = job_queues.adopt(names or (), is_dry_run=False, on_batch=count)
     else:
         result = job_queues.adopt(names or (), is_dry_run=True)
-    _print_adoption(console(), result, registered)
+    _print_adoption(result, registered)
     found = result.jobs.total()
     if yes:
         typer.echo(f"{result.adopted} adopted")
@@ -125,18 +121,18 @@ def jobs(
         sys.exit(1)
 
 
-def _print_adoption(screen: Console, result: Adoption, registered: list[str]) -> None:
+def _print_adoption(result: Adoption, registered: list[str]) -> None:
     if result.jobs:
         rows = [
             {"name": name, "stored as": stored, "becomes": state.value, "jobs": str(count)}
             for (name, stored, state), count in sorted(result.jobs.items())
         ]
-        print_rows(screen, rows, numbers=["jobs"])
+        print_rows(rows, numbers=["jobs"])
     elif not result.rejected:
-        screen.print("no document to adopt")
+        print_line("no document to adopt")
     if missing := sorted({name for name, _, _ in result.jobs} - {*registered}):
-        screen.print(f"no function is registered for {', '.join(missing)}: its jobs would fail")
+        print_line(f"no function is registered for {', '.join(missing)}: its jobs would fail")
     if result.rejected:
-        screen.print(f"{result.rejected} cannot be adopted and stay as they are, such as")
+        print_line(f"{result.rejected} cannot be adopted and stay as they are, such as")
         for id, reason in result.rejection_reasons.items():
-            screen.print(printable(f"  {id}  {reason}"))
+            print_line(f"  {id}  {reason}")

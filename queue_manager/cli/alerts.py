@@ -14,7 +14,7 @@ from queue_manager.alerts import Alert, Notification, has_channels, send_to_chan
 from queue_manager.cli.changes import audited, checked_reason, user_name
 from queue_manager.cli.completion import complete_alert_system, complete_rule
 from queue_manager.cli.errors import fail
-from queue_manager.cli.terminal import console, print_rows
+from queue_manager.cli.terminal import print_rows
 from queue_manager.core.clock import minutes, to_iso
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import did_you_mean
@@ -52,7 +52,7 @@ def list_alerts() -> None:
         return
     listed = [(*key, f"sent{_why_not_seen(key.system)}", text) for key, text in sorted(sent.items())]
     listed += [(*one.key, f"silenced until {to_iso(one.until)}", f"{one.reason} (by {one.by})") for one in silences]
-    print_rows(console(), [dict(zip(("system", "rule", "state", "text"), row, strict=True)) for row in listed])
+    print_rows([dict(zip(("system", "rule", "state", "text"), row, strict=True)) for row in listed])
 
 
 @alerts_cli.command()

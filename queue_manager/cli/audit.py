@@ -1,7 +1,4 @@
-"""`queue-manager audit`: who changed what.
-
-Guarantee: text of applications reaches a terminal without control characters or markup.
-"""
+"""`queue-manager audit`: who changed what."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from models.audit import AUDITED_ACTIONS, AuditEntry, AuditQuery
 from queue_manager.cli.changes import current_actor
 from queue_manager.cli.completion import complete_action, complete_system
 from queue_manager.cli.errors import fail, moment
-from queue_manager.cli.terminal import AnswerJsonOption, CursorOption, console, print_answer, print_cursor, printable
+from queue_manager.cli.terminal import AnswerJsonOption, CursorOption, print_answer, print_cursor, print_line
 from queue_manager.core.clock import to_iso
 from queue_manager.core.wording import did_you_mean
 from queue_manager.operations import audit as operations
@@ -65,11 +62,10 @@ def list_entries(
     if as_json:
         print_answer(page)
         return
-    screen = console()
     if not page.entries:
-        screen.print("no actions")
+        print_line("no actions")
     for line in (line for entry in page.entries for line in _lines(entry)):
-        screen.print(printable(line))
+        print_line(line)
     print_cursor(page.cursor)
 
 

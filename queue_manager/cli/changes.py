@@ -17,7 +17,7 @@ import typer
 
 from models.audit import ActionName
 from queue_manager.cli.errors import fail
-from queue_manager.cli.terminal import printable
+from queue_manager.cli.terminal import print_line, printable
 from queue_manager.core import log
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import many
@@ -50,7 +50,7 @@ def confirm(
         counted_to: the limit of counting; a higher count means more than that.
     """
     if not count:
-        typer.echo(printable(f"no {noun}s{of} to {action}"))
+        print_line(f"no {noun}s{of} to {action}")
         raise typer.Exit
     part = f"{max_changed:,} of " if max_changed is not None and count > max_changed else ""
     number = many(count, noun)

@@ -14,8 +14,6 @@ from typing import Annotated, Any
 
 import redis
 import typer
-from rich.console import Console
-from rich.text import Text
 from typer.core import TyperGroup
 
 from beat_schedule import SYSTEMS, systems
@@ -24,7 +22,7 @@ from models.database import require_replica_set
 from queue_manager.cli.changes import audited, current_actor
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
-from queue_manager.cli.terminal import console, printable
+from queue_manager.cli.terminal import print_line
 from queue_manager.core import log as logging
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.process import end_at_sigterm
@@ -281,36 +279,38 @@ def show_health(
     if as_json:
         typer.echo(state.model_dump_json(indent=2))
     else:
-        _print_health(console(), state)
+        _print_health(state)
     sys.exit(1 if state.problems else 0)
 
 
-def _print_health(screen: Console, state: Health) -> None:
-    screen.print(f"MongoDB  {state.mongodb}\nRedis    {state.redis}")
+def _print_health(state: Health) -> None:
+    print_line(f"MongoDB  {state.mongodb}")
+    print_line(f"Redis    {state.redis}")
     if state.broker != state.redis:
-        screen.print(f"Broker   {state.broker}")
+        print_line(f"Broker   {state.broker}")
     if state.leader is not None:
         leader = state.leader
-        screen.print(
+        print_line(
             f"Leader   {leader['host']}:{leader['pid']} since {leader['since']}, epoch {leader['epoch']}, "
-            f"lease ends in {leader['lease_left']} s\n"
+            f"lease ends in {leader['lease_left']} s"
         )
+        print_line()
     for name, run in state.scans.items():
-        screen.print(f"Last scan of {name}  {_line(run) if run else 'none in 24 hours'}")
+        print_line(f"Last scan of {name}  {_line(run) if run else 'none in 24 hours'}")
     for name, numbers in state.systems.items():
-        screen.print(f"{name}  {_line(numbers)}")
+        print_line(f"{name}  {_line(numbers)}")
     for detail in state.details:
-        screen.print(f"  {printable(detail)}")
+        print_line(f"  {detail}")
     for problem in state.problems:
-        what = printable(f"{problem.system}, {problem.rule.id}: {problem.text}")
         severity = (f"{problem.severity:<8}", "bold red" if problem.severity == CRITICAL else "bold yellow")
-        screen.print(Text.assemble(severity, f"  {what}\n          {printable(problem.action)}"))
+        print_line(severity, f"  {problem.system}, {problem.rule.id}: {problem.text}")
+        print_line(f"          {problem.action}")
     if not state.problems:
-        screen.print(Text("no problems", "green"))
+        print_line(("no problems", "green"))
 
 
 def _line(stats: Mapping[str, Any]) -> str:
-    shown = {_word(name, stats): printable(str(value)) for name, value in stats.items() if name != "scan"}
+    shown = {_word(name, stats): value for name, value in stats.items() if name != "scan"}
     return "  ".join(f"{word} {value}" for word, value in shown.items())
 
 

@@ -1,7 +1,4 @@
-"""`queue-manager dead-letters`: list, replay and delete malformed or failing broker messages.
-
-Guarantee: message texts reach a terminal without control characters or markup.
-"""
+"""`queue-manager dead-letters`: list, replay and delete malformed or failing broker messages."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from queue_manager.broker import dead_letters
 from queue_manager.broker.dead_letters import DeadLetter
 from queue_manager.cli.changes import YesOption, audited, confirm, echo_undo
 from queue_manager.cli.errors import fail, with_outcome
-from queue_manager.cli.terminal import MAX_PAYLOAD_LENGTH, console, print_json, print_rows, printable
+from queue_manager.cli.terminal import MAX_PAYLOAD_LENGTH, print_json, print_line, print_rows, printable
 from queue_manager.core.clock import from_unix_seconds, to_iso
 from queue_manager.core.redis_client import connect, describe_outage
 from queue_manager.core.settings import redact_url, settings
@@ -53,13 +50,12 @@ def list_dead_letters(
         shown = [{**asdict(letter), "at": _at(letter)} for letter in letters]
         print_json(json.dumps({"count": count, "dead_letters": shown}, ensure_ascii=False))
         return
-    screen = console()
     if letters:
-        print_rows(screen, list(map(_row, letters)), rest="message")
+        print_rows(list(map(_row, letters)), rest="message")
     else:
-        screen.print("no dead letters")
+        print_line("no dead letters")
     if count > len(letters):
-        screen.print(f"there are {count}: --limit {count}")
+        print_line(f"there are {count}: --limit {count}")
 
 
 @dead_letters_cli.command()

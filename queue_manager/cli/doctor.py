@@ -6,16 +6,15 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from queue_manager.cli.terminal import console, print_answer, printable
+from queue_manager.cli.terminal import print_answer, print_line
 from queue_manager.core.wording import many
 from queue_manager.doctor import Report, examine
 from queue_manager.doctor.report import CheckResult, Status
 
 STYLES = {Status.OK: "green", Status.PROBLEM: "bold red", Status.NOT_CHECKED: "yellow"}
 STATUS_WIDTH, NAME_WIDTH = 13, 21
+INDENT = " " * STATUS_WIDTH
 
 
 def doctor(
@@ -33,35 +32,33 @@ def doctor(
     if as_json:
         print_answer(report)
     else:
-        _print_report(console(), report)
+        _print_report(report)
     sys.exit(1 if report.count(Status.PROBLEM) else 0)
 
 
-def _print_report(screen: Console, report: Report) -> None:
+def _print_report(report: Report) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    screen.print(Text(f"{versions}\n", "dim"))
+    print_line((versions, "dim"))
+    print_line()
     for result in report.checks:
-        _print_result(screen, result)
+        _print_result(result)
     problems = sum(len(result.problems) for result in report.checks)
     summary = many(problems, "problem") if problems else "No problem"
     unknown = report.count(Status.NOT_CHECKED)
-    screen.print(f"\n{summary} in {len(report.checks)} checks" + (f", {unknown} not checked" if unknown else ""))
+    print_line()
+    print_line(f"{summary} in {len(report.checks)} checks" + (f", {unknown} not checked" if unknown else ""))
 
 
-def _print_result(screen: Console, result: CheckResult) -> None:
+def _print_result(result: CheckResult) -> None:
     status = (f"{result.status:<{STATUS_WIDTH}}", STYLES[result.status])
     if result.status is Status.OK:
         name, about = f"{result.check:<{NAME_WIDTH}}", result.statement
     else:
         name, about = result.check, ""
-    screen.print(Text.assemble(status, (name, "bold"), (about, "dim")))
+    print_line(status, (name, "bold"), (about, "dim"))
     for problem in result.problems:
         where = "" if problem.system in (None, result.check) else f"{problem.system}: "
-        _print_line(screen, f"{where}{problem.text}")
-        _print_line(screen, f"  {problem.action}", "dim")
+        print_line(f"{INDENT}{where}{problem.text}")
+        print_line((f"{INDENT}  {problem.action}", "dim"))
     for reason in result.not_checked:
-        _print_line(screen, reason[:1].upper() + reason[1:], "yellow")
-
-
-def _print_line(screen: Console, line: str, style: str = "") -> None:
-    screen.print(Text(f"{'':{STATUS_WIDTH}}{printable(line)}", style))
+        print_line((f"{INDENT}{reason[:1].upper()}{reason[1:]}", "yellow"))

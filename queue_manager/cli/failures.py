@@ -1,7 +1,4 @@
-"""`queue-manager failures`: failures of all kinds, grouped by what failed and why, and replayed by the group.
-
-Guarantee: text of applications reaches a terminal without control characters or markup.
-"""
+"""`queue-manager failures`: failures of all kinds, grouped by what failed and why, and replayed by the group."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import typer
 from beat_schedule import systems
 from queue_manager.cli.changes import YesOption, confirm, current_actor
 from queue_manager.cli.completion import complete_system
-from queue_manager.cli.terminal import AnswerJsonOption, console, print_answer, printable
+from queue_manager.cli.terminal import AnswerJsonOption, print_answer, print_line
 from queue_manager.core.clock import to_iso
 from queue_manager.operations import failures as operations
 from queue_manager.operations.failures import FailureCounts
@@ -50,20 +47,18 @@ def list_groups(
 
 
 def _print(groups: Sequence[FailureCounts], lists: Sequence[FailureList], search: str | None) -> None:
-    screen = console()
     if not groups:
         what = "no failures" if search is None else "no failures with this text"
         titles = [part.title for part in lists if part.problem is None]
-        screen.print(f"{what} in {', '.join(titles) or 'the lists that could be read'}")
+        print_line(f"{what} in {', '.join(titles) or 'the lists that could be read'}")
     for one in groups:
         times = f"{to_iso(one.first_at)} to {to_iso(one.last_at)}"
-        lines = (f"{one.id}  {one.count:,}  {one.system}  {one.name}  {times}", f"    {reason_text(one.reason)}")
-        for line in lines:
-            screen.print(printable(line))
+        print_line(f"{one.id}  {one.count:,}  {one.system}  {one.name}  {times}")
+        print_line(f"    {reason_text(one.reason)}")
     for part in lists:
         if not part.is_complete:
             why = part.problem or f"only the newest {part.read:,} failures are counted"
-            screen.print(printable(f"{part.title}: {why}"))
+            print_line(f"{part.title}: {why}")
 
 
 @failures_cli.command()

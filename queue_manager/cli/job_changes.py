@@ -31,7 +31,7 @@ from queue_manager.cli.changes import (
 from queue_manager.cli.completion import complete_job_name, complete_job_state
 from queue_manager.cli.errors import fail, moment
 from queue_manager.cli.jobs_render import print_document
-from queue_manager.cli.terminal import printable
+from queue_manager.cli.terminal import print_line
 from queue_manager.core.errors import Contended, Unavailable
 from queue_manager.core.json_types import finite
 from queue_manager.core.wording import did_you_mean
@@ -196,7 +196,7 @@ def pause(names: JobNames, reason: PauseReason = None) -> None:
     switches.pause_jobs(current_actor(), names, why)
     for name in names:
         unknown = f", but there is no job and no function of this name{did_you_mean(name, known)}"
-        typer.echo(f"{printable(name)}  paused{unknown if name not in known else ''}")
+        print_line(f"{name}  paused{unknown if name not in known else ''}")
 
 
 def resume(names: JobNames) -> None:
@@ -206,7 +206,7 @@ def resume(names: JobNames) -> None:
     """
     paused = switches.resume_jobs(current_actor(), names)
     for name in names:
-        typer.echo(f"{printable(name)}  {resumed(name in paused)}")
+        print_line(f"{name}  {resumed(name in paused)}")
 
 
 # Arguments
@@ -265,6 +265,6 @@ def _each(
             if not isinstance(error.__cause__, Contended):
                 raise
             text, is_done = str(error), False
-        typer.echo(f"{printable(id)}  {printable(text)}")
+        print_line(f"{id}  {text}")
         echo_undo(undo)
     sys.exit(0 if is_done else 1)

@@ -20,13 +20,12 @@ from queue_manager.cli.terminal import (
     AnswerJsonOption,
     CursorOption,
     FormatOption,
-    console,
     every_page,
     export_rows,
     print_answer,
     print_cursor,
+    print_line,
     print_table,
-    printable,
 )
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.wording import did_you_mean
@@ -88,9 +87,9 @@ def list_jobs(
     now = server_now()
     about_name = "" if name is None or page.jobs else _about_unknown(name)
     if page.jobs:
-        print_jobs(console(), page.jobs, now)
+        print_jobs(page.jobs, now)
     else:
-        console().print(f"no jobs{printable(about_name)}")
+        print_line(f"no jobs{about_name}")
     print_cursor(page.cursor)
 
 
@@ -122,7 +121,7 @@ def show(
     if is_json:
         print_document(job_as_json(job) if is_job(job) else as_json(job))
     else:
-        print_job(console(), job)
+        print_job(job)
 
 
 for _command in (run, cancel, retry, remove, reschedule, clear, pause, resume):
@@ -143,7 +142,7 @@ def status(is_json: ApiJsonOption = False) -> None:
         return
     found = job_queues.jobs.status()
     now = server_now()
-    print_status(console(), found, now)
+    print_status(found, now)
 
 
 @jobs.command()

@@ -1,7 +1,4 @@
-"""How `queue-manager jobs` shows jobs: tables, one job with its history, the state of the queues.
-
-Guarantee: text of applications reaches a terminal without control characters or markup.
-"""
+"""How `queue-manager jobs` shows jobs: tables, one job with its history, the state of the queues."""
 
 from __future__ import annotations
 
@@ -10,9 +7,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from models.database import Document
 from models.foreign_job import MAX_FOREIGN_COUNT
 from models.job import WAITING_STATES, JobState
@@ -20,9 +14,9 @@ from queue_manager.cli.terminal import (
     MAX_ERROR_LENGTH,
     MAX_PAYLOAD_LENGTH,
     print_json,
+    print_line,
     print_pauses,
     print_rows,
-    printable,
 )
 from queue_manager.core.wording import many, rounded, without_traceback
 from queue_manager.pauses import PauseState
@@ -39,10 +33,10 @@ def print_document(content: Document) -> None:
     print_json(json_text(content))
 
 
-def print_jobs(console: Console, jobs: Sequence[Document], now: datetime) -> None:
+def print_jobs(jobs: Sequence[Document], now: datetime) -> None:
     """Print a table of jobs, with times relative to `now`."""
     rows = [_job_row(job, now) for job in jobs]
-    print_rows(console, rows, numbers=JOB_NUMBERS, rest="arguments", hidden_first=HIDDEN_JOB_COLUMNS)
+    print_rows(rows, numbers=JOB_NUMBERS, rest="arguments", hidden_first=HIDDEN_JOB_COLUMNS)
 
 
 def _job_row(job: Document, now: datetime) -> dict[str, str]:
@@ -55,18 +49,17 @@ def _job_row(job: Document, now: datetime) -> dict[str, str]:
     return {**known, "due": due, "last error": error, "arguments": arguments}
 
 
-def print_job(console: Console, job: Document) -> None:
+def print_job(job: Document) -> None:
     """Print a job with one field per line, and its history."""
     shown = as_json(job)
     history = shown.pop("history") if _has_entries(shown.get("history")) else []
     for name, value in shown.items():
         text = value if isinstance(value, str) else json_text(value)
-        console.print(Text.assemble((f"{printable(name):<12}", "bold"), printable(text)))
-    console.print(Text("history", "bold"))
+        print_line((f"{name:<12}", "bold"), text)
+    print_line(("history", "bold"))
     for entry in history:
         text = "  ".join(f"{name} {value}" for name, value in entry.items() if name not in ("at", "state"))
-        line = f"  {entry.get('at', '')}  {entry.get('state', '')!s:<9}  {text}"
-        console.print(printable(line.rstrip()))
+        print_line(f"  {entry.get('at', '')}  {entry.get('state', '')!s:<9}  {text}".rstrip())
 
 
 def _has_entries(history: Any) -> bool:
@@ -74,7 +67,7 @@ def _has_entries(history: Any) -> bool:
     return isinstance(history, list) and all(isinstance(entry, dict) for entry in history)
 
 
-def print_status(console: Console, status: dict[str, Any], now: datetime) -> None:
+def print_status(status: dict[str, Any], now: datetime) -> None:
     """Print the leader, and a table of the queues."""
     leader = status["leader"]
     if leader is None:
@@ -82,15 +75,15 @@ def print_status(console: Console, status: dict[str, Any], now: datetime) -> Non
     else:
         heartbeat, since = _ago(leader["heartbeat"], now), _ago(leader["since"], now)
         text = f"leader: epoch {leader['epoch']}, took over {since}, last heartbeat {heartbeat}"
-    console.print(text)
+    print_line(text)
     if others := status["other_documents"]:
         documents = many(others, "document", limit=MAX_FOREIGN_COUNT)
-        console.print(f"ignored: {documents} that another program stored; see `queue-manager adopt jobs`")
+        print_line(f"ignored: {documents} that another program stored; see `queue-manager adopt jobs`")
     if not status["queues"]:
-        console.print("no queue")
+        print_line("no queue")
         return
     rows = [_status_row(queue, now) for queue in status["queues"]]
-    print_rows(console, rows, numbers=[*JobState], hidden_first=HIDDEN_STATUS_COLUMNS)
+    print_rows(rows, numbers=[*JobState], hidden_first=HIDDEN_STATUS_COLUMNS)
     print_pauses({queue["name"]: PauseState(**queue["pause"]) for queue in status["queues"] if queue["is_paused"]})
 
 

@@ -20,7 +20,7 @@ from queue_manager.cli.changes import YesOption, audited, confirm, current_actor
 from queue_manager.cli.errors import fail
 from queue_manager.cli.message_filters import filtered
 from queue_manager.cli.messages_render import STATE_HELP
-from queue_manager.cli.terminal import print_json, printable
+from queue_manager.cli.terminal import print_json, print_line
 from queue_manager.operations.messages import AUDITED_QUEUE, Change, change_messages, clear_messages, edit_message
 from services import message_queue
 from services.audit import OUTCOME_UNKNOWN, AuditedAction
@@ -259,7 +259,7 @@ def _change(
     with audited(action, **AUDITED_QUEUE, filter=selected, ids=chosen, detail=detail) as done:
         for outcomes in change_messages(done, chosen, change):
             for id, outcome in outcomes.items():
-                typer.echo(f"{printable(id)}  {_outcome_text(outcome, past, state)}")
+                print_line(f"{id}  {_outcome_text(outcome, past, state)}")
     echo_undo(done.undo)
     typer.echo(f"{done.count} of {len(chosen)} {past}")
     if done.count != len(chosen):

@@ -28,13 +28,12 @@ from queue_manager.cli.terminal import (
     AnswerJsonOption,
     CursorOption,
     FormatOption,
-    console,
     export_rows,
     print_answer,
     print_json,
+    print_line,
     print_pauses,
     print_table,
-    printable,
 )
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import AppError
@@ -109,15 +108,14 @@ def list_messages(
         return
     admin = message_queue.queue_admin()
     counts, pauses = admin.counts(), admin.pauses()
-    screen = console()
     if page.messages:
-        print_messages(screen, state, page.messages, counts.now)
+        print_messages(state, page.messages, counts.now)
     else:
-        screen.print("no messages on this page" if page.cursor else "no messages")
+        print_line("no messages on this page" if page.cursor else "no messages")
     if page.cursor:
         why = "the search stopped at its limit" if page.is_partial else "there may be more"
-        screen.print(f"{why}: --cursor {page.cursor}")
-    screen.print(counts_line(counts))
+        print_line(f"{why}: --cursor {page.cursor}")
+    print_line(counts_line(counts))
     print_pauses(pauses)
 
 
@@ -214,7 +212,7 @@ def show(
     if as_json:
         print_json(message_json(state, message))
         return
-    print_message(console(), state, message)
+    print_message(state, message)
 
 
 @queue.command("export")
@@ -284,9 +282,7 @@ def pause(types: MessageTypes, reason: PauseReason = None) -> None:
     why = checked_reason(reason)
     switches.pause_types(current_actor(), types, why)
     for type in types:
-        typer.echo(
-            f"{printable(type)}  paused{'' if _is_known(type) else ', but there is no message of this type now'}"
-        )
+        print_line(f"{type}  paused{'' if _is_known(type) else ', but there is no message of this type now'}")
 
 
 @queue.command()
@@ -299,7 +295,7 @@ def resume(types: MessageTypes) -> None:
     """
     paused = switches.resume_types(current_actor(), types)
     for type in types:
-        typer.echo(f"{printable(type)}  {resumed(type in paused)}")
+        print_line(f"{type}  {resumed(type in paused)}")
 
 
 def _is_known(type: str) -> bool:

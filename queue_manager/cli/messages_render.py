@@ -8,10 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.text import Text
 
-from queue_manager.cli.terminal import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, print_rows, printable
+from queue_manager.cli.terminal import MAX_ERROR_LENGTH, MAX_PAYLOAD_LENGTH, print_line, print_rows
 from queue_manager.core.clock import truncate
 from queue_manager.core.wording import rounded, without_traceback
 from services.message_queue import Message, MessageListing, MessageState, QueueCounts
@@ -35,10 +33,10 @@ STATE_TITLES: dict[MessageState, str] = {"main": "waiting (main)", "dead": "fail
 STATE_HELP = "State of the messages: main (waiting), processing, dead (failed), acknowledged, archived."
 
 
-def print_messages(console: Console, state: MessageState, messages: Sequence[Message], now: float) -> None:
+def print_messages(state: MessageState, messages: Sequence[Message], now: float) -> None:
     """Print a table of messages in `state`, with ages at `now`."""
     rows = [_row(state, message, now) for message in messages]
-    print_rows(console, rows, numbers=MESSAGE_NUMBERS, rest="payload", hidden_first=HIDDEN_MESSAGE_COLUMNS)
+    print_rows(rows, numbers=MESSAGE_NUMBERS, rest="payload", hidden_first=HIDDEN_MESSAGE_COLUMNS)
 
 
 def _row(state: MessageState, message: Message, now: float) -> dict[str, str]:
@@ -76,18 +74,18 @@ def counts_line(counts: QueueCounts) -> str:
     return "  ".join(f"{STATE_TITLES.get(state, state)} {number}" for state, number in numbers.items())
 
 
-def print_message(console: Console, state: MessageState, message: Message) -> None:
+def print_message(state: MessageState, message: Message) -> None:
     """Print a message, one field per line, with its payload indented."""
     for name, value in {"state": STATE_TITLES.get(state, state), **message.fields}.items():
-        console.print(Text.assemble((f"{printable(name):<22}", "bold"), printable(field_text(name, value))))
+        print_line((f"{name:<22}", "bold"), field_text(name, value))
     for event in message.events():
         parts = (f"attempt {event.attempt}" if event.attempt else "", event.consumer_id or "", event.reason or "")
         count = f"{event.touches} times" if event.touches else ""
-        line = f"  {field_text('at', event.at)}  {event.event}  {'  '.join(filter(None, [*parts, count]))}"
-        console.print(printable(line.rstrip()))
-    console.print(Text("payload", "bold"))
+        about = "  ".join(filter(None, [*parts, count]))
+        print_line(f"  {field_text('at', event.at)}  {event.event}  {about}".rstrip())
+    print_line(("payload", "bold"))
     for line in indent_json(message.payload_json).split("\n"):
-        console.print(f"  {printable(line)}")
+        print_line(f"  {line}")
 
 
 def field_text(name: str, value: Any) -> str:

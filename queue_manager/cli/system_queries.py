@@ -20,9 +20,9 @@ from queue_manager.cli.terminal import (
     AnswerJsonOption,
     CursorOption,
     print_answer,
+    print_line,
     print_pauses,
     print_table,
-    printable,
 )
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import Unavailable
@@ -142,7 +142,7 @@ def schedule(as_json: AnswerJsonOption = False) -> None:
     print_table([_row(entry, idle[entry.name]) for entry in found.entries], SCHEDULE_COLUMNS, nothing="no scan")
     print_pauses(paused)
     leader = "no leader" if found.leader is None else f"leader {found.leader.holder}"
-    typer.echo(printable(leader))
+    print_line(leader)
 
 
 def state_text(idle: str | None, *, is_on: bool) -> str:
@@ -180,6 +180,6 @@ def _print_pending_calls(names: Sequence[str]) -> None:
 
 def _print_problems(unread: Sequence[str], problems: Sequence[Problem]) -> None:
     for text in unread:
-        typer.echo(printable(text))
+        print_line(text)
     for one in problems:
-        typer.echo(printable(f"{one.severity:<8}  {one.system}, {one.rule.id}: {one.text}"))
+        print_line(f"{one.severity:<8}  {one.system}, {one.rule.id}: {one.text}")

@@ -14,8 +14,6 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from bson import json_util
-from rich.console import Console
-from rich.text import Text
 
 from beat_schedule import systems
 from models import database
@@ -25,7 +23,7 @@ from queue_manager import pauses
 from queue_manager.cli.changes import PauseReason, checked_reason, current_actor, resumed
 from queue_manager.cli.completion import complete_system
 from queue_manager.cli.system_queries import SystemName, history, scans, schedule, state_text, status
-from queue_manager.cli.terminal import console, print_pauses, print_rows, printable
+from queue_manager.cli.terminal import print_line, print_pauses, print_rows
 from queue_manager.core.clock import seconds, to_iso
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
@@ -62,7 +60,7 @@ Target = Annotated[
 def list_systems() -> None:
     """Show each system: on or off, period, queue and page."""
     paused = pauses.paused()
-    rows: list[dict[str, str | Text]] = [
+    rows = [
         {
             "name": system.name,
             "state": _state(system, paused),
@@ -72,7 +70,7 @@ def list_systems() -> None:
         }
         for system in systems()
     ]
-    print_rows(console(), rows)
+    print_rows(rows)
     print_pauses(paused)
 
 
@@ -88,14 +86,14 @@ def check(target: Target) -> None:
     """
     from tasks.systems import require_tasks  # imported here, because it takes a second
 
-    screen, errors, selected = console(), 0, _selected(target)
+    errors, selected = 0, _selected(target)
     require_tasks(system for system in selected if not isinstance(system, DueDocuments))  # theirs are made of them
     for system in selected:
-        screen.print(Text.assemble((system.name, "bold"), f"  {printable(system.description)}"))
+        print_line((system.name, "bold"), f"  {system.description}")
         if isinstance(system, DueDocuments):
-            errors += _check_documents(screen, system)
+            errors += _check_documents(system)
         else:
-            _check_indexes(screen, system)
+            _check_indexes(system)
     sys.exit(1 if errors else 0)
 
 
@@ -135,43 +133,41 @@ def _state(system: System, paused: Mapping[str, PauseState]) -> str:
     return state_text(idle, is_on=system.is_on(settings()))
 
 
-def _check_indexes(screen: Console, system: System) -> None:
+def _check_indexes(system: System) -> None:
     for collection, indexes in system.read_collections().items():
         present = database.collection(collection).index_information()
         for name in (index.document["name"] for index in indexes):
-            _print_index(screen, f"{collection}.{name}", is_present=name in present)
+            _print_index(f"{collection}.{name}", is_present=name in present)
 
 
-def _check_documents(screen: Console, system: DueDocuments) -> int:
+def _check_documents(system: DueDocuments) -> int:
     """Return the number of documents for which the function failed."""
     work = work_of(system)
     now = work.clock()
     stored = work.documents.stored_indexes()
     has_index = work.documents.index in stored
-    _print_index(screen, f"{work.documents.name}.{work.documents.index}", is_present=has_index)
+    _print_index(f"{work.documents.name}.{work.documents.index}", is_present=has_index)
     if _in_time(work.documents.has_dates) is False:
-        _print_line(screen, "warning", Text(f"no document of {system.collection} has a date at {system.due}", "yellow"))
+        _print_about("warning", (f"no document of {system.collection} has a date at {system.due}", "yellow"))
     if ids := _in_time(lambda: work.documents.never_due(limit=MAX_NEVER_DUE)):
-        _print_line(screen, "warning", Text(_never_due(ids, system), "yellow"))
+        _print_about("warning", (_never_due(ids, system), "yellow"))
     used = _used_indexes(system)
     for unused in (name for name in stored if name not in used):
-        _print_line(
-            screen, "index", f"{work.documents.name}.{unused}  unused: drop it when all processes are restarted"
-        )
-    _print_line(screen, "due now", _count(work.documents, now, has_index=has_index))
+        _print_about("index", f"{work.documents.name}.{unused}  unused: drop it when all processes are restarted")
+    _print_about("due now", _count(work.documents, now, has_index=has_index))
     documents = _in_time(lambda: work.documents.sample(now, system.fields, limit=SAMPLE))
     if documents is None:
-        _print_line(screen, "updates", f"not shown: no documents found within {DOCUMENTS_TIMEOUT.total_seconds():g} s")
+        _print_about("updates", f"not shown: no documents found within {DOCUMENTS_TIMEOUT.total_seconds():g} s")
         return 0
     shown = list(previews(work, documents, now=now))
     for one in shown:
-        _print_preview(screen, one)
+        _print_preview(one)
     return sum(one.error is not None for one in shown)
 
 
 def _never_due(ids: Sequence[Any], system: DueDocuments) -> str:
     number = many(len(ids), "document") + (" or more" if len(ids) == MAX_NEVER_DUE else "")
-    shown = printable(first_ids(map(shown_id, ids), len(ids)))
+    shown = first_ids(map(shown_id, ids), len(ids))
     return f"never due, because {system.due} is not a date since 1970: {number} matching `where` ({shown})"
 
 
@@ -198,21 +194,21 @@ def _used_indexes(system: DueDocuments) -> set[str]:
     return {work_of(one).documents.index for one in (system, *others)}
 
 
-def _print_index(screen: Console, name: str, *, is_present: bool) -> None:
-    missing = Text("missing: `queue-manager migrate` creates it, once QM_SYSTEMS names the module", "yellow")
-    _print_line(screen, "index", Text.assemble(name, "  ", Text("exists", "green") if is_present else missing))
+def _print_index(name: str, *, is_present: bool) -> None:
+    missing = ("missing: `queue-manager migrate` creates it, once QM_SYSTEMS names the module", "yellow")
+    _print_about("index", f"{name}  ", ("exists", "green") if is_present else missing)
 
 
-def _print_preview(screen: Console, one: Preview) -> None:
+def _print_preview(one: Preview) -> None:
     if one.error is not None:
-        outcome = Text(printable(one.error), "red")
+        outcome = (one.error, "red")
     else:
-        outcome = Text(printable(json_util.dumps(one.update, json_options=JSON_OPTIONS, ensure_ascii=False)))
-    _print_line(screen, printable(one.id), Text.assemble((f"due {to_iso(one.due_at)}  ", "dim"), outcome))
+        outcome = (json_util.dumps(one.update, json_options=JSON_OPTIONS, ensure_ascii=False), "")
+    _print_about(one.id, (f"due {to_iso(one.due_at)}  ", "dim"), outcome)
 
 
-def _print_line(screen: Console, title: str, content: str | Text) -> None:
-    screen.print(Text.assemble(f"  {title:<8}  ", content))
+def _print_about(title: str, *parts: str | tuple[str, str]) -> None:
+    print_line(f"  {title:<8}  ", *parts)
 
 
 # Input and errors

@@ -57,7 +57,16 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
-def console() -> Console:
+def print_line(*parts: str | tuple[str, str]) -> None:
+    """Print a line of texts, each alone or with its style, with control characters escaped."""
+    texts = [(part, "") if isinstance(part, str) else part for part in parts]
+    if any(style for _, style in texts):
+        _console().print(Text.assemble(*((printable(text), style) for text, style in texts)))
+    else:
+        typer.echo("".join(printable(text) for text, _ in texts))
+
+
+def _console() -> Console:
     """Return a console without markup, which leaves the wrapping of texts to the terminal.
 
     Colours only on a terminal. The width is COLUMNS, if that is above 0, or that of the terminal, or a fixed one.
@@ -67,8 +76,7 @@ def console() -> Console:
 
 
 def print_rows(
-    screen: Console,
-    rows: Sequence[Mapping[str, str | Text]],
+    rows: Sequence[Mapping[str, str]],
     *,
     numbers: Sequence[str] = (),
     rest: str | None = None,
@@ -79,7 +87,8 @@ def print_rows(
     `rest` is the last column and fills the width. `hidden_first`: the columns that may be left out, the least important
     first; without it all but the first, from the right.
     """
-    cells = {title: [_as_text(row[title]) for row in rows] for title in rows[0]}
+    screen = _console()
+    cells = {title: [Text(printable(row[title])) for row in rows] for title in rows[0]}
     values = {title: max(text.cell_len for text in column) for title, column in cells.items()}
     first, *others = cells
     texts = {title for title in others if title == rest or any(map(_is_long, cells[title]))}
@@ -97,11 +106,7 @@ def print_rows(
         made.add_row(*row)
     screen.print(made, soft_wrap=False)
     if hidden := [title for title in cells if title not in shown]:
-        screen.print(f"not shown, because the terminal is too narrow: {', '.join(hidden)}")
-
-
-def _as_text(cell: str | Text) -> Text:
-    return cell if isinstance(cell, Text) else Text(printable(cell))
+        print_line(f"not shown, because the terminal is too narrow: {', '.join(hidden)}")
 
 
 def _is_long(cell: Text) -> bool:
@@ -161,22 +166,22 @@ def print_table(
     """Print some fields of rows as a table, and how to print the next page; `renamed` has other titles than names."""
     titles = [(renamed or {}).get(name, name.replace("_", " ")) for name in columns]
     if rows:
-        print_rows(console(), [dict(zip(titles, (_text(row[name]) for name in columns), strict=True)) for row in rows])
+        print_rows([dict(zip(titles, (_text(row[name]) for name in columns), strict=True)) for row in rows])
     else:
-        console().print(nothing)
+        print_line(nothing)
     print_cursor(cursor)
 
 
 def print_cursor(cursor: str | None) -> None:
     """Print how to print the next page, unless this is the last one."""
     if cursor is not None:
-        console().print(f"more results: --cursor {shlex.quote(cursor)}")
+        print_line(f"more results: --cursor {shlex.quote(cursor)}")
 
 
 def print_pauses(paused: Mapping[str, PauseState]) -> None:
     """Print since when, by whom and why each is paused."""
     for name, pause in paused.items():
-        console().print(printable(f"Paused: {name} {pause}"))
+        print_line(f"Paused: {name} {pause}")
 
 
 def every_page(read: Callable[[str | None], PageT]) -> Iterator[PageT]:

@@ -7,10 +7,9 @@ from datetime import datetime
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from queue_manager.cli.completion import complete_system
-from queue_manager.cli.terminal import AnswerJsonOption, console, print_answer, printable
+from queue_manager.cli.terminal import AnswerJsonOption, print_answer, print_line
 from queue_manager.explanation import Explanation, TimelineEvent
 from queue_manager.operations.diagnosis import Diagnosis, diagnose
 from queue_manager.operations.systems import find_system
@@ -42,35 +41,33 @@ def why(
 
 def print_diagnosis(diagnosis: Diagnosis, id: str) -> None:
     """Print what an id names, why that is in its state, and its timeline."""
-    screen = console()
     for number, found in enumerate(diagnosis.found):
         if number:
-            screen.print()
-        screen.print(_heading(found))
-        screen.print(printable(found.answer))
+            print_line()
+        _print_heading(found)
+        print_line(found.answer)
         for event in found.timeline:
-            screen.print(_line(event))
+            print_line(_line(event))
         if not found.has_whole_timeline:
-            screen.print("  There may be more: reading the batches of a day took too long.")
+            print_line("  There may be more: reading the batches of a day took too long.")
     for system, reason in diagnosis.unread.items():
-        screen.print(f"{system} could not be searched: {printable(reason)}")
+        print_line(f"{system} could not be searched: {reason}")
     if not diagnosis.found:
         where = " elsewhere" if diagnosis.unread else ""
-        screen.print(f"No item, message, job or task has the id {printable(id)}{where}.")
+        print_line(f"No item, message, job or task has the id {id}{where}.")
 
 
-def _heading(found: Explanation) -> Text:
-    title = f"  {printable(found.title)}" if found.title else ""
-    name = (f"{found.kind} {printable(found.id)}", "bold")
-    return Text.assemble(name, title, "  ", (printable(found.label), TONE_STYLES[found.tone]))
+def _print_heading(found: Explanation) -> None:
+    title = f"  {found.title}" if found.title else ""
+    print_line((f"{found.kind} {found.id}", "bold"), f"{title}  ", (found.label, TONE_STYLES[found.tone]))
 
 
-def _line(event: TimelineEvent) -> Text:
+def _line(event: TimelineEvent) -> str:
     duration = "" if event.duration_ms is None else f"took {event.duration_ms:,} ms"
     worker = "" if event.worker is None else f"on {event.worker}"
     task = "" if event.task_id is None else f"task {event.task_id}"
     parts = (event.event, event.detail, worker, duration, task, event.error or "")
-    return Text(f"  {_time(event.at)}  {printable('  '.join(filter(None, parts)))}")
+    return f"  {_time(event.at)}  {'  '.join(filter(None, parts))}"
 
 
 def _time(moment: datetime) -> str:

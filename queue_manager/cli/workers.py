@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from rich.console import Console
-from rich.text import Text
-
-from queue_manager.cli.terminal import AnswerJsonOption, console, print_answer, printable
+from queue_manager.cli.terminal import AnswerJsonOption, print_answer, print_line
 from queue_manager.operations.workers import OneWorker, Workers, WorkerTask, read_workers
 
 MEGABYTE = 1_000_000
@@ -29,30 +26,28 @@ def workers(as_json: AnswerJsonOption = False) -> None:
 
 
 def _print(found: Workers) -> None:
-    screen = console()
     for worker in found.workers:
-        _print_worker(screen, worker, found.server_time)
+        _print_worker(worker, found.server_time)
     if found.count > len(found.workers):
-        screen.print(f"{len(found.workers)} of {found.count} workers")
+        print_line(f"{len(found.workers)} of {found.count} workers")
     if not found.workers:
-        screen.print("No workers are online.")
+        print_line("No workers are online.")
     for one in found.queues_without_worker:
-        line = f"No worker consumes the queue {printable(one.queue)} ({printable(one.title)})."
-        screen.print(Text(line, "red"))
+        print_line((f"No worker consumes the queue {one.queue} ({one.title}).", "red"))
 
 
-def _print_worker(screen: Console, worker: OneWorker, now: datetime) -> None:
-    screen.print(Text.assemble((printable(worker.name), "bold"), f"  {_state(worker, now)}"))
+def _print_worker(worker: OneWorker, now: datetime) -> None:
+    print_line((worker.name, "bold"), f"  {_state(worker, now)}")
     if worker.paused is not None:
-        screen.print(Text(f"  takes no items: {printable(worker.paused)}", "red"))
-    queues = "unknown" if worker.queues is None else ", ".join(map(printable, worker.queues))
-    screen.print(f"  queues: {queues}")
+        print_line((f"  takes no items: {worker.paused}", "red"))
+    queues = "unknown" if worker.queues is None else ", ".join(worker.queues)
+    print_line(f"  queues: {queues}")
     for process in worker.processes:
         memory = _memory(process.memory_bytes)
         for task in process.running:
-            screen.print(f"  {process.pid}  {memory}  {printable(_doing(task, now))}")
+            print_line(f"  {process.pid}  {memory}  {_doing(task, now)}")
         if not process.running:
-            screen.print(Text(f"  {process.pid}  {memory}  idle", "dim"))
+            print_line((f"  {process.pid}  {memory}  idle", "dim"))
 
 
 def _state(worker: OneWorker, now: datetime) -> str:
