@@ -122,14 +122,12 @@ def jobs(
 
 
 def _print_adoption(result: Adoption, registered: list[str]) -> None:
-    if result.jobs:
+    if result.jobs or not result.rejected:
         rows = [
             {"name": name, "stored as": stored, "becomes": state.value, "jobs": str(count)}
             for (name, stored, state), count in sorted(result.jobs.items())
         ]
-        print_rows(rows, numbers=["jobs"])
-    elif not result.rejected:
-        print_line("no document to adopt")
+        print_rows(rows, nothing="no document to adopt", numbers=["jobs"])
     if missing := sorted({name for name, _, _ in result.jobs} - {*registered}):
         print_line(f"no function is registered for {', '.join(missing)}: its jobs would fail")
     if result.rejected:

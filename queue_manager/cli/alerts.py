@@ -47,12 +47,10 @@ def list_alerts() -> None:
     only in a web process that has it.
     """
     sent, silences = alert.sent(), list(alert.silences(server_now()))
-    if not sent and not silences:
-        typer.echo("no active alerts, no silences")
-        return
     listed = [(*key, f"sent{_why_not_seen(key.system)}", text) for key, text in sorted(sent.items())]
     listed += [(*one.key, f"silenced until {to_iso(one.until)}", f"{one.reason} (by {one.by})") for one in silences]
-    print_rows([dict(zip(("system", "rule", "state", "text"), row, strict=True)) for row in listed])
+    rows = [dict(zip(("system", "rule", "state", "text"), row, strict=True)) for row in listed]
+    print_rows(rows, nothing="no active alerts, no silences")
 
 
 @alerts_cli.command()

@@ -64,8 +64,8 @@ def list_entries(
         return
     if not page.entries:
         print_line("no actions")
-    for line in (line for entry in page.entries for line in _lines(entry)):
-        print_line(line)
+    for entry in page.entries:
+        _print_entry(entry)
     print_cursor(page.cursor)
 
 
@@ -105,12 +105,14 @@ def _entry(id: str) -> AuditEntry:
     return found
 
 
-def _lines(entry: AuditedChange) -> list[str]:
-    """Return an entry in a line, and in another one what was selected and changed."""
+def _print_entry(entry: AuditedChange) -> None:
+    """Print an entry in a line, and in another one what was selected and changed."""
     count = "" if entry.count is None else f"{entry.count:,} changed"
     who = f"{entry.who} ({entry.via}, {entry.address})"
     first = (to_iso(entry.at), entry.id, entry.action, entry.system, entry.outcome, count, who)
-    return ["  ".join(filter(None, first)), *(f"    {what}" for what in [_what(entry)] if what)]
+    print_line("  ".join(filter(None, first)))
+    if what := _what(entry):
+        print_line(f"    {what}")
 
 
 def _what(entry: AuditedChange) -> str:

@@ -50,10 +50,7 @@ def list_dead_letters(
         shown = [{**asdict(letter), "at": _at(letter)} for letter in letters]
         print_json(json.dumps({"count": count, "dead_letters": shown}, ensure_ascii=False))
         return
-    if letters:
-        print_rows(list(map(_row, letters)), rest="message")
-    else:
-        print_line("no dead letters")
+    print_rows([_row(letter) for letter in letters], nothing="no dead letters", rest="message")
     if count > len(letters):
         print_line(f"there are {count}: --limit {count}")
 

@@ -24,7 +24,6 @@ from queue_manager.cli.terminal import (
     export_rows,
     print_answer,
     print_cursor,
-    print_line,
     print_table,
 )
 from queue_manager.core.errors import ConfigurationError
@@ -86,10 +85,7 @@ def list_jobs(
         return
     now = server_now()
     about_name = "" if name is None or page.jobs else _about_unknown(name)
-    if page.jobs:
-        print_jobs(page.jobs, now)
-    else:
-        print_line(f"no jobs{about_name}")
+    print_jobs(page.jobs, now, nothing=f"no jobs{about_name}")
     print_cursor(page.cursor)
 
 

@@ -33,10 +33,10 @@ def print_document(content: Document) -> None:
     print_json(json_text(content))
 
 
-def print_jobs(jobs: Sequence[Document], now: datetime) -> None:
-    """Print a table of jobs, with times relative to `now`."""
+def print_jobs(jobs: Sequence[Document], now: datetime, *, nothing: str) -> None:
+    """Print a table of jobs, with times relative to `now`; `nothing` if there are none."""
     rows = [_job_row(job, now) for job in jobs]
-    print_rows(rows, numbers=JOB_NUMBERS, rest="arguments", hidden_first=HIDDEN_JOB_COLUMNS)
+    print_rows(rows, nothing=nothing, numbers=JOB_NUMBERS, rest="arguments", hidden_first=HIDDEN_JOB_COLUMNS)
 
 
 def _job_row(job: Document, now: datetime) -> dict[str, str]:
@@ -79,11 +79,8 @@ def print_status(status: dict[str, Any], now: datetime) -> None:
     if others := status["other_documents"]:
         documents = many(others, "document", limit=MAX_FOREIGN_COUNT)
         print_line(f"ignored: {documents} that another program stored; see `queue-manager adopt jobs`")
-    if not status["queues"]:
-        print_line("no queue")
-        return
     rows = [_status_row(queue, now) for queue in status["queues"]]
-    print_rows(rows, numbers=[*JobState], hidden_first=HIDDEN_STATUS_COLUMNS)
+    print_rows(rows, nothing="no queue", numbers=[*JobState], hidden_first=HIDDEN_STATUS_COLUMNS)
     print_pauses({queue["name"]: PauseState(**queue["pause"]) for queue in status["queues"] if queue["is_paused"]})
 
 

@@ -108,10 +108,8 @@ def list_messages(
         return
     admin = message_queue.queue_admin()
     counts, pauses = admin.counts(), admin.pauses()
-    if page.messages:
-        print_messages(state, page.messages, counts.now)
-    else:
-        print_line("no messages on this page" if page.cursor else "no messages")
+    nothing = "no messages on this page" if page.cursor else "no messages"
+    print_messages(state, page.messages, counts.now, nothing=nothing)
     if page.cursor:
         why = "the search stopped at its limit" if page.is_partial else "there may be more"
         print_line(f"{why}: --cursor {page.cursor}")

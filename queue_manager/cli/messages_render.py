@@ -33,10 +33,10 @@ STATE_TITLES: dict[MessageState, str] = {"main": "waiting (main)", "dead": "fail
 STATE_HELP = "State of the messages: main (waiting), processing, dead (failed), acknowledged, archived."
 
 
-def print_messages(state: MessageState, messages: Sequence[Message], now: float) -> None:
-    """Print a table of messages in `state`, with ages at `now`."""
+def print_messages(state: MessageState, messages: Sequence[Message], now: float, *, nothing: str) -> None:
+    """Print a table of messages in `state`, with ages at `now`; `nothing` if there are none."""
     rows = [_row(state, message, now) for message in messages]
-    print_rows(rows, numbers=MESSAGE_NUMBERS, rest="payload", hidden_first=HIDDEN_MESSAGE_COLUMNS)
+    print_rows(rows, nothing=nothing, numbers=MESSAGE_NUMBERS, rest="payload", hidden_first=HIDDEN_MESSAGE_COLUMNS)
 
 
 def _row(state: MessageState, message: Message, now: float) -> dict[str, str]:

@@ -70,7 +70,7 @@ def list_systems() -> None:
         }
         for system in systems()
     ]
-    print_rows(rows)
+    print_rows(rows, nothing="no system")
     print_pauses(paused)
 
 

@@ -78,6 +78,7 @@ def _console() -> Console:
 def print_rows(
     rows: Sequence[Mapping[str, str]],
     *,
+    nothing: str,
     numbers: Sequence[str] = (),
     rest: str | None = None,
     hidden_first: Sequence[str] | None = None,
@@ -85,8 +86,11 @@ def print_rows(
     """Print a table that wraps only long texts. Columns that do not fit into the terminal are named below it instead.
 
     `rest` is the last column and fills the width. `hidden_first`: the columns that may be left out, the least important
-    first; without it all but the first, from the right.
+    first; without it all but the first, from the right. `nothing` is printed if there are no rows.
     """
+    if not rows:
+        print_line(nothing)
+        return
     screen = _console()
     cells = {title: [Text(printable(row[title])) for row in rows] for title in rows[0]}
     values = {title: max(text.cell_len for text in column) for title, column in cells.items()}
@@ -165,10 +169,8 @@ def print_table(
 ) -> None:
     """Print some fields of rows as a table, and how to print the next page; `renamed` has other titles than names."""
     titles = [(renamed or {}).get(name, name.replace("_", " ")) for name in columns]
-    if rows:
-        print_rows([dict(zip(titles, (_text(row[name]) for name in columns), strict=True)) for row in rows])
-    else:
-        print_line(nothing)
+    cells = [dict(zip(titles, (_text(row[name]) for name in columns), strict=True)) for row in rows]
+    print_rows(cells, nothing=nothing)
     print_cursor(cursor)
 
 
