@@ -37,26 +37,20 @@ def confirm(
     of: str = "",
     *,
     yes: bool,
+    number: str | None = None,
     typed: str | None = None,
-    max_changed: int | None = None,
-    counted_to: int | None = None,
 ) -> None:
     """Ask for confirmation unless it was given, exit code 1 without it; end with 0 if there is nothing to change.
 
     Args:
         of: what follows the noun, such as ` in main`.
+        number: what the question has instead of the count and the noun.
         typed: what must be typed to delete more than 1,000.
-        max_changed: how many of them the command changes, at most.
-        counted_to: the limit of counting; a higher count means more than that.
     """
     if not count:
         print_line(f"no {noun}s{of} to {action}")
         raise typer.Exit
-    part = f"{max_changed:,} of " if max_changed is not None and count > max_changed else ""
-    number = many(count, noun)
-    if counted_to is not None and count > counted_to:
-        number = f"more than {many(counted_to, noun)}"
-    question = printable(f"{action.capitalize()} {part}{number}{of}?")
+    question = printable(f"{action.capitalize()} {number or many(count, noun)}{of}?")
     if yes:
         return
     try:

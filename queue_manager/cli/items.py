@@ -26,7 +26,7 @@ from queue_manager.cli.terminal import (
     printable,
 )
 from queue_manager.cli.why import print_diagnosis
-from queue_manager.core.wording import without_traceback
+from queue_manager.core.wording import many, without_traceback
 from queue_manager.items import STATES, Item, State
 from queue_manager.operations import items as operations
 from queue_manager.operations.diagnosis import diagnose
@@ -178,8 +178,9 @@ def retry(
         counted = operations.count_items(found, state, search)
         if not counted.count and not counted.is_complete:
             fail(f"no items of {system} were found in {operations.SEARCH_TIMEOUT:g} s; some may match", code=1)
-        more = "" if counted.is_complete else " or more"
-        confirm("dispatch", counted.count, "item", f"{more} of {system}", yes=yes, max_changed=MAX_RETRIED)
+        matching = many(counted.count, "item") + ("" if counted.is_complete else " or more")
+        number = f"{MAX_RETRIED:,} of {matching}" if counted.count > MAX_RETRIED else matching
+        confirm("dispatch", counted.count, "item", f" of {system}", number=number, yes=yes)
     answer = operations.retry_items(found, body, current_actor())
     typer.echo(f"{answer.sent} of {answer.of} dispatched")
     if answer.sent == answer.of:

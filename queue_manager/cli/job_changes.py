@@ -34,7 +34,7 @@ from queue_manager.cli.jobs_render import print_document
 from queue_manager.cli.terminal import print_line
 from queue_manager.core.errors import Contended, Unavailable
 from queue_manager.core.json_types import finite
-from queue_manager.core.wording import did_you_mean
+from queue_manager.core.wording import did_you_mean, many
 from queue_manager.operations import switches
 from queue_manager.operations.job_schemas import JobsToDelete
 from queue_manager.operations.jobs import JobAction, change_job, clear_jobs, retry_unless_successful, run_job
@@ -175,7 +175,8 @@ def clear(
     count = job_queues.jobs.count_up_to(MAX_ARCHIVED + 1, wanted, name)
     of = name or ALL_NAMES
     which = f" of {of} in the state {' or '.join(states)}"
-    confirm("delete", count, "job", which, yes=yes, typed=of, counted_to=MAX_ARCHIVED)
+    number = f"more than {many(MAX_ARCHIVED, 'job')}" if count > MAX_ARCHIVED else many(count, "job")
+    confirm("delete", count, "job", which, number=number, yes=yes, typed=of)
     answer = clear_jobs(body, current_actor(), is_over=lambda: False)
     typer.echo(f"{answer.deleted} deleted")
     echo_undo(answer.undo)

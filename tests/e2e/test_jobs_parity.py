@@ -8,7 +8,6 @@ import subprocess
 from datetime import datetime
 
 import pytest
-import typer
 from bson import ObjectId
 
 from models import audit
@@ -16,7 +15,8 @@ from models import job as model
 from models.audit import AuditQuery
 from models.database import server_now
 from models.job import JobState
-from queue_manager.cli.changes import TYPED_FROM, confirm
+from queue_manager.cli import job_changes
+from queue_manager.cli.changes import TYPED_FROM
 from queue_manager.cli.completion import complete_job_name, complete_job_state
 from queue_manager.core.clock import hours, to_iso
 from queue_manager.operations.job_schemas import job_as_json
@@ -107,12 +107,13 @@ class TestClear:
 
     @pytest.mark.parametrize(("count", "number"), [(2, "2 jobs"), (3, "more than 2 jobs")])
     def test_question_about_more_than_can_be_restored(
-        self, monkeypatch: pytest.MonkeyPatch, count: int, number: str
+        self, clean: Servers, monkeypatch: pytest.MonkeyPatch, count: int, number: str
     ) -> None:
-        asked: list[str] = []
-        monkeypatch.setattr(typer, "confirm", lambda question, abort: asked.append(question))
-        confirm("delete", count, "job", " of all names", yes=False, counted_to=2)
-        assert asked == [f"Delete {number} of all names?"]
+        monkeypatch.setattr(job_changes, "MAX_ARCHIVED", 2)
+        for argument in range(count):
+            made(INVOICE, argument)
+        refused = run("clear", "pending", answer="n\n")
+        assert f"Delete {number} of all names in the state pending? [y/N]" in refused.stdout
 
     def test_executing_jobs_are_never_deleted(self, clean: Servers) -> None:
         result = run("clear", "success", "--name", INVOICE)
