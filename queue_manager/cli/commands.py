@@ -12,7 +12,6 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any
 
-import redis
 import typer
 from typer.core import TyperGroup
 
@@ -24,15 +23,15 @@ from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.terminal import print_line
 from queue_manager.core import log as logging
-from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.errors import ConfigurationError, Unavailable
 from queue_manager.core.process import end_at_sigterm
-from queue_manager.core.redis_client import connect, describe_outage
 from queue_manager.core.server_check import until_reachable
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import did_you_mean
 from queue_manager.health import Health, health
 from queue_manager.health_rules import CRITICAL
 from queue_manager.operations import systems as operations
+from queue_manager.server_calls import redis_server
 from queue_manager.telemetry import worker_heartbeats
 
 HostOption = Annotated[str, typer.Option(help="Address of the web process; other than loopback needs QM_API_KEYS.")]
@@ -185,10 +184,10 @@ def migrate(
 def _refuse_other_releases() -> None:
     """Raise ConfigurationError while a worker of another release is online."""
     try:
-        with connect(settings().redis_url) as client:
+        with redis_server() as client:
             online = worker_heartbeats.online(client)
-    except redis.RedisError as error:
-        fail(f"Cannot list the workers: {describe_outage(settings().redis_url, error)}", code=1)
+    except Unavailable as error:
+        fail(f"Cannot list the workers: {error}", code=1)
     others = [worker.name for worker in online if worker.release != worker_heartbeats.OWN_RELEASE]
     if others:
         raise ConfigurationError(

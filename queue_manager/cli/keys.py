@@ -35,9 +35,6 @@ def keys(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list
         ]
         typer.echo(json.dumps(listed, indent=2))
     else:
-        rows = [
-            {"name": one.name, "role": one.role, "systems": ", ".join(one.systems or ()), "expires_at": one.expires_at}
-            for one in found
-        ]
+        rows = [{**vars(one), "systems": ", ".join(one.systems or ())} for one in found]
         nothing = "no API keys: only this machine has access, with the role operator"
         print_table(rows, ("name", "role", "systems", "expires_at"), nothing=nothing)
