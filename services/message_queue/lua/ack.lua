@@ -56,94 +56,65 @@ end
 
 -- ---- Several messages
 
-local ids, answers = {}, {}
+local ids, answers, acknowledged, records = {}, {}, {}, {}
 for i = 2, #ARGV, 2 do
   ids[#ids + 1] = ARGV[i]
 end
 local stored = redis.call('HMGET', RECORDS, unpack(ids))
 
--- Returns what an ack needs of each record: its entry, when it was created and delivered, and where the members begin
--- that it keeps. Nil if the caller does not hold all locks, or a record is not as a first delivery has written it.
-local function first_deliveries()
-  local found = {}
-  for i = 1, #ids do
-    local token = ARGV[i * 2 + 1]
-    local stream, sid, created_at, started_at, held_by, kept_at = string.match(stored[i] or '', FIRST_DELIVERY)
-    if not stream or held_by ~= token and (token ~= '' or is_token_required) then
-      return nil
-    end
-    found[i] = { stream = stream, sid = sid, created_at = created_at, started_at = started_at, kept_at = kept_at }
-  end
-  return found
+local function add(id, record_text, created_at, started_at)
+  local at = #records
+  acknowledged[#acknowledged + 1], records[at + 1], records[at + 2] = id, id, record_text
+  add_duration('due_to_done', created_at)
+  add_duration('run', started_at)
 end
 
-local first = first_deliveries()
-if first then
-  local datas, acknowledged, records = {}, {}, {}
-  for i, id in ipairs(ids) do
-    if is_slice_full() then
-      break
-    end
-    handled = handled + 1
-    datas[i] = release_entry(id, first[i].stream, first[i].sid) or false
-    answers[i] = datas[i] and '1' or '0'
-    if datas[i] then
-      acknowledged[#acknowledged + 1] = id
-    end
-  end
+-- Writes what follows from the answers, and returns the reply.
+local function finish()
   finish_releases()
-  if #acknowledged == 0 then
-    return table.concat(answers)
+  if #acknowledged > 0 then
+    redis.call('HSET', RECORDS, unpack(records))
+    trim_history(#acknowledged)
+    add_count('done', #acknowledged)
+    announce_ids('acknowledge', acknowledged)
   end
-  local length = forget_oldest(redis.call('XLEN', ACKNOWLEDGED) + #acknowledged, #acknowledged)
-  for i, data in ipairs(datas) do
-    if data then
-      local sid
-      if length and ids[i] == acknowledged[#acknowledged] then
-        sid = redis.call('XADD', ACKNOWLEDGED, 'MAXLEN', '=', length, '*', 'data', history_entry(data))
-      else
-        sid = redis.call('XADD', ACKNOWLEDGED, '*', 'data', history_entry(data))
-      end
-      local created_at = first[i].created_at
-      records[#records + 1] = ids[i]
-      records[#records + 1] = moved_record(stored[i], first[i].kept_at, ACKNOWLEDGED, sid, created_at, ACKNOWLEDGED_AT)
-      add_duration('due_to_done', created_at)
-      add_duration('run', first[i].started_at)
-    end
-  end
-  redis.call('HSET', RECORDS, unpack(records))
-  redis.call('INCRBY', TOTAL_ACKNOWLEDGED, number_text(#acknowledged))
-  add_count('done', #acknowledged)
-  announce_ids('acknowledge', acknowledged)
   return table.concat(answers)
 end
 
--- ---- Locks that are lost, messages that were delivered several times, and those whose deadline was extended
+local is_first_delivery = true
+for i, id in ipairs(ids) do
+  local token = ARGV[i * 2 + 1]
+  local stream, sid, created_at, started_at, held_by, kept_at = string.match(stored[i] or '', FIRST_DELIVERY)
+  is_first_delivery = stream ~= nil
+  if not is_first_delivery or is_slice_full() then
+    break
+  end
+  handled, answers[i] = handled + 1, '0'
+  local data = (held_by == token or token == '' and not is_token_required) and release_entry(id, stream, sid)
+  if data then
+    answers[i] = '1'
+    sid = redis.call('XADD', ACKNOWLEDGED, '*', 'data', history_entry(data))
+    add(id, moved_record(stored[i], kept_at, ACKNOWLEDGED, sid, created_at, ACKNOWLEDGED_AT), created_at, started_at)
+  end
+end
+if is_first_delivery then
+  return finish()
+end
 
-local acknowledged, records = {}, {}
-for i, text in ipairs(stored) do
+-- ---- Messages that were delivered several times, and those whose deadline was extended or whose lock is lost
+
+for i = #answers + 1, #ids do
   if is_slice_full() then
     break
   end
-  handled = handled + 1
-  local record = locked_record(text, ARGV[i * 2 + 1], is_token_required)
-  local started_at = record and record.processing_started_at
+  handled, answers[i] = handled + 1, '0'
+  local record = locked_record(stored[i], ARGV[i * 2 + 1], is_token_required)
+  local started_at = record and record.processing_started_at or NOW
   local data = record and release(ids[i], record)
-  answers[i] = data and '1' or '0'
   if data then
-    acknowledged[#acknowledged + 1] = ids[i]
-    add_duration('due_to_done', record.created_at)
-    add_duration('run', started_at or NOW)
+    answers[i] = '1'
     add_to_history(ids[i], record, data)
-    records[#records + 1] = ids[i]
-    records[#records + 1] = packed(record)
+    add(ids[i], packed(record), record.created_at, started_at)
   end
 end
-finish_releases()
-if #acknowledged > 0 then
-  redis.call('HSET', RECORDS, unpack(records))
-  trim_history(#acknowledged)
-  add_count('done', #acknowledged)
-  announce_ids('acknowledge', acknowledged)
-end
-return table.concat(answers)
+return finish()

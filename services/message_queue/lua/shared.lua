@@ -692,12 +692,13 @@ local function is_encoded_at(text, stream, sid)
   return string.find(text, sid, 1, true) and string.find(text, stream, 1, true)
 end
 
--- Deletes the records of the oldest entries of the history, of which `length` are there or about to be, `added` of them
--- new. Returns how many entries may stay; nil if all.
-local function forget_oldest(length, added)
+-- Counts messages that were added to the history, and removes the oldest ones with their records.
+local function trim_history(added)
+  redis.call('INCRBY', TOTAL_ACKNOWLEDGED, number_text(added))
+  local length = redis.call('XLEN', ACKNOWLEDGED)
   local excess = math.min(length - MAX_ACKNOWLEDGED, added + MAX_READ) -- another program may have retained many more
   if excess <= 0 then
-    return nil
+    return
   end
   local ids, sids, oldest = {}, {}, {}
   for _, entry in ipairs(redis.call('XRANGE', ACKNOWLEDGED, '-', '+', 'COUNT', excess)) do
@@ -711,16 +712,7 @@ local function forget_oldest(length, added)
   if #oldest > 0 then
     redis.call('HDEL', RECORDS, unpack(oldest))
   end
-  return string.format('%d', length - excess)
-end
-
--- Counts acknowledged messages, and removes the oldest of the history.
-local function trim_history(added)
-  redis.call('INCRBY', TOTAL_ACKNOWLEDGED, number_text(added))
-  local length = forget_oldest(redis.call('XLEN', ACKNOWLEDGED), added)
-  if length then
-    redis.call('XTRIM', ACKNOWLEDGED, 'MAXLEN', '=', length)
-  end
+  redis.call('XTRIM', ACKNOWLEDGED, 'MAXLEN', '=', string.format('%d', length - excess))
 end
 
 -- Returns the last delivered id of the group, after which all entries wait, and the number of pending entries; and how many
