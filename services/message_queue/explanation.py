@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from queue_manager.core.clock import from_unix_seconds, milliseconds, seconds
@@ -52,22 +53,20 @@ def explain(
     return [] if found is None else [_MessageExplanation(system, admin, options, *found, dispatch).explanation()]
 
 
+@dataclass
 class _MessageExplanation:
     """One message while it is explained."""
 
-    def __init__(
-        self,
-        system: System,
-        admin: QueueAdmin,
-        options: QueueOptions,
-        state: MessageState,
-        message: Message,
-        dispatch: DispatchState,
-    ) -> None:
-        self._system, self._admin, self._options, self._dispatch = system, admin, options, dispatch
-        self._state, self._message = state, message
-        self._now = from_unix_seconds(admin.counts().now)
-        self._events = list(message.events())
+    _system: System
+    _admin: QueueAdmin
+    _options: QueueOptions
+    _state: MessageState
+    _message: Message
+    _dispatch: DispatchState
+
+    def __post_init__(self) -> None:
+        self._now = from_unix_seconds(self._admin.counts().now)
+        self._events = list(self._message.events())
 
     def explanation(self) -> Explanation:
         id, (label, tone) = self._message.id, STATE_LABELS[self._state]
@@ -84,7 +83,7 @@ class _MessageExplanation:
             document=f"/api/queue/message/{quote(id, safe='')}",
             retry="/api/queue/replay" if can_be_replayed else None,
             retry_body={"messageIds": [id]} if can_be_replayed else {},
-            timeline=newest_first([*self._created(), *_entries(self._events, self._last_error)]),
+            timeline=newest_first([self._created(), *_entries(self._events, self._last_error)]),
         )
 
     def _clauses(self) -> Iterator[str]:
@@ -153,10 +152,9 @@ class _MessageExplanation:
     def _created_at(self) -> float:
         return float(self._message.fields["created_at"])
 
-    def _created(self) -> Iterator[TimelineEvent]:
-        yield TimelineEvent(
-            at=from_unix_seconds(self._created_at), event="Added", detail=f"priority {self._message.priority}"
-        )
+    def _created(self) -> TimelineEvent:
+        at = from_unix_seconds(self._created_at)
+        return TimelineEvent(at=at, event="Added", detail=f"priority {self._message.priority}")
 
     def _last_at(self, *kinds: str) -> float | None:
         return next((one.at for one in reversed(self._events) if one.event in kinds), None)
