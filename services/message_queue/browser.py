@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import islice
 from typing import Any, Literal, get_args
 
 from queue_manager.core.clock import from_unix_ms, seconds
@@ -66,14 +65,7 @@ class Filter:
 
     def to_json(self) -> str:
         """Return the JSON form that the scripts expect. Raises `InvalidMessage` for unpaired surrogates."""
-        conditions = {
-            "type": self.type,
-            "priority": self.priority,
-            "attempts": self.attempts,
-            "from": self.since,
-            "until": self.until,
-            "search": json_spellings(self.search) if self.search else None,
-        }
+        conditions = vars(self) | {"search": json_spellings(self.search) if self.search else None}
         text = json.dumps({name: value for name, value in conditions.items() if value is not None}, ensure_ascii=False)
         try:
             text.encode()
@@ -188,16 +180,25 @@ class MessageBrowser:
         return Count(count=count, is_complete=is_complete)
 
     def _slices(
-        self, state: MessageState, order: str, where: Filter, rows: str, *, skip: int = 0, limit: int = ALL_MATCHES
+        self,
+        state: MessageState,
+        order: str,
+        where: Filter,
+        rows: str,
+        *,
+        cursor: bytes = b"",
+        skip: int = 0,
+        limit: int = ALL_MATCHES,
     ) -> Iterator[tuple[Any, bytes, int, int]]:
-        """Yield what `list.lua` returns of each slice, to the end of the list."""
-        cursor = b""
-        while True:
-            arguments = (order, cursor, where.to_json(), rows, skip, limit)
-            answer = self._scripts.run("list", self._options.levels, state, *arguments)
-            yield answer
-            if not (cursor := answer[1]):
+        """Yield what `list.lua` returns of each slice, up to `limit` rows or the end of the list."""
+        conditions = where.to_json()
+        while limit > 0:
+            arguments = (order, cursor, conditions, rows, skip, limit)
+            found, cursor, matched, read = self._scripts.run("list", self._options.levels, state, *arguments)
+            yield found, cursor, matched, read
+            if not cursor:
                 return
+            skip, limit = max(skip - matched, 0), limit - len(found)
 
     def pauses(self) -> Mapping[str, PauseState]:
         """Return the paused types, in alphabetical order, with since when, by whom and why."""
@@ -232,22 +233,20 @@ class MessageBrowser:
         ends = time.monotonic() + (LIST_SEARCH_BUDGET if is_filtered else LIST_SKIP_BUDGET).total_seconds()
         messages: dict[str, Message] = {}
         matched = searched = size = 0
-        at, is_over = cursor or "", False
-        while not is_over and len(messages) < limit:
-            to_skip, left = max(skip - matched, 0), limit - len(messages)
-            arguments = (order, at, where.to_json(), "messages", to_skip, left)
-            rows, next_at, found, read = self._scripts.run("list", self._options.levels, state, *arguments)
+        at, is_partial = (cursor or "").encode(), False
+        slices = self._slices(state, order, where, "messages", cursor=at, skip=skip, limit=limit)
+        for rows, at, found, read in slices:
             listed = (Message.read(id, data, record) for id, data, record, _ in rows)
             messages |= {_key(message): message for message in listed}
             matched, searched = matched + found, searched + read
             size += sum(len(data) for _, data, *_ in rows)
-            at = next_at.decode()
             is_searching = is_filtered or matched < skip
-            is_over = not at or size >= max_bytes or (is_searching and time.monotonic() >= ends)
-        is_partial = bool(at) and len(messages) < limit
+            if size >= max_bytes or (is_searching and time.monotonic() >= ends):
+                is_partial = at != b"" and len(messages) < limit
+                break
         return MessageListing(
             messages=[*messages.values()],
-            cursor=at or None,
+            cursor=at.decode() or None,
             matched=matched,
             searched=searched,
             is_partial=is_partial,
@@ -271,7 +270,7 @@ class MessageBrowser:
     def first_ids(self, state: MessageState, limit: int, *, ascending: bool = False) -> Sequence[str]:
         """Return the ids of the first messages of a list without a filter, without reading the messages."""
         slices = self._slices(state, _order(state, None, ascending), MATCH_ALL, "ids", limit=limit)
-        return [*islice((_decoded(id) for found, *_ in slices for id, _ in found), limit)]
+        return [_decoded(id) for found, *_ in slices for id, _ in found]
 
     def matching_ids(self, state: KeptState, where: Filter) -> Iterator[Sequence[str]]:
         """Yield the ids of the messages in `state` that match now, oldest first, at most `BULK_BATCH_SIZE` at a time.

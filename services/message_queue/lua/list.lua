@@ -4,7 +4,7 @@
 -- KEYS[1]  queue name
 -- ARGV     number of priorities, state, order ('newest' or 'oldest' first, in processing by deadline; in main also 'highest'
 --          or 'lowest' priority first, then newest), cursor of the previous slice ('' for the first), filter as JSON
---          {type, priority, attempts, from, until, search: a list of texts}, rows ('messages', 'ids' or 'failures'),
+--          {type, priority, attempts, since, until, search: a list of texts}, rows ('messages', 'ids' or 'failures'),
 --          matches to skip, maximum number of rows
 -- Returns  {rows, next cursor or '' at the end, number of matches, number of entries read}. A row is {id, data, record,
 --          sid}, {id, sid}, or {id, type, last error, failed at in seconds}. Rows of messages without a filter: every

@@ -161,7 +161,7 @@ end
 
 -- Returns groups of sources: groups are read one after another, the sources of a group are merged.
 local function sources_of(state, order, cursor, filter)
-  local since = id_before(filter.from)
+  local since = id_before(filter.since)
   if state == 'processing' then
     return { { processing_source(order == 'oldest', cursor) } }
   elseif STREAMS_BY_STATE[state] then
@@ -372,7 +372,7 @@ local function matches(id, record, data, filter)
   return (not filter.type or (text(record.type) or '') == filter.type)
     and (not filter.priority or math.floor(positive(record.priority) or 0) == filter.priority)
     and (not filter.attempts or (positive(record.attempt_count) or 0) == filter.attempts)
-    and (not filter.from or created_at >= filter.from)
+    and (not filter.since or created_at >= filter.since)
     and (not filter['until'] or created_at <= filter['until'])
     and (not filter.search or contains(id, record, data, filter.search))
 end
