@@ -60,19 +60,16 @@ class AsyncMessageQueue:
         return await self._run(self._operations.touch(id, lock_token, extend_seconds))
 
     async def _run(self, operation: Operation[Result]) -> Result:
+        loop = asyncio.get_running_loop()
+        if (calls := self._loops.get(loop)) is None:
+            calls = self._loops[loop] = _Calls(self._scripts)
         reply = None
         while True:
             try:
                 call = operation.send(reply)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
-            reply = await self._send(call)
-
-    async def _send(self, call: ScriptCall) -> Any:
-        loop = asyncio.get_running_loop()
-        if (calls := self._loops.get(loop)) is None:
-            calls = self._loops[loop] = _Calls(self._scripts)
-        return await calls.send(call)
+            reply = await calls.send(call)
 
 
 class _Calls:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from secrets import token_hex
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import reason
@@ -45,6 +45,14 @@ class EnqueueResult:
 
     id: str
     is_new: bool
+
+
+class ReceiveOptions(TypedDict):
+    """What a consumer asks for. `ack_timeout` is in seconds."""
+
+    ack_timeout: float | None
+    type: str | None
+    consumer_id: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

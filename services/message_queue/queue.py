@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from threading import Event
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from queue_manager.core.background import in_thread
 from queue_manager.core.errors import reason
@@ -27,6 +27,7 @@ from services.message_queue.operations import (
     EnqueueResult,
     Operation,
     Operations,
+    ReceiveOptions,
     Result,
     TouchResult,
 )
@@ -124,10 +125,10 @@ class MessageQueue:
         """
         checked_integer(limit, "limit", minimum=1, maximum=MAX_RECEIVED_MESSAGES)
         end = time.monotonic() + checked_number(timeout, "timeout", minimum=0, maximum=MAX_POLL_TIMEOUT)
-        options: dict[str, Any] = {"ack_timeout": ack_timeout, "type": type, "consumer_id": consumer_id, "limit": limit}
+        options: ReceiveOptions = {"ack_timeout": ack_timeout, "type": type, "consumer_id": consumer_id}
         if not timeout:
             with suppress(SearchIncomplete):
-                return self.search(**options)
+                return self.search(limit, **options)
             return []
         if type is not None:
             checked_text(type, "type")
@@ -137,7 +138,7 @@ class MessageQueue:
                 arrival = self.arrivals.subscribe(type)
                 is_used = False
                 try:
-                    messages = self.search(**options)
+                    messages = self.search(limit, **options)
                     is_woken = False
                     if messages:
                         return messages
@@ -155,18 +156,9 @@ class MessageQueue:
             if is_woken:
                 self.arrivals.pass_on(type)  # another consumer may receive the message
 
-    def search(
-        self,
-        *,
-        ack_timeout: float | None = None,
-        type: str | None = None,
-        consumer_id: str | None = None,
-        limit: int = 1,
-    ) -> list[Message]:
+    def search(self, limit: int = 1, **options: Unpack[ReceiveOptions]) -> list[Message]:
         """Return the next messages without waiting. Raises `SearchIncomplete` if the search must be continued."""
-        return self._run(
-            self._operations.search(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id, limit=limit)
-        )
+        return self._run(self._operations.search(limit=limit, **options))
 
     def ack(self, id: str, lock_token: str | None = None) -> None:
         """Acknowledge the message. Raises `LockLost` if the caller does not hold the lock; nothing is written then."""

@@ -9,8 +9,9 @@ from urllib.parse import quote
 import pytest
 
 from queue_manager.web.routes.messages import delivery
-from queue_manager.web.routes.messages.delivery import ReceiveOptions, _Wait
+from queue_manager.web.routes.messages.delivery import _Wait
 from services.message_queue import Message, QueueUnavailable, message_queue
+from services.message_queue.operations import ReceiveOptions
 from tests.real_servers import Servers
 from tests.web.queue_client import Queue, empty_queue
 

@@ -11,14 +11,14 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from http import HTTPStatus
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
 from starlette.requests import ClientDisconnect
 
-from queue_manager.core.errors import InvalidField, prefix_fields
+from queue_manager.core.errors import prefix_fields
 from queue_manager.core.settings import settings
 from queue_manager.operations.message_fields import FilterType, whole
 from queue_manager.operations.message_schemas import (
@@ -40,6 +40,7 @@ from queue_manager.web.routes.messages.requests import (
     NackBody,
     NewMessageBody,
     TouchBody,
+    checked_reason,
     missing,
 )
 from services.message_queue import InvalidMessage, Json, Message, NewMessage, async_message_queue, message_queue
@@ -53,7 +54,7 @@ from services.message_queue.fields import (
     parse_list,
     parse_object,
 )
-from services.message_queue.operations import EnqueueResult
+from services.message_queue.operations import EnqueueResult, ReceiveOptions
 from services.message_queue.queue import MAX_POLL_TIMEOUT
 
 T = TypeVar("T")
@@ -150,8 +151,8 @@ async def nack(id: str, body: Annotated[bytes, Depends(MessageBody(NackBody, is_
     """Report that a delivery failed. The message is delivered again, or dead-lettered after its last attempt."""
     given = parse_object(body)
     reason = decode_member(given, "errorReason")
-    if reason is not None and not isinstance(reason, str):
-        raise InvalidField("errorReason", "must be a string")
+    if reason is not None:
+        checked_reason(reason)
     is_requeued = await async_message_queue().nack(id, _token(given), reason)
     return Nacked(message="Message requeued" if is_requeued else "Message dead-lettered", id=id, requeued=is_requeued)
 
@@ -180,14 +181,6 @@ def _token(given: Mapping[str, Json]) -> str | None:
 
 
 # Long polls
-
-
-class ReceiveOptions(TypedDict):
-    """The arguments of `MessageQueue.take` and `search`."""
-
-    ack_timeout: float | None
-    type: str | None
-    consumer_id: str | None
 
 
 async def receive_message(options: ReceiveOptions, *, timeout: float, request: Request) -> Message | None:

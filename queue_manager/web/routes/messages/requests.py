@@ -213,7 +213,8 @@ def _id(given: Any, field: str) -> str:
     return checked_text(given.get("id"), f"{field}.id") if isinstance(given, dict) else checked_text(given, field)
 
 
-def _reason(given: Any) -> str:
+def checked_reason(given: Any) -> str:
+    """Return the reason of a failure. Raises `InvalidMessage`."""
     if not isinstance(given, str):
         raise InvalidMessage("errorReason", "a string")
     return given
@@ -221,7 +222,7 @@ def _reason(given: Any) -> str:
 
 ID_SCHEMA: JsonSchema = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_BYTES}
 WHOLE_SCHEMA: JsonSchema = {"type": "object", "required": ["id"], "properties": {"id": ID_SCHEMA}}
-Reason = Annotated[Any, AfterValidator(_reason), WithJsonSchema({"type": "string"})]
+Reason = Annotated[Any, AfterValidator(checked_reason), WithJsonSchema({"type": "string"})]
 """A text that may contain unpaired surrogates."""
 MessageIds = Annotated[
     list[str],
