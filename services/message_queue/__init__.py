@@ -137,7 +137,8 @@ def other_programs() -> OtherPrograms:
 
 def stats() -> SystemStats:
     """Return the numbers of messages by state and of paused types, and the seconds since the oldest passed deadline."""
-    counts, paused = queue_admin().counts(), queue_admin().pauses()
+    admin = queue_admin()
+    counts, paused = admin.counts(), admin.pauses()
     first = counts.first_deadline_at
     stats = SystemStats(
         numbers={
@@ -153,11 +154,11 @@ def stats() -> SystemStats:
         },
     )
     if stats.numbers["lag_seconds"] > system.late_after(settings()).total_seconds():
-        stats.late.extend(queue_admin().first_ids("processing", min(counts.overdue, MAX_IDS), ascending=True))
+        stats.late.extend(admin.first_ids("processing", min(counts.overdue, MAX_IDS), ascending=True))
     if paused:
         stats.details.append(f"paused: {'; '.join(f'{type} {pause}'.strip() for type, pause in paused.items())}")
     if counts.dead:
-        newest = queue_admin().first_ids("dead", MAX_IDS)
+        newest = admin.first_ids("dead", MAX_IDS)
         stats.problems[Rule.DEAD_MESSAGES] = (
             f"{many(counts.dead, 'dead letter')} in the message queue: used all attempts or cannot be decoded "
             f"({first_ids(newest, counts.dead)})"
@@ -180,11 +181,6 @@ def source() -> Source:
     """Return where outcomes and durations of messages are counted."""
     queue, url = settings().queue_name, settings().qm_queue_redis_url
     return Source(totals=f"{queue}:totals", minutes=f"{queue}:minutes:", url=url)
-
-
-def adoption_notes() -> list[str]:
-    """Return what another program left in the streams, a line each."""
-    return adoption.adoption_notes(_scripts(), settings().max_priority_levels)
 
 
 def _options() -> QueueOptions:
@@ -228,7 +224,7 @@ system: System = System(
         "wait": "Added to delivered",
         "run": "Delivered to acknowledged",
     },
-    adoption_notes=adoption_notes,
+    adoption_notes=lambda: adoption.adoption_notes(_scripts(), settings().max_priority_levels),
     adoption_effects=adoption.EFFECTS,
     adoption_steps=adoption.STEPS,
 )

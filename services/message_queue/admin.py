@@ -37,6 +37,7 @@ from services.message_queue.scripts import Argument
 REPLAY_BUDGET = DELETE_BUDGET = seconds(10)
 MAX_PAUSED_TYPES = 30  # each dequeue reads them, and a list reads parked messages of each type and priority
 DEFAULT_MOVE_REASON = "Moved manually"
+CHANGEABLE_FIELDS = "type, payload, priority, ackTimeout, maxAttempts"
 
 MessageOutcome = Literal["MOVED", "DELETED", "NOT_FOUND", "CHANGED", "UNDECODABLE"]
 MessageCopies = Sequence[Mapping[str, Any]]
@@ -211,20 +212,16 @@ class QueueAdmin(MessageBrowser):
             UnknownMessage: there is no such message.
             MessageInProgress: a consumer is processing it.
         """
-        known = {FIELD_ALIASES.get(name, name): value for name, value in changes.items()}
-        for name in changes:
-            if FIELD_ALIASES.get(name, name) not in ("type", "payload", "priority", "ack_timeout", "max_attempts"):
-                raise InvalidMessage(name[:64], "one of the fields type, payload, priority, ackTimeout, maxAttempts")
+        known: dict[str, Any] = {}
+        for name, value in changes.items():
+            known_name = FIELD_ALIASES.get(name, name)
+            if known_name not in ("type", "payload", "priority", "ack_timeout", "max_attempts"):
+                raise InvalidMessage(name[:64], f"one of the fields {CHANGEABLE_FIELDS}")
+            known[known_name] = value
         if not known:
-            raise InvalidMessage(
-                "body", "an object with at least one of type, payload, priority, ackTimeout, maxAttempts"
-            )
-        record: dict[str, Any] = checked_options(
-            ack_timeout=known.get("ack_timeout"), max_attempts=known.get("max_attempts")
-        )
-        record |= {
-            f"custom_{name}": None for name in ("ack_timeout", "max_attempts") if name in known and known[name] is None
-        }
+            raise InvalidMessage("body", f"an object with at least one of {CHANGEABLE_FIELDS}")
+        record: dict[str, Any] = {f"custom_{name}": None for name in ("ack_timeout", "max_attempts") if name in known}
+        record |= checked_options(ack_timeout=known.get("ack_timeout"), max_attempts=known.get("max_attempts"))
         if "type" in known:
             record["type"] = checked_new_type(known["type"])
         if "priority" in known:
