@@ -72,9 +72,7 @@ local function delete(stream, entries, is_main)
   end
   redis.call('XDEL', stream, unpack(sids))
   if #mine > 0 then
-    redis.call('HDEL', RECORDS, unpack(mine))
-    redis.pcall('ZREM', DEADLINES, unpack(mine))
-    redis.pcall('SREM', PENDING, unpack(mine))
+    forget(unpack(mine))
   end
   handled, cleared = handled + #entries, cleared + #entries
 end

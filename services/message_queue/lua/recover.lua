@@ -35,23 +35,19 @@ local function count_passed_over()
   return count or nil
 end
 
--- Returns the id, the record and the data of a message that the group has passed over; nil of another entry.
-local function passed_over(stream, sid, fields)
-  local id, record, data = known_entry(stream, sid, fields)
-  if record and not record.deadline_at and not is_pending(stream, sid) and not is_parked(id, record) then
-    return id, record, data
-  end
-end
-
 local requeued = 0
 
+-- Requeues the message of an entry if it is found for the second time.
 local function recover(stream, sid, fields)
-  local id, record, data = passed_over(stream, sid, fields)
+  local id, record, data = known_entry(stream, sid, fields)
+  if not record or record.deadline_at or is_pending(stream, sid) or is_parked(id, record) then
+    return
+  end
   local place = stream .. ' ' .. sid
-  if id and redis.call('SREM', FOUND, place) == 0 then
+  if redis.call('SREM', FOUND, place) == 0 then
     redis.call('SADD', FOUND, place)
     redis.call('EXPIRE', FOUND, MAX_AGE)
-  elseif id then
+  else
     unindex(id, record)
     record.priority = priority_in(record)
     remember(record, 'requeued', 'The consumer group had passed over it')

@@ -542,11 +542,11 @@ local function end_delivery(id, record)
   redis.pcall('SREM', PENDING, id)
 end
 
--- Deletes the record of a message.
-local function forget(id)
-  redis.call('HDEL', RECORDS, id)
-  redis.pcall('ZREM', DEADLINES, id)
-  redis.pcall('SREM', PENDING, id)
+-- Deletes the records of messages.
+local function forget(...)
+  redis.call('HDEL', RECORDS, ...)
+  redis.pcall('ZREM', DEADLINES, ...)
+  redis.pcall('SREM', PENDING, ...)
 end
 
 -- Deletes the record of a message if its entry is gone, because another consumer has deleted it. Returns true if it is.
