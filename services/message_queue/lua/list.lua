@@ -20,19 +20,16 @@ local next_block = blocks(state, order, cursor, filter)
 local rows, matched, ended = {}, 0, ''
 
 -- Returns the row of a match; nil if its entry was deleted.
-local function returned(item)
+local function row_of(item)
   if wanted == 'ids' then
     return { item.id, item.sid }
   elseif wanted == 'failures' then
     local record = item.record
     spent = spent + 1 -- returning four texts costs as much again as reading an entry
-    local failed_at = moment(record.failed_at) or moment(record.created_at) or NOW
-    return { item.id, text(record.type) or '', text(record.last_error) or '', tostring(failed_at) }
-  end
-  local row = item.row or row_of(item, state)
-  if row then
-    spent, shown_bytes = spent + RETURN_COST, shown_bytes + #row.data
-    return { row.id, row.data, cjson.encode(row.record), row.sid }
+    return { item.id, record.type, record.last_error or '', tostring(record.failed_at or record.created_at) }
+  elseif read_item(item, state, true) then
+    spent, shown_bytes = spent + RETURN_COST, shown_bytes + #item.data
+    return { item.id, item.data, cjson.encode(item.record), item.sid }
   end
 end
 
@@ -44,7 +41,7 @@ local function add_rows(block)
   for _, item in ipairs(block) do
     if not is_filtered or is_match(item, filter, state) then
       matched = matched + 1
-      local row = matched > skip and returned(item)
+      local row = matched > skip and row_of(item)
       rows[#rows + 1] = row or nil
       if #rows == limit or row and is_full() then
         return item

@@ -285,40 +285,38 @@ local function read_records(items)
   end
 end
 
-local function find_entry(item, record)
-  local data = record.sid and entry_at(record.stream, record.sid)
-  item.stream, item.sid, item.data = record.stream, record.sid, data
-  return data
+-- Creates the record of an item that another program has added, and returns it.
+local function add_record(item, state)
+  spent = spent + CREATE_RECORD_COST
+  local id, record = create_record(item.stream, item.sid, item.data)
+  if id then
+    if state == 'main' then
+      index(id, record)
+    end
+  else -- it is dead-lettered when a consumer receives it
+    id = undecodable_id(item.stream, item.sid)
+    record = validated({ stream = item.stream, sid = item.sid, priority = priority_of(item.stream),
+      created_at = string.match(item.sid, '^%d+') / 1000, undecodable = true })
+  end
+  save(id, record)
+  item.id = id
+  return record
 end
 
--- Returns {id, record, data, sid} of an item whose record was read; nil if its entry was deleted.
-local function row_of(item, state)
-  local record
-  if item.text and item.data then
-    record = record_at(item.text, item.stream, item.sid, item.data)
-  elseif item.text and state == 'processing' then
-    record = record_in(item.text)
-    find_entry(item, record or {})
-  end
-  local id, data = item.id, item.data
-  if not data then
-    return nil
-  end
-  if not record then
-    spent = spent + CREATE_RECORD_COST
-    id, record = create_record(item.stream, item.sid, data)
-    if id then
-      if state == 'main' then
-        index(id, record)
-      end
-    else -- it is dead-lettered when a consumer receives it
-      id = undecodable_id(item.stream, item.sid)
-      record = validated({ stream = item.stream, sid = item.sid, priority = priority_of(item.stream),
-        created_at = string.match(item.sid, '^%d+') / 1000, undecodable = true })
+-- Reads the record of an item and, if it is wanted, its entry; read_records() must have read the text of the record.
+-- Returns true if the message is there.
+local function read_item(item, state, is_entry_wanted)
+  if state == 'processing' then
+    local record = item.record or item.text and record_in(item.text) or {}
+    item.record, item.stream, item.sid = record, record.stream, record.sid
+    if is_entry_wanted and not item.data and record.sid then
+      item.data = entry_at(record.stream, record.sid)
     end
-    save(id, record)
+    return item.data or not is_entry_wanted and record.sid
+  elseif item.data and not item.record then
+    item.record = item.text and record_at(item.text, item.stream, item.sid, item.data) or add_record(item, state)
   end
-  return { id = id, record = record, data = data, sid = item.sid }
+  return item.data
 end
 
 -- Filters
@@ -359,48 +357,23 @@ local function is_certain_mismatch(item, filter)
 end
 
 -- Searches the payload only, not the members around it.
-local function contains(id, record, data, needles)
-  local _, before = string.find(data, '"payload":', 1, true)
-  local payload = string.sub(data, (before or 0) + 1, #data - (positive(record.added) or 0))
-  return contains_any(payload, needles) or contains_any(id, needles)
-    or contains_any(text(record.type) or '', needles) or contains_any(text(record.last_error) or '', needles)
-end
-
--- Reads single fields, because another program may have written the record, and validating all of it costs more.
-local function matches(id, record, data, filter)
-  local created_at = moment(record.created_at) or NOW
-  return (not filter.type or (text(record.type) or '') == filter.type)
-    and (not filter.priority or math.floor(positive(record.priority) or 0) == filter.priority)
-    and (not filter.attempts or (positive(record.attempt_count) or 0) == filter.attempts)
-    and (not filter.since or created_at >= filter.since)
-    and (not filter['until'] or created_at <= filter['until'])
-    and (not filter.search or contains(id, record, data, filter.search))
+local function contains(item, needles)
+  local record, _, before = item.record, string.find(item.data, '"payload":', 1, true)
+  local payload = string.sub(item.data, (before or 0) + 1, #item.data - (record.added or 0))
+  return contains_any(payload, needles) or contains_any(item.id, needles) or contains_any(record.type, needles)
+    or contains_any(record.last_error or '', needles)
 end
 
 -- Returns true if an item whose record was read matches.
 local function is_match(item, filter, state)
-  if is_certain_mismatch(item, filter) then
+  if is_certain_mismatch(item, filter) or not read_item(item, state, filter.search) then
     return false
   end
-  local record
-  if item.data and item.text and is_location(item.text) then
-    record = record_at(item.text, item.stream, item.sid, item.data)
-  else
-    record = item.text and decoded(item.text)
-  end
-  if record and not item.stream then
-    if not is_entry_location(record.stream, record.sid) or filter.search and not find_entry(item, record) then
-      return false
-    end
-    item.stream, item.sid = record.stream, record.sid
-  end
-  if not record or record.sid ~= item.sid or record.stream ~= item.stream then
-    local row = row_of(item, state)
-    if not row then
-      return false
-    end
-    item.id, record, item.row = row.id, row.record, row
-  end
-  item.record = record
-  return matches(item.id, record, item.data or '', filter)
+  local record = item.record
+  return (not filter.type or record.type == filter.type)
+    and (not filter.priority or record.priority == filter.priority)
+    and (not filter.attempts or record.attempt_count == filter.attempts)
+    and (not filter.since or record.created_at >= filter.since)
+    and (not filter['until'] or record.created_at <= filter['until'])
+    and (not filter.search or contains(item, filter.search))
 end

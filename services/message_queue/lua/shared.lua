@@ -341,9 +341,10 @@ end
 
 -- Returns the record in a text if it belongs to the given entry.
 local function record_at(text, stream, sid, data)
-  local priority = priority_of(stream)
-  if text == packed_location(priority, sid) and stream_of(priority) == stream then
-    return waiting_record(stream, sid, data)
+  if is_location(text) then
+    local priority = priority_of(stream)
+    local is_here = text == packed_location(priority, sid) and stream_of(priority) == stream
+    return is_here and waiting_record(stream, sid, data) or nil
   end
   local record = unpacked(text)
   return record and record.stream == stream and record.sid == sid and record or nil
