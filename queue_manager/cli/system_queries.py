@@ -31,7 +31,7 @@ from queue_manager.core.settings import settings
 from queue_manager.core.wording import many
 from queue_manager.health_rules import Problem
 from queue_manager.operations.overview import read_overview
-from queue_manager.operations.system_schemas import History, ScheduleEntry, SystemState
+from queue_manager.operations.system_schemas import History, ScheduleEntry, SystemHistory, SystemState
 from queue_manager.operations.systems import find_system, last_day, one_system, read_schedule, scan_page, system_history
 from queue_manager.server_calls import mongodb
 from services.history import Range
@@ -110,20 +110,13 @@ def history(
     """
     if name is None and chosen is not None:
         fail("--range requires NAME; without it the history covers 24 hours", code=2)
-    if name is None:
-        _print_day(last_day(systems()), as_json=as_json)
-        return
-    found = system_history(find_system(name), chosen or "24h")
+    found = last_day(systems()) if name is None else system_history(find_system(name), chosen or "24h")
     if as_json:
         print_answer(found)
-        return
-    step = seconds(found.step_seconds)
-    steps = [
-        {"begin": to_iso(found.begins_at + number * step), **dict(zip(found.outcomes, counts, strict=True))}
-        for number, counts in enumerate(zip(*found.outcomes.values(), strict=True))
-        if any(counts)
-    ]
-    print_table(steps, ("begin", *found.outcomes), nothing="nothing ended in this range")
+    elif isinstance(found, History):
+        _print_day(found)
+    else:
+        _print_steps(found)
 
 
 def schedule(as_json: AnswerJsonOption = False) -> None:
@@ -158,10 +151,17 @@ def _due(system: SystemState) -> Number | str | None:
     return f"{system.due}+" if system.due and system.due == system.counted_to else system.due
 
 
-def _print_day(day: History, *, as_json: bool) -> None:
-    if as_json:
-        print_answer(day)
-        return
+def _print_steps(found: SystemHistory) -> None:
+    step = seconds(found.step_seconds)
+    steps = [
+        {"begin": to_iso(found.begins_at + number * step), **dict(zip(found.outcomes, counts, strict=True))}
+        for number, counts in enumerate(zip(*found.outcomes.values(), strict=True))
+        if any(counts)
+    ]
+    print_table(steps, ("begin", *found.outcomes), nothing="nothing ended in this range")
+
+
+def _print_day(day: History) -> None:
     rows = [
         {"name": name, "ended": ", ".join(f"{outcome} {sum(counts)}" for outcome, counts in found.items())}
         for name, found in day.systems.items()
