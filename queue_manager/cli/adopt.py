@@ -5,7 +5,6 @@ Guarantee: without `--yes` nothing is changed, and only `adopt jobs` changes doc
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -118,7 +117,7 @@ def jobs(
             f"{found} can be adopted; nothing was changed. Stop the application that stored them, then add --yes"
         )
     if result.rejected or (yes and result.adopted < found):
-        sys.exit(1)
+        raise typer.Exit(1)
 
 
 def _print_adoption(result: Adoption, registered: list[str]) -> None:

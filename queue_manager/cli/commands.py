@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -279,7 +278,8 @@ def show_health(
         typer.echo(state.model_dump_json(indent=2))
     else:
         _print_health(state)
-    sys.exit(1 if state.problems else 0)
+    if state.problems:
+        raise typer.Exit(1)
 
 
 def _print_health(state: Health) -> None:

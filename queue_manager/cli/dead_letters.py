@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -106,7 +105,7 @@ def replay(
     for line in (*failed, *(f"{id}: there is no such dead letter" for id in missing)):
         typer.echo(printable(line), err=True)
     if failed or missing:
-        sys.exit(1)
+        raise typer.Exit(1)
 
 
 def _row(letter: DeadLetter) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -33,7 +32,8 @@ def doctor(
         print_answer(report)
     else:
         _print_report(report)
-    sys.exit(1 if report.count(Status.PROBLEM) else 0)
+    if report.count(Status.PROBLEM):
+        raise typer.Exit(1)
 
 
 def _print_report(report: Report) -> None:

@@ -6,7 +6,6 @@ Guarantee: commands on several jobs report an outcome for each; exit code 1 if o
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -268,4 +267,5 @@ def _each(
             text, is_done = str(error), False
         print_line(f"{id}  {text}")
         echo_undo(undo)
-    sys.exit(0 if is_done else 1)
+    if not is_done:
+        raise typer.Exit(1)

@@ -7,7 +7,6 @@ Guarantee: `check` writes nothing, neither documents nor indexes.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
@@ -94,7 +93,8 @@ def check(target: Target) -> None:
             errors += _check_documents(system)
         else:
             _check_indexes(system)
-    sys.exit(1 if errors else 0)
+    if errors:
+        raise typer.Exit(1)
 
 
 @systems_cli.command()

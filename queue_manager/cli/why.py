@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import datetime
 from typing import Annotated
 
@@ -36,7 +35,8 @@ def why(
         print_answer(diagnosis)
     else:
         print_diagnosis(diagnosis, id)
-    sys.exit(0 if diagnosis.found else 1)
+    if not diagnosis.found:
+        raise typer.Exit(1)
 
 
 def print_diagnosis(diagnosis: Diagnosis, id: str) -> None:
