@@ -50,12 +50,12 @@ def adopt(
     for warning in warnings():
         print_line(warning)
     if not yes:
-        typer.echo("Nothing was changed" + ("; add --yes to create the indexes" if on else ""))
+        print_line("Nothing was changed" + ("; add --yes to create the indexes" if on else ""))
         return
-    with schema.rights_to_migrate(), index_builds.reported(lambda build: typer.echo(f"Building {build}")):
+    with schema.rights_to_migrate(), index_builds.reported(lambda build: print_line(f"Building {build}")):
         with audited("adopt"):
             created = schema.migrate(on)
-    typer.echo(f"{len(created)} indexes are in place")
+    print_line(f"{len(created)} indexes are in place")
 
 
 def _plan(system: System) -> AdoptionPlan:
@@ -111,9 +111,9 @@ def jobs(
     _print_adoption(result, registered)
     found = result.jobs.total()
     if yes:
-        typer.echo(f"{result.adopted} adopted")
+        print_line(f"{result.adopted} adopted")
     elif found:
-        typer.echo(
+        print_line(
             f"{found} can be adopted; nothing was changed. Stop the application that stored them, then add --yes"
         )
     if result.rejected or (yes and result.adopted < found):

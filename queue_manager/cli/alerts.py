@@ -14,7 +14,7 @@ from queue_manager.alerts import Alert, Notification, has_channels, send_to_chan
 from queue_manager.cli.changes import audited, checked_reason, user_name
 from queue_manager.cli.completion import complete_alert_system, complete_rule
 from queue_manager.cli.errors import fail
-from queue_manager.cli.terminal import print_rows
+from queue_manager.cli.terminal import print_line, print_rows
 from queue_manager.core.clock import minutes, to_iso
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import did_you_mean
@@ -62,7 +62,7 @@ def test() -> None:
     errors = send_to_channels(Notification("problem", [example]))
     if failed := [f"{channel}: {error}" for channel, error in errors.items() if error is not None]:
         fail("\n".join(failed), code=1)
-    typer.echo("sent")
+    print_line("sent")
 
 
 @alerts_cli.command()
@@ -87,7 +87,7 @@ def silence(
     detail = "; ".join(filter(None, [f"until {to_iso(until)}", why]))
     with audited("silence", system=system, filter={"rule": rule}, detail=detail):
         alert.silence(key, until=until, by=user_name(), reason=why)
-    typer.echo(f"{system}  {rule}  silenced until {to_iso(until)}")
+    print_line(f"{system}  {rule}  silenced until {to_iso(until)}")
 
 
 @alerts_cli.command()
@@ -102,7 +102,7 @@ def unsilence(system: SystemArgument, rule: RuleId) -> None:
         action.count = int(was_silenced)
     if not was_silenced:
         fail(f"{system} {rule} is not silenced", code=1)
-    typer.echo(f"{system}  {rule}  unsilenced")
+    print_line(f"{system}  {rule}  unsilenced")
 
 
 def _why_not_seen(name: str) -> str:

@@ -92,7 +92,7 @@ def undo_action(
     """
     entry = _entry(id)
     result = operations.undo_action(entry, current_actor())
-    typer.echo(result.message)
+    print_line(result.message)
     if result.blocked or not result.is_complete:
         raise typer.Exit(1)
 

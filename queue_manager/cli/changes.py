@@ -73,7 +73,7 @@ def audited(action: ActionName, **known: Any) -> AbstractContextManager[AuditedA
 def echo_undo(undo: str | None) -> None:
     """Print how to undo a deletion, if that is possible."""
     if undo is not None:
-        typer.echo(f"To {undo_hint(undo)}")
+        print_line(f"To {undo_hint(undo)}")
 
 
 def current_actor() -> Actor:

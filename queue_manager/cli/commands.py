@@ -262,7 +262,7 @@ def add_mark(text: Annotated[str, typer.Argument(help='What happened, such as "v
     if not 1 <= len(text) <= mark.MAX_TEXT_LENGTH:
         fail(f"the text must have 1 to {mark.MAX_TEXT_LENGTH} characters", code=2)
     operations.add_mark(text, current_actor())
-    typer.echo(f"marked  {text}")
+    print_line(f"marked  {text}")
 
 
 @cli.command("health")

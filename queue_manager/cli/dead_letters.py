@@ -68,7 +68,7 @@ def clear(yes: YesOption = False) -> None:
         with audited("clear", system=AUDITED_BROKER, is_in_redis=True) as action:
             for deleted in dead_letters.clear(client, keep=action.keeper("dead-letter")):
                 action.count = count = count + deleted
-        typer.echo(f"{count} deleted")
+        print_line(f"{count} deleted")
         echo_undo(action.undo)
 
 
@@ -101,7 +101,7 @@ def replay(
                     replayed.append(letter.id)
                     action.succeeded(replayed)  # before the next one, which may fail
             action.succeeded(replayed)
-    typer.echo(f"{len(replayed)} replayed")
+    print_line(f"{len(replayed)} replayed")
     for line in (*failed, *(f"{id}: there is no such dead letter" for id in missing)):
         typer.echo(printable(line), err=True)
     if failed or missing:

@@ -80,7 +80,7 @@ def replay(
     ids = found.until(None)
     confirm("replay", len(ids), "failure", f" of {found.name}: {found.reason}", yes=yes)
     replayed, _ = operations.replay(found, ids, current_actor(), is_over=lambda: False)
-    typer.echo(f"{replayed} of {len(ids)} replayed")
+    print_line(f"{replayed} of {len(ids)} replayed")
     if not is_complete:
         typer.echo("there may be more: run the command again", err=True)
     if replayed != len(ids):

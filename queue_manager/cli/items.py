@@ -22,6 +22,7 @@ from queue_manager.cli.terminal import (
     export_rows,
     print_answer,
     print_json,
+    print_line,
     print_table,
     printable,
 )
@@ -182,7 +183,7 @@ def retry(
         number = f"{MAX_RETRIED:,} of {matching}" if counted.count > MAX_RETRIED else matching
         confirm("dispatch", counted.count, "item", f" of {system}", number=number, yes=yes)
     answer = operations.retry_items(found, body, current_actor())
-    typer.echo(f"{answer.sent} of {answer.of} dispatched")
+    print_line(f"{answer.sent} of {answer.of} dispatched")
     if answer.sent == answer.of:
         return
     if answer.of > MAX_RETRIED:

@@ -177,7 +177,7 @@ def clear(
     number = f"more than {many(MAX_ARCHIVED, 'job')}" if count > MAX_ARCHIVED else many(count, "job")
     confirm("delete", count, "job", which, number=number, yes=yes, typed=of)
     answer = clear_jobs(body, current_actor(), is_over=lambda: False)
-    typer.echo(f"{answer.deleted} deleted")
+    print_line(f"{answer.deleted} deleted")
     echo_undo(answer.undo)
 
 

@@ -186,7 +186,7 @@ def clear(
     name = state or "all"
     confirm("delete", count, "message", f" in {name}", yes=yes, typed=name)
     answer = clear_messages(state, current_actor(), is_over=lambda: False)
-    typer.echo(f"{answer.cleared} deleted")
+    print_line(f"{answer.cleared} deleted")
     echo_undo(answer.undo)
 
 
@@ -261,7 +261,7 @@ def _change(
             for id, outcome in outcomes.items():
                 print_line(f"{id}  {_outcome_text(outcome, past, state)}")
     echo_undo(done.undo)
-    typer.echo(f"{done.count} of {len(chosen)} {past}")
+    print_line(f"{done.count} of {len(chosen)} {past}")
     if done.count != len(chosen):
         raise typer.Exit(1)
 

@@ -141,9 +141,9 @@ def status(as_json: AnswerJsonOption = False) -> None:
         print_answer(queue_status())
         return
     counts = message_queue.queue_admin().counts()
-    typer.echo(counts_line(counts))
+    print_line(counts_line(counts))
     waiting = [f"{number} of priority {priority}" for priority, number in enumerate(counts.waiting) if number]
-    typer.echo(f"waiting: {', '.join(reversed(waiting)) or 'none'}")
+    print_line(f"waiting: {', '.join(reversed(waiting)) or 'none'}")
 
 
 @queue.command("config")
@@ -192,7 +192,7 @@ def list_activity(
     shown = [{**dict(one), "timestamp": field_text("at", one.timestamp)} for one in page.logs]
     print_table(shown, ACTIVITY_COLUMNS, nothing="no entries")
     if page.pagination.has_more:
-        typer.echo(f"there are {page.pagination.total}: --offset {offset + limit}")
+        print_line(f"there are {page.pagination.total}: --offset {offset + limit}")
 
 
 @queue.command()
@@ -244,7 +244,7 @@ def import_lines(
     with audited("import", **AUDITED_QUEUE, detail=file.name) as action:
         for result in import_messages(target, parse_lines(file, target.options)):
             action.count = result.added
-    typer.echo(f"{result.added} imported, {result.known} already present, {result.undecodable} undecodable")
+    print_line(f"{result.added} imported, {result.known} already present, {result.undecodable} undecodable")
     if result.refused:
         fail("\n".join(result.refused), code=1)
 

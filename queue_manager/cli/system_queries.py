@@ -175,7 +175,7 @@ def _print_pending_calls(names: Sequence[str]) -> None:
     with suppress(Unavailable), mongodb():  # the status names a server that does not answer
         for name, count in outbox.counts().items():
             if name in names:
-                typer.echo(f"Pending: {name} {many(count, 'call')} of `after`, each for a batch of items")
+                print_line(f"Pending: {name} {many(count, 'call')} of `after`, each for a batch of items")
 
 
 def _print_problems(unread: Sequence[str], problems: Sequence[Problem]) -> None:

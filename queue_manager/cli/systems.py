@@ -106,7 +106,7 @@ def pause(name: SystemName, reason: PauseReason = None) -> None:
     Example: `queue-manager systems pause support-snooze --reason "the mail provider is down"`
     """
     switches.pause_system(current_actor(), find_system(name), checked_reason(reason))
-    typer.echo(f"{name}  paused")
+    print_line(f"{name}  paused")
 
 
 @systems_cli.command()
@@ -118,7 +118,7 @@ def resume(name: SystemName) -> None:
     Example: `queue-manager systems resume support-snooze`
     """
     was_paused = switches.resume_system(current_actor(), name)
-    typer.echo(f"{name}  {resumed(was_paused)}")
+    print_line(f"{name}  {resumed(was_paused)}")
 
 
 for _query in (status, scans, history, schedule):
