@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from bson.errors import BSONError
 from pymongo import DESCENDING, IndexModel, WriteConcern
@@ -85,8 +85,7 @@ class ItemHistory:
 
 def record_dispatched(system: str, task: str, names: Sequence[str], *, is_manual: bool) -> None:
     """Record that a batch was dispatched; the ids of its tasks are `task` and the position of the item."""
-    manual = {"is_manual": True} if is_manual else {}
-    _record_batch(system, "dispatched", names, {"task": task, **manual})
+    _record(system, "dispatched", items=_lines(names), task=task, is_manual=is_manual or None)
 
 
 def record_executed(
@@ -98,29 +97,26 @@ def record_executed(
         task: the id of the task, if it is one.
     """
     lines = [f"{name} {skipped[name]}" if name in skipped else name for name in names]
-    of_task = {} if task is None else {"task": task}
-    _record_batch(system, "executed", lines, {**of_task, "worker": process_name(), "took_ms": milliseconds(took)})
+    _record(system, "executed", items=_lines(lines), task=task, worker=process_name(), took_ms=milliseconds(took))
 
 
 def record_attempt(
     system: str, name: str, event: AttemptEvent, *, task: str, error: str, attempt: int | None = None
 ) -> None:
     """Record an attempt at one item that did not succeed."""
-    number = {} if attempt is None else {"attempt": attempt}
-    about = {
-        "id": leases.id_of(name),
-        "task": task,
-        "error": error[:MAX_EVENT_ERROR_LENGTH],
-        "worker": process_name(),
-        **number,
-    }
-    now, kept_for = estimated_now(), EVENT_RETENTION if event == "retried" else FAILURE_RETENTION
-    _record({"system": system, "event": event, "at": now, **about, "expires_at": now + kept_for})
+    error, id = error[:MAX_EVENT_ERROR_LENGTH], leases.id_of(name)
+    _record(system, event, id=id, task=task, error=error, worker=process_name(), attempt=attempt)
 
 
-def _record_batch(system: str, event: BatchEvent, lines: Sequence[str], about: Document) -> None:
-    items, now = "\n".join(line.replace("\n", " ") for line in lines), estimated_now()
-    _record({"system": system, "event": event, "at": now, **about, "items": items, "expires_at": now + EVENT_RETENTION})
+def _lines(items: Iterable[str]) -> str:
+    return "\n".join(item.replace("\n", " ") for item in items)
+
+
+def _record(system: str, event: BatchEvent | AttemptEvent, **fields: Any) -> None:
+    """Insert an event with those of `fields` that are not `None`."""
+    now, kept_for = estimated_now(), FAILURE_RETENTION if event in ("failed", "lost") else EVENT_RETENTION
+    known = {name: value for name, value in fields.items() if value is not None}
+    _inserter().insert({"system": system, "event": event, "at": now, **known, "expires_at": now + kept_for})
 
 
 class _EventInserter:
@@ -143,10 +139,6 @@ class _EventInserter:
 
 
 _inserter = PerProcess(_EventInserter)
-
-
-def _record(document: Document) -> None:
-    _inserter().insert(document)
 
 
 # Reading
