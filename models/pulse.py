@@ -103,8 +103,7 @@ def _statuses(agencies: Sequence[Agency], since: datetime) -> list[str]:
 
 def _blocking(agencies: Sequence[Agency], since: datetime) -> Document:
     """Return the condition on a pulse that blocks one of the agencies."""
-    block = blocking(since)
-    return {"$and": [_addressed_to(agencies), {"$or": block.pop("$or")}], **block}
+    return {"$and": [_addressed_to(agencies), blocking(since)]}
 
 
 def _addressed_to(agencies: Sequence[Agency]) -> Document:
