@@ -28,6 +28,7 @@ from pymongo.errors import DuplicateKeyError
 from models import database
 from models.database import Document, collection
 from models.job import COUNTED_ATTEMPTS, FINISHED_STATES, LIVE_STATES, MAX_EXACT_COUNT, UNCOUNTED, JobState, jobs, some
+from models.listing import count_by
 from models.malformed import readable_one, typed
 from models.transaction import transact
 from queue_manager.core.clock import hours, minutes, seconds
@@ -49,7 +50,7 @@ _MALFORMED: Document = {"$nor": [{"$jsonSchema": {"properties": _TYPES}}]}
 
 CountsByName = dict[str, dict[str, int]]
 ReadCounts = Callable[[], CountsByName]
-Numbers = Counter[tuple[str, str]]
+Numbers = Counter[tuple[str, ...]]
 """Numbers of jobs by name and state."""
 
 
@@ -207,23 +208,12 @@ def _kept_numbers(kept: Iterable[Document]) -> Numbers:
 def _count(states: Iterable[JobState], session: ClientSession) -> Numbers:
     """Count by an index of names and states, which is skipped from range to range."""
     of_states = {"name": {"$gt": ""}, "state": {"$in": [*states]}, **COUNTED_ATTEMPTS}
-    return _group(of_states, "jobs_of_a_name_by_attempts", session)
+    return count_by(jobs(), of_states, ["name", "state"], hint="jobs_of_a_name_by_attempts", session=session)
 
 
 def _count_uncounted(session: ClientSession) -> Numbers:
-    return _group({**UNCOUNTED, "state": {"$in": [*FINISHED_STATES]}}, "uncounted_jobs", session)
-
-
-def _group(condition: Document, index: str, session: ClientSession) -> Numbers:
-    pipeline: list[Document] = [
-        {"$match": condition},
-        {"$group": {"_id": {"name": "$name", "state": "$state"}, "jobs": {"$sum": 1}}},
-    ]
-    rows = jobs().aggregate(pipeline, hint=index, session=session)
-    groups = ((row["_id"].get("name"), row["_id"].get("state"), row["jobs"]) for row in rows)
-    return Counter(
-        {(name, state): number for name, state, number in groups if isinstance(name, str) and isinstance(state, str)}
-    )
+    finished = {**UNCOUNTED, "state": {"$in": [*FINISHED_STATES]}}
+    return count_by(jobs(), finished, ["name", "state"], hint="uncounted_jobs", session=session)
 
 
 def _increase(numbers: Numbers, sign: int, session: ClientSession) -> None:

@@ -1,7 +1,8 @@
-"""Keyset pagination in the order of an index: the cost of a page does not depend on its position. And samples."""
+"""Keyset pagination in the order of an index: the cost of a page does not depend on its position; samples; counts."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -39,6 +40,16 @@ def sample(collection: Collection[Document], where: Document, *, index: str, max
     ids = [one["_id"] for one in found]
     limit: Document = {} if max_count is None else {"limit": max_count}
     return Sample(count=collection.count_documents(where, hint=index, **limit) if ids else 0, ids=ids)
+
+
+def count_by(
+    of: Collection[Document], where: Document, fields: Sequence[str], **options: Any
+) -> Counter[tuple[str, ...]]:
+    """Count documents by the values of these fields, without those in which one is not a text."""
+    each = {"$group": {"_id": {field: f"${field}" for field in fields}, "count": {"$sum": 1}}}
+    groups = of.aggregate([{"$match": where}, each], **options)
+    counts = ((tuple(group["_id"].get(field) for field in fields), group["count"]) for group in groups)
+    return Counter({values: count for values, count in counts if all(isinstance(one, str) for one in values)})
 
 
 def walk(

@@ -231,16 +231,9 @@ def record_outcome(
     collection(RESETS_COLLECTION).update_one({"_id": task_id}, {"$setOnInsert": fields}, upsert=True)
 
 
-def count_outcomes(run: str) -> Counter[tuple[str, str]]:
+def count_outcomes(run: str) -> Counter[tuple[str, ...]]:
     """Count the finished items of a run by collection and outcome."""
-    groups: Any = collection(RESETS_COLLECTION).aggregate(
-        [
-            {"$match": {"run": run}},
-            {"$group": {"_id": {"of": "$collection", "outcome": "$outcome"}, "n": {"$sum": 1}}},
-        ]
-    )
-    keys = ((group["_id"].get("of"), group["_id"].get("outcome"), group["n"]) for group in groups)
-    return Counter({(of, outcome): n for of, outcome, n in keys if isinstance(of, str) and isinstance(outcome, str)})
+    return listing.count_by(collection(RESETS_COLLECTION), {"run": run}, ["collection", "outcome"])
 
 
 def count_resets(since: datetime) -> int:

@@ -19,6 +19,7 @@ from pymongo.errors import ExecutionTimeout
 
 from models import job, job_counts, job_operations, transaction
 from models.job import JobState
+from models.listing import count_by
 from models.transaction import transact
 from queue_manager.core.clock import hours, minutes, seconds
 from queue_manager.core.errors import Contended
@@ -168,14 +169,12 @@ def test_a_document_with_a_list_of_states_is_not_counted(kept: Lab) -> None:
 
 
 def test_recount_may_take_longer_than_a_transaction(kept: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = job_counts._group
-
-    def count_slowly(*options: Any) -> job_counts.Numbers:
+    def count_slowly(*arguments: Any, **options: Any) -> job_counts.Numbers:
         time.sleep(1.6)
-        return group(*options)
+        return count_by(*arguments, **options)
 
     monkeypatch.setattr(transaction, "MAX_TRANSACTION", seconds(3))
-    monkeypatch.setattr(job_counts, "_group", count_slowly)
+    monkeypatch.setattr(job_counts, "count_by", count_slowly)
     assert job_counts.recount(kept.clock())
 
 
