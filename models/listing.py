@@ -81,8 +81,8 @@ def ranges(
 ) -> Iterator[tuple[Document, list[tuple[str, int]]]]:
     """Yield conditions and their sort orders, whose concatenated results are the documents after a position.
 
-    Each is one range of an index. It is not sorted by the fields that are constant in it, so that the server can merge
-    the ranges of several values of the fields before.
+    Each is one range of an index. It is not sorted by the fields that are constant in it: the server would then sort
+    jobs of several states in memory instead of merging them.
 
     Raises:
         NoPosition: `after` does not fit the sort order.
