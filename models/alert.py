@@ -57,7 +57,7 @@ def may_send(key: Key, text: str, *, repeat: timedelta, now: datetime, is_record
     was_sent = {"sent_at": {"$gt": now - repeat, "$lte": now + CLAIM_TIME}}
     try:
         changed = _alerts().update_one(
-            {"_id": key._asdict(), "$nor": [was_sent]},
+            {"_id": _id(key), "$nor": [was_sent]},
             {"$set": claimed, "$setOnInsert": {"is_unsent": True}},
             upsert=not is_recorded,
         )
@@ -69,12 +69,12 @@ def may_send(key: Key, text: str, *, repeat: timedelta, now: datetime, is_record
 def confirm_sent(keys: Iterable[Key], now: datetime) -> None:
     """Record that claimed problems were sent now, except those that have ended meanwhile."""
     sent = {"$set": {"sent_at": now}, "$unset": {"is_unsent": ""}}
-    _alerts().update_many({"_id": {"$in": [key._asdict() for key in keys]}}, sent)
+    _alerts().update_many({"_id": {"$in": [_id(key) for key in keys]}}, sent)
 
 
 def release(keys: Iterable[Key]) -> None:
     """Let the next round of any process send claimed problems; forget those that were never sent."""
-    ids = [key._asdict() for key in keys]
+    ids = [_id(key) for key in keys]
     _alerts().delete_many({"_id": {"$in": ids}, "is_unsent": True})
     _alerts().update_many({"_id": {"$in": ids}}, {"$unset": {"sent_at": ""}})
 
@@ -85,18 +85,18 @@ def may_send_end(key: Key, now: datetime) -> bool:
     Return False if it has no record, or if another process claimed its end.
     """
     is_claimed = {"ended_at": {"$gt": now - CLAIM_TIME, "$lte": now + CLAIM_TIME}}
-    claimed = _alerts().update_one({"_id": key._asdict(), "$nor": [is_claimed]}, {"$set": {"ended_at": now}})
+    claimed = _alerts().update_one({"_id": _id(key), "$nor": [is_claimed]}, {"$set": {"ended_at": now}})
     return claimed.matched_count > 0
 
 
 def release_ends(keys: Iterable[Key]) -> None:
     """Let the next round of any process send these ends."""
-    _alerts().update_many({"_id": {"$in": [key._asdict() for key in keys]}}, {"$unset": {"ended_at": ""}})
+    _alerts().update_many({"_id": {"$in": [_id(key) for key in keys]}}, {"$unset": {"ended_at": ""}})
 
 
 def delete(keys: Iterable[Key]) -> None:
     """Delete the records of problems whose end was sent."""
-    _alerts().delete_many({"_id": {"$in": [key._asdict() for key in keys]}})
+    _alerts().delete_many({"_id": {"$in": [_id(key) for key in keys]}})
 
 
 def sent() -> dict[Key, str]:
@@ -111,18 +111,22 @@ def read_sent(found: Document) -> tuple[Key, str]:
 
 def silence(key: Key, *, until: datetime, by: str, reason: str) -> None:
     """Send nothing about a problem until this time."""
-    _silences().update_one({"_id": key._asdict()}, {"$set": {"until": until, "by": by, "reason": reason}}, upsert=True)
+    _silences().update_one({"_id": _id(key)}, {"$set": {"until": until, "by": by, "reason": reason}}, upsert=True)
 
 
 def unsilence(key: Key) -> bool:
     """End a silence; return whether there was one."""
-    return _silences().delete_one({"_id": key._asdict()}).deleted_count > 0
+    return _silences().delete_one({"_id": _id(key)}).deleted_count > 0
 
 
 def silences(now: datetime) -> Iterator[Silence]:
     """Yield the silences, the first to end first."""
     found = _silences().find({"until": {"$gt": now}}).sort("until")
     yield from readable(found, read_silence, of=SILENCES_COLLECTION)
+
+
+def _id(key: Key) -> Document:
+    return {"system": key.system, "rule": key.rule}
 
 
 def _key(document: Document) -> Key:
