@@ -35,7 +35,6 @@ type Schedule = Schemas["Schedule"];
 type ScheduleEntry = Schemas["ScheduleEntry"];
 type ServerProblems = Schemas["Servers"];
 type System = Schemas["SystemState"];
-type SystemDetails = Schemas["OneSystem"];
 type SystemsHistory = Schemas["History"];
 type TimelineEvent = Schemas["TimelineEvent"];
 type Workers = Schemas["Workers"];

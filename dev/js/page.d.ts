@@ -9,7 +9,7 @@ type ElementsById =
     "systems" | "tabs" | "toasts" | "types" | "unconsumed" | "views" | "where" | "workers",
     HTMLElement
   >
-  & Record<"no-hooks" | "scan-hint", HTMLElement | null>
+  & Record<"no-hooks", HTMLElement | null>
   & Record<
     "columns" | "display" | "export" | "next" | "previous" | "save-view" | "scans-more" | "scans-sort" | "stop",
     HTMLButtonElement

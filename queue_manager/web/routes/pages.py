@@ -102,7 +102,7 @@ async def overview(request: Request, principal: CurrentPrincipal) -> HTMLRespons
 
 
 async def _system_page(system: System, request: Request, principal: CurrentPrincipal) -> HTMLResponse:
-    return render_page("system.html", request, principal, system=system)
+    return render_page("system.html", request, principal, system=system, has_hooks=settings().qm_hooks)
 
 
 async def _item_page(system: System, request: Request, principal: CurrentPrincipal, id: str) -> HTMLResponse:

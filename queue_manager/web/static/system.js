@@ -25,8 +25,8 @@ const STATES = {
 const stateOf = ({ state }) => /** @type {ItemState} */ (state in STATES ? state : "due");
 /** @type {System | undefined} */
 let known; // the system, as last received
+const hasHooks = byId("no-hooks") === null; // scans may be triggered by hand
 let away = ""; // why a server does not answer, as last received
-let hasHooks = false; // whether scans may be triggered by hand
 
 // Items
 
@@ -109,8 +109,7 @@ async function retryAll() {
   });
 }
 
-/** @param {string} trigger */
-const scan = (trigger) => send(trigger.replace("/api", ""), ({ task_id: id }) => `Scan triggered: task ${id}`);
+const scan = () => send(`/trigger/${byId("scan")?.dataset.trigger}`, ({ task_id: id }) => `Scan triggered: task ${id}`);
 
 async function turn() {
   if (known?.idle === "paused") return attempt(async () => toast(await change("resume", {}, "Resumed")));
@@ -123,7 +122,7 @@ async function turn() {
 /** @param {"pause" | "resume"} what @param {object} body @param {string} done */
 async function change(what, body, done) {
   await post(`${path}/${what}`, body);
-  await learn();
+  await read();
   return done;
 }
 
@@ -207,29 +206,19 @@ function showSystem(system) {
   if (system.last_scan?.at !== before?.last_scan?.at) readScans();
 }
 
-async function learn() {
-  /** @type {SystemDetails} */
-  const system = await get(path);
-  const { hooks, trigger } = system;
-  hasHooks = hooks;
-  showSystem(system);
-  const start = byId("scan");
-  const hint = byId("scan-hint");
-  if (!start || !hint) return;
-  start.onclick = () => trigger && scan(trigger);
-  hint.hidden = hooks;
-}
+const read = async () => showSystem(await get(path));
 
 // Read again the values that events do not contain. The list shows errors.
 function readAll() {
   list.refresh();
-  attempt(learn, () => {});
+  attempt(read, () => {});
   readScans();
 }
 
 const list = new List({ load, cells, id: ({ id }) => id });
 for (const tab of document.querySelectorAll("[data-state]")) tab.addEventListener("click", go);
 byId("pause")?.addEventListener("click", turn);
+byId("scan")?.addEventListener("click", scan);
 list.selection.on("retry", retrySelected);
 byId("retry-all")?.addEventListener("click", () => attempt(retryAll));
 byId("scans-more").addEventListener("click", () => readScans(older));
