@@ -148,7 +148,6 @@ export function chart(chart) {
 function table({ title, seconds }, heads, cells, begin, count) {
   const details = element("details", {}, element("summary", {}, "Values as a table"));
   details.addEventListener("toggle", () => {
-    if (details.querySelector("table")) return;
     const rows = Array.from({ length: count }, (_, index) => element("tr", {}, element("th", { scope: "row" }, timeOf(begin(index), seconds)), cells(index).map((text) => element("td", {}, text))));
     details.append(element("div", { class: "values", role: "region", tabindex: 0, "aria-label": title },
       element("table", { "aria-label": title }, element("thead", {}, element("tr", {}, [`Time (${zoneOf(seconds)})`, ...heads].map((head) => element("th", { scope: "col" }, head)))), element("tbody", {}, rows))));

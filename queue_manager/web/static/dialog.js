@@ -68,8 +68,7 @@ export function askFor({ title, text, fields: asked = [], verb, kind = "", typed
   /** @param {Event} event */
   async function send(event) {
     event.preventDefault();
-    if (submit.disabled) return; // a second press while the first is under way
-    submit.disabled = true;
+    submit.disabled = true; // and with it Enter in a field
     for (const note of form.querySelectorAll(".field-problem")) note.textContent = "";
     for (const control of form.elements) control.ariaInvalid = null;
     const given = /** @type {Values} */ (Object.fromEntries(new FormData(form)));
