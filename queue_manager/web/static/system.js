@@ -85,13 +85,16 @@ async function send(to, done) {
 /** @param {Item} item */
 const retry = ({ id, state }) => send(`${path}/items/${encodeURIComponent(id)}/retry`, () => `${state === "due" ? "Dispatched" : "Retry queued for"} ${itemName} ${id}`);
 
-/** @param {string[]} ids */
-const retrySelected = (ids) => attempt(async () => {
-  const { sent, of } = await post(`${path}/items/retry`, { ids });
-  toast(`Dispatched ${number(sent)} of ${number(of)}`);
+/** @param {{ ids: string[] } | { state: ItemState, search?: string }} selected */
+async function dispatch(selected) {
+  const { sent, of } = await post(`${path}/items/retry`, selected);
   list.selection.clear();
   list.refresh();
-});
+  return `Dispatched ${number(sent)} of ${number(of)}`;
+}
+
+/** @param {string[]} ids */
+const retrySelected = (ids) => attempt(async () => toast(await dispatch({ ids })));
 
 async function retryAll() {
   const filter = { state: stateOf(list.values), search: list.values.search };
@@ -101,11 +104,7 @@ async function retryAll() {
   if (!count) return toast(isAll ? "Nothing matches" : "Nothing found in time among the items in other states; there may be some");
   return askFor({
     title: `${verb.replace(" now", "")} ${count === 1 ? `1 ${itemName}` : `${number(count)}${isAll ? "" : " or more"} ${items}`}?`, verb, text: `Each is dispatched at once, as by a scan.${count > MAX_RETRIED ? ` At most ${number(MAX_RETRIED)} are dispatched at a time.` : ""}`,
-    async act() {
-      const { sent, of } = await post(`${path}/items/retry`, filter);
-      list.refresh();
-      return `Dispatched ${number(sent)} of ${number(of)}`;
-    },
+    act: () => dispatch(filter),
   });
 }
 
