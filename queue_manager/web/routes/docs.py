@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -58,16 +57,13 @@ def openapi_of(api: FastAPI) -> OpenApi:
             for method in route.methods or ():
                 operation = schema["paths"].get(route.path_format, {}).get(method.lower())
                 if operation is not None:
-                    body = next(_bodies(route), None)
+                    calls = [one.call for one in route.dependant.dependencies]
+                    body = next((call for call in calls if isinstance(call, Body)), None)
                     if body is not None:
                         operation["requestBody"], models = _request_body(body)
                         schemas |= models
                     _add_role(operation, method, required.role, needs_key=needs_key)
     return api.openapi()
-
-
-def _bodies(route: Any) -> Iterator[Body]:
-    return (one.call for one in route.dependant.dependencies if isinstance(one.call, Body))
 
 
 def _request_body(body: Body) -> tuple[OpenApi, OpenApi]:
