@@ -194,27 +194,26 @@ async def receive_message(options: ReceiveOptions, *, timeout: float, request: R
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await `work`, which is canceled if the client disconnects first. Raises ClientDisconnect."""
-    task, is_over = asyncio.current_task(), False
+    task = asyncio.current_task()
+    assert task is not None
     watching: asyncio.Task[None] | None = None
+
+    async def cancel_when_disconnected() -> None:
+        await _disconnected(request)
+        task.cancel()
 
     def watch() -> None:
         nonlocal watching
-        watching = asyncio.create_task(_disconnected(request))
-        watching.add_done_callback(end)
-
-    def end(watched: asyncio.Task[None]) -> None:
-        if task is not None and not is_over and not watched.cancelled():
-            task.cancel()
+        watching = asyncio.create_task(cancel_when_disconnected())
 
     timer = asyncio.get_running_loop().call_later(CONNECTION_CHECK_DELAY, watch)
     try:
         return await work
     except asyncio.CancelledError:
-        if task is None or watching is None or not watching.done() or task.uncancel():
+        if watching is None or not watching.done() or task.uncancel():
             raise
         raise ClientDisconnect from None
     finally:
-        is_over = True
         timer.cancel()
         if watching is not None:
             watching.cancel()
