@@ -17,13 +17,7 @@ repeat
     after, handled = entry[1], handled + 2
     local id, record, data = read_entry(stream, after, entry[2])
     if id and not record.deadline_at then
-      unindex(id, record)
-      end_delivery(id, record)
-      record.priority = priority_in(record)
-      requeue(id, record, data)
-      save(id, record)
-      redis.call('XDEL', stream, after)
-      redis.call('XACK', stream, GROUP, after) -- of one that was parked
+      put_back(id, record, data)
     end
   end
   if is_end then

@@ -40,6 +40,18 @@ local function priority_in(message)
   return math.min(math.floor(positive(message.priority) or 0), HIGHEST_PRIORITY)
 end
 
+-- Moves a message that waits where no consumer would receive it to the stream of its priority.
+local function put_back(id, record, data)
+  local stream, sid = record.stream, record.sid
+  unindex(id, record)
+  end_delivery(id, record)
+  record.priority = priority_in(record)
+  requeue(id, record, data)
+  save(id, record)
+  redis.call('XDEL', stream, sid)
+  redis.call('XACK', stream, GROUP, sid) -- of one that was parked
+end
+
 -- Returns true if an older service requeues the message at this moment: its pipeline, which is not a transaction, has added
 -- the new entry, and has not deleted the old one yet.
 local function is_being_requeued(id, record)

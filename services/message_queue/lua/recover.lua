@@ -48,12 +48,8 @@ local function recover(stream, sid, fields)
     redis.call('SADD', FOUND, place)
     redis.call('EXPIRE', FOUND, MAX_AGE)
   else
-    unindex(id, record)
-    record.priority = priority_in(record)
     remember(record, 'requeued', 'The consumer group had passed over it')
-    requeue(id, record, data)
-    save(id, record)
-    redis.call('XDEL', stream, sid)
+    put_back(id, record, data)
     requeued, handled = requeued + 1, handled + 1
   end
 end
