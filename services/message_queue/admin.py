@@ -37,7 +37,7 @@ from services.message_queue.scripts import Argument
 REPLAY_BUDGET = DELETE_BUDGET = seconds(10)
 MAX_PAUSED_TYPES = 30  # each dequeue reads them, and a list reads parked messages of each type and priority
 DEFAULT_MOVE_REASON = "Moved manually"
-CHANGEABLE_FIELDS = "type, payload, priority, ackTimeout, maxAttempts"
+EDITABLE_FIELDS = "type, payload, priority, ackTimeout, maxAttempts"
 
 MessageOutcome = Literal["MOVED", "DELETED", "NOT_FOUND", "CHANGED", "UNDECODABLE"]
 MessageCopies = Sequence[Mapping[str, Any]]
@@ -216,10 +216,10 @@ class QueueAdmin(MessageBrowser):
         for name, value in changes.items():
             known_name = FIELD_ALIASES.get(name, name)
             if known_name not in ("type", "payload", "priority", "ack_timeout", "max_attempts"):
-                raise InvalidMessage(name[:64], f"one of the fields {CHANGEABLE_FIELDS}")
+                raise InvalidMessage(name[:64], f"one of the fields {EDITABLE_FIELDS}")
             known[known_name] = value
         if not known:
-            raise InvalidMessage("body", f"an object with at least one of {CHANGEABLE_FIELDS}")
+            raise InvalidMessage("body", f"an object with at least one of {EDITABLE_FIELDS}")
         record: dict[str, Any] = {f"custom_{name}": None for name in ("ack_timeout", "max_attempts") if name in known}
         record |= checked_options(ack_timeout=known.get("ack_timeout"), max_attempts=known.get("max_attempts"))
         if "type" in known:
