@@ -90,10 +90,12 @@ def json_spellings(text: str) -> list[str]:
     return [*dict.fromkeys((*escaped, *compact, *spaced))]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class QueueCounts:
-    """The number of messages in each state at `now` (Unix seconds, server clock)."""
+    """The number of messages in each state at `now` (Unix seconds, server clock); `counts.lua` returns this order."""
 
+    now: float
+    first_deadline_at: float | None
     waiting: list[int]
     """By priority, starting at 0."""
     processing: int
@@ -102,8 +104,6 @@ class QueueCounts:
     archived: int
     total_acknowledged: int
     overdue: int
-    now: float
-    first_deadline_at: float | None
     total_requeued: int
     """By sweeps, like `total_dead_lettered`."""
     total_dead_lettered: int
@@ -151,21 +151,8 @@ class MessageBrowser:
 
     def counts(self) -> QueueCounts:
         """Count the messages by state."""
-        answer = self._scripts.run("counts", self._options.levels)
-        waiting, processing, dead, acknowledged, archived, total, overdue, now, first, requeued, given_up = answer
-        return QueueCounts(
-            waiting=waiting,
-            processing=processing,
-            dead=dead,
-            acknowledged=acknowledged,
-            archived=archived,
-            total_acknowledged=total,
-            overdue=overdue,
-            now=now / 1000,
-            first_deadline_at=first / 1000 if first else None,
-            total_requeued=requeued,
-            total_dead_lettered=given_up,
-        )
+        now, first, *counts = self._scripts.run("counts", self._options.levels)
+        return QueueCounts(now / 1000, first / 1000 if first else None, *counts)
 
     def count(self, state: MessageState, where: Filter = MATCH_ALL, *, within: timedelta = COUNT_BUDGET) -> Count:
         """Count the messages in `state` that match; start no further slice after `within`."""

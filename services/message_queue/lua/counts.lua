@@ -3,8 +3,8 @@
 --
 -- KEYS[1]  queue name
 -- ARGV     number of priorities
--- Returns  {waiting per priority, starting at 0, processing, dead, acknowledged, archived, total acknowledged,
---          overdue, now in ms, first deadline in ms or 0, total requeued and total dead-lettered by sweeps}
+-- Returns  {now in ms, first deadline in ms or 0, waiting per priority, starting at 0, processing, dead, acknowledged,
+--          archived, total acknowledged, overdue, total requeued and total dead-lettered by sweeps}
 --
 -- Atomic, so that a message that changes its state is counted once.
 
@@ -18,6 +18,8 @@ end
 local _, typed = last_delivered(TYPED)
 local _, manual = last_delivered(MANUAL)
 return {
+  NOW_MS,
+  tonumber(redis.call('ZRANGE', DEADLINES, 0, 0, 'WITHSCORES')[2]) or 0,
   waiting,
   processing + typed + manual,
   redis.call('XLEN', DEAD),
@@ -25,8 +27,6 @@ return {
   redis.call('XLEN', ARCHIVED),
   tonumber(redis.call('GET', TOTAL_ACKNOWLEDGED) or 0),
   redis.call('ZCOUNT', DEADLINES, '-inf', NOW_MS),
-  NOW_MS,
-  tonumber(redis.call('ZRANGE', DEADLINES, 0, 0, 'WITHSCORES')[2]) or 0,
   tonumber(redis.call('GET', TOTAL_REQUEUED) or 0),
   tonumber(redis.call('GET', TOTAL_DEAD) or 0),
 }
