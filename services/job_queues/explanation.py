@@ -14,7 +14,6 @@ from models.document_id import shown_id
 from models.job import RESCHEDULABLE_STATES, JobState
 from queue_manager.core.wording import error_summary, many, ordinal, sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first, pause_text
-from queue_manager.system import System
 
 JOB_TONES: dict[JobState, Tone] = {
     JobState.PENDING: "neutral",
@@ -26,12 +25,12 @@ JOB_TONES: dict[JobState, Tone] = {
 MAX_COUNTED_JOBS = 10_000
 
 
-def explain(system: System, id: str, dispatch: DispatchState) -> list[Explanation]:
+def explain(id: str, dispatch: DispatchState) -> list[Explanation]:
     """Return the job that an id names."""
     found = job.get_any(id) if dispatch.is_on else None
     if found is None or not job.is_job(found):
         return []
-    id = shown_id(found["_id"])
+    system, id = dispatch.system, shown_id(found["_id"])
     path = f"/api/jobs/{quote(id, safe='')}"
     explained = partial(
         Explanation, system=system.name, kind=system.item_name, id=id, page=system.page_of_item(id), document=path
@@ -47,7 +46,7 @@ def explain(system: System, id: str, dispatch: DispatchState) -> list[Explanatio
             title=found["name"],
             label=state.value,
             tone=JOB_TONES[state],
-            answer=sentence(*_Reasons(system, found, dispatch).clauses()),
+            answer=sentence(*_Reasons(found, dispatch).clauses()),
             due_at=found["due"],
             retry=f"{path}/retry" if can_be_retried else None,
             retry_body={"state": state.value} if can_be_retried else {},
@@ -89,8 +88,8 @@ def _is_history_entry(value: Any) -> bool:
 class _Reasons:
     """Why a job is in its state."""
 
-    def __init__(self, system: System, document: Document, dispatch: DispatchState) -> None:
-        self._system, self._job, self._dispatch, self._now = system, document, dispatch, dispatch.now
+    def __init__(self, document: Document, dispatch: DispatchState) -> None:
+        self._job, self._dispatch, self._now = document, dispatch, dispatch.now
 
     def clauses(self) -> Iterator[str]:
         match self._job["state"]:
@@ -152,7 +151,7 @@ class _Reasons:
         if running is not None:
             return f"waiting{behind} for the job {shown_id(running.id)}, since jobs of one name run one at a time"
         if self._dispatch.has_no_worker:
-            return f"waiting{behind}; no worker consumes the queue {self._system.queue}"
+            return f"waiting{behind}; no worker consumes the queue {self._dispatch.system.queue}"
         return f"waiting{behind}; {self._dispatch.scan()}"
 
     def _when(self, moment: datetime) -> str:

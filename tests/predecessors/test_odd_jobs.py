@@ -118,7 +118,7 @@ def test_jobs_with_malformed_fields_stop_no_queue_and_no_list(lab: Lab, state: s
         job_counts.recount(server_now())
         for id in ids:
             as_json(lab.jobs.get(id))
-            explain(system, id, dispatch)
+            explain(id, dispatch)
         for sort in ("created", "due", "updated", "priority", "attempts"):
             for is_descending in (True, False):
                 assert len(listed(40, sort=sort, is_descending=is_descending)) <= len(ids) + 2
