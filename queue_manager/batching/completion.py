@@ -51,8 +51,23 @@ def run(trace: Callable[[], tuple[int, Any, float | None]], seconds: float) -> T
     except MemoryError:
         raise
     except Exception:
-        return 1, ExceptionInfo(), seconds
+        has_failed, value, runtime = 1, ExceptionInfo(), None
+    if isinstance(value, ExceptionInfo):
+        _drop_frames(value)
     return has_failed, value, (runtime or 0.0) + seconds
+
+
+def _drop_frames(info: ExceptionInfo) -> None:
+    """Drop the frames of an error, whose text the worker reports: those of a whole batch of errors take a gigabyte."""
+    info.tb = None
+    errors: list[Any] = [info.exception]
+    seen = set()
+    while errors:
+        error = errors.pop()
+        if isinstance(error, BaseException) and id(error) not in seen:
+            seen.add(id(error))
+            error.__traceback__ = None
+            errors += [error.__cause__, error.__context__, getattr(error, "exc", None)]  # what a `Retry` wraps
 
 
 def _shown(result: Any, most: int) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from typing import Any
 
 import pytest
+from billiard.einfo import ExceptionInfo
 from celery import Celery, signals
+from celery.exceptions import Retry
 from celery.utils.saferepr import saferepr
 
 from queue_manager.batching import completion
@@ -87,3 +91,36 @@ def test_exception_raised_within_celery_fails_the_task() -> None:
     has_failed, error, seconds = completion.run(raising, 0.5)
     assert (has_failed, seconds) == (1, 0.5)
     assert isinstance(error.exception, TypeError) or "its body is none" in str(error.exception)
+
+
+def test_errors_of_a_batch_are_reported_without_their_frames() -> None:
+    document = bytearray(1_000_000)
+
+    def fail(depth: int, held: bytearray) -> None:
+        if depth:
+            fail(depth - 1, held)
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise ValueError("second") from None
+
+    def trace() -> tuple[int, Any, float | None]:
+        try:
+            try:
+                fail(50, document)
+            except ValueError as error:
+                raise Retry("again", error, 1) from error
+        except Retry:
+            return 1, ExceptionInfo(), 0.0
+        raise AssertionError("nothing failed")
+
+    held = sys.getrefcount(document)
+    failed, info, _ = completion.run(trace, 0.0)
+    assert failed == 1
+    assert sys.getrefcount(document) == held
+    sent: ExceptionInfo = pickle.loads(pickle.dumps(info))
+    assert len(pickle.dumps(info)) < 2 * len(info.traceback) + 1_000  # the exception has it, too
+    assert sent.traceback == info.traceback
+    assert "ValueError: second" in sent.traceback
+    assert isinstance(sent.exception, Retry)
+    assert isinstance(sent.exception.exc, ValueError)
