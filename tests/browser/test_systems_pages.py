@@ -252,6 +252,7 @@ def test_the_other_systems_are_retried_alike(visit: Visit, clean: Servers, page:
 @pytest.mark.smoke
 def test_a_scan_is_started_once(visit: Visit, clean: Servers) -> None:
     page = visit.open("/rooms")
+    expect(page.get_by_role("button", name="Trigger now")).to_have_accessible_description("")
     visit.press("Trigger now")
     expect(page.locator("#toasts")).to_contain_text("Scan triggered: task ")
     begin_scans(sent(clean, "scans"))

@@ -16,6 +16,8 @@ from tests.web.web_process import PAGES, SNOOZE, Web, forked_web, web
 def test_without_hooks_there_are_no_triggers(process: Web) -> None:
     answer = process.post(SNOOZE)
     assert (answer.status, answer.body["error"]) == (404, "not found")
+    for path in ("/rooms", "/schedule"):
+        assert '<p id="no-hooks"' in process.get(path).text  # what the button needs
 
 
 @pytest.mark.parametrize("path", ["/api/nonsense", "/nonsense", "/static/nonsense.js", "/static/../rooms.html"])
