@@ -13,7 +13,7 @@ from models.database import server_now
 from queue_manager import leases
 from queue_manager.core.clock import parse_utc, seconds
 from queue_manager.core.errors import PermanentError
-from queue_manager.items import DueItem, Verdict
+from queue_manager.items import DueItem, is_result
 from queue_manager.leases import MIN_COOL_DOWN, Attempts, Leases, MustCoolDown
 
 ItemResult = dict[str, Any]
@@ -87,9 +87,10 @@ class ItemWork:
     def batch_function(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
         """The function that executes a batch of items, if the system has one.
 
-        It returns, item by item, the result of the item's task, `None` for an item that its own task executes, or
-        `Verdict.UNREACHED`. It may raise `NotYetDue`, to be called again after the wait. After a timeout of a MongoDB
-        that answers, smaller batches execute the items; any other error leaves all items to their tasks.
+        It returns, item by item, the result of the item's task, `None` for an item that its own task executes,
+        `FunctionFailed`, or `Verdict.UNREACHED`. It may raise `NotYetDue`, to be called again after the wait. After a
+        timeout of a MongoDB that answers, smaller batches execute the items; any other error leaves all items to their
+        tasks.
         """
         return None
 
@@ -115,11 +116,7 @@ class ItemWork:
 
     def record_executed(self, items: Sequence[DueItem], results: Sequence[Any], *, took: timedelta) -> None:
         """Record that items were executed together, each with its result; one without a result was not executed."""
-        ended = [
-            (item.lease, one)
-            for item, one in zip(items, results, strict=True)
-            if one is not None and not isinstance(one, Verdict)
-        ]
+        ended = [(item.lease, one) for item, one in zip(items, results, strict=True) if is_result(one)]
         if self.has_timelines and ended:
             skipped = {name: str(one["reason"]) for name, one in ended if isinstance(one, dict) and "skipped" in one}
             names, task = [name for name, _ in ended], items[0].task_id if len(items) == 1 else None

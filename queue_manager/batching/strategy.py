@@ -5,9 +5,9 @@ work is shared: the system's `batch_function` is called once for the batch, and 
 An item that arrives alone is executed by Celery as usual, and so is every item if the pool does not report free
 processes (solo, threads) or if a time limit applies to a single task.
 
-Guarantee: an item without an outcome, because the function failed or left it out, is executed by its own task. If a
-batch fails as a whole, because its process died or was replaced after the timeout, each item of the batch is executed
-alone, at once. So is an item whose process was lost before (`queue_manager.leases`).
+Guarantee: an item without an outcome, because the batch failed or left it out, is executed by its own task. If the
+process of a batch dies or is replaced after the timeout, each item of the batch is executed alone, at once. So is an
+item whose process was lost before (`queue_manager.leases`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from queue_manager.batching.request import is_process_lost
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.items import Verdict
+from queue_manager.items import Verdict, is_result
 from queue_manager.telemetry import tracing
 
 MAX_BATCH_SIZE = 1_000  # items: one write in MongoDB of about 30 ms
@@ -238,7 +238,7 @@ def run(name: str, batch: Sequence[PoolRequest]) -> list[TaskResult | Verdict]:
             if isinstance(outcome, Verdict):
                 ended.append(outcome)
                 continue
-            if outcome is not None and not has_listeners and completion.is_final(task, headers, embed):
+            if is_result(outcome) and not has_listeners and completion.is_final(task, headers, embed):
                 ended.append(completion.succeed(task, outcome, share))
                 succeeded += 1
                 continue

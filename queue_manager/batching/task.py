@@ -19,7 +19,7 @@ from queue_manager.core.clock import seconds, unix_ms
 from queue_manager.core.errors import ErrorText, NotYetDue, PermanentError, reason, typed_reason
 from queue_manager.core.functions import contained
 from queue_manager.core.log import get_logger
-from queue_manager.items import DueItem, Verdict
+from queue_manager.items import DueItem, Verdict, is_result
 from queue_manager.leases import Attempts
 from queue_manager.telemetry import counters, latency
 from services.item_work import ItemWork
@@ -106,7 +106,7 @@ class BatchedTask(Task):
                 done = [
                     (item, of_message, outcome)
                     for item, of_message, outcome in zip(named, headers, outcomes, strict=True)
-                    if outcome is not None and not isinstance(outcome, Verdict)
+                    if is_result(outcome)
                 ]
                 attempts.done.update(item.lease for item, *_ in done)
                 counters.items(self.queue_name, self.durations(work, done, began=began))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
 
@@ -22,6 +23,16 @@ _COMPARED_ALIKE = (str, bool, int, ObjectId)  # types whose values are equal in 
 MAX_CATCH_UP_TIME = 5.0  # seconds for the dates that a repeating item missed; the next scan continues with the rest
 
 
+@dataclass(kw_only=True)
+class Unwritten:
+    """What a transaction of a batch did not write."""
+
+    unreached: list[Any] = field(default_factory=list)
+    """The ids of documents that were not read, or not reached within `MAX_CALL_TIME`."""
+    failed: list[tuple[Document, Exception]] = field(default_factory=list)
+    """The documents whose function failed, with its errors."""
+
+
 def update_of(system: DueDocuments, document: Document, run: Run) -> Update:
     """Return the update of one document; if it repeats and missed several dates, that of the last one."""
     ends_at = time.monotonic() + MAX_CATCH_UP_TIME
@@ -35,26 +46,29 @@ def update_of(system: DueDocuments, document: Document, run: Run) -> Update:
 
 
 def grouped_updates(
-    system: DueDocuments, documents: Sequence[Document], run: Run, *, unreached: list[Any] | None
+    system: DueDocuments, documents: Sequence[Document], run: Run, *, unwritten: Unwritten | None
 ) -> list[UpdateGroup]:
     """Call the function for each document; documents with equal updates are written together.
 
-    In a batch, a document whose function fails is left to its own task, and `unreached` gets the ids of documents
-    that were not reached within `MAX_CALL_TIME`.
+    In a batch, `unwritten` gets the documents whose function fails, and those that are not reached in time.
     """
     groups: dict[bytes, UpdateGroup] = {}
+    if unwritten is not None:
+        unwritten.failed.clear()  # of an earlier try of the transaction
     began = time.monotonic()
     for number, document in enumerate(documents):
-        if unreached is not None and time.monotonic() > began + MAX_CALL_TIME:
-            unreached += [one["_id"] for one in documents[number:]]
+        if unwritten is not None and time.monotonic() > began + MAX_CALL_TIME:
+            unwritten.unreached += [one["_id"] for one in documents[number:]]
             break
         try:
             update = update_of(system, document, run)
             key = bson.encode({"update": update})
-        except Exception:
-            if unreached is not None:
-                continue
-            raise
+        except Exception as error:
+            if unwritten is None:
+                raise
+            if not isinstance(error, MemoryError):  # its own task may have enough
+                unwritten.failed.append((document, error))
+            continue
         if key not in groups:
             is_sure_to_end = _is_sure_to_end(system, update, run.now)
             groups[key] = UpdateGroup(documents=[], update=update, is_sure_to_end=is_sure_to_end)

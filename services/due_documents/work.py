@@ -20,11 +20,11 @@ from queue_manager.core.clock import parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, reason, typed_reason
 from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
-from queue_manager.items import DueItem, Verdict
+from queue_manager.items import DueItem, FunctionFailed, Verdict
 from queue_manager.leases import Leases, MustCoolDown
 from services.due_documents.after import AFTER, AfterCalls
 from services.due_documents.declaration import DueDocuments, Failure, Run
-from services.due_documents.updates import grouped_updates, require_update
+from services.due_documents.updates import Unwritten, grouped_updates, require_update
 from services.due_work import Due, DueWork
 from services.item_work import ItemResult
 
@@ -132,14 +132,15 @@ class DocumentWork(DueWork):
             return self.system.result(written[key], written_at=run.now)
         return {"skipped": True, "reason": self._reason_to_skip(key, expected, run.now)}
 
-    def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | Verdict | None]:
+    def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | FunctionFailed | Verdict | None]:
         """Act on many documents as `execute` does, in one transaction, or in several if they are large or take long.
 
         A document whose update is refused is left to its own task. To find it, the batch is halved repeatedly. If a
         transaction fails after another was written, its items are left to their own tasks.
 
         Returns:
-            The result of each item; `None` if its own task must execute it; `UNREACHED` if `MAX_BATCH_TIME` was over.
+            The result of each item, or the error of its function; `None` if its own task must execute it; `UNREACHED`
+            if `MAX_BATCH_TIME` was over.
         """
         arguments = [self._readable_arguments(item) for item in items]
         run = Run(id=items[0].task_id, now=self.clock())
@@ -147,11 +148,13 @@ class DocumentWork(DueWork):
         if early:
             raise NotYetDue(max(early))
         due_at, unreached = {one[0]: one[1] for one in arguments if one}, set[Any]()
-        results: list[ItemResult | None] = [None] * len(items)
-        for written in self._write_in_parts(due_at, run, unreached=unreached):
+        results: list[ItemResult | FunctionFailed | None] = [None] * len(items)
+        for written, failed in self._write_in_parts(due_at, run, unreached=unreached):
             for number, one in enumerate(arguments):
                 if one and (found := written.get(one[0])) is not None and self._is_of_item(found, *one):
                     results[number] = self.system.result(found, written_at=run.now)
+                elif one and (failure := failed.get(one[0])) is not None and self._is_of_item(failure[0], *one):
+                    results[number] = FunctionFailed(failure[1])
         return [
             Verdict.UNREACHED if one and one[0] in unreached else result
             for one, result in zip(arguments, results, strict=True)
@@ -210,13 +213,16 @@ class DocumentWork(DueWork):
 
     def _write_in_parts(
         self, due_at: Mapping[Any, datetime | None], run: Run, *, unreached: set[Any]
-    ) -> Iterator[dict[Any, database.Document]]:
-        """Yield what each transaction wrote; `unreached` gets the ids that were left when `MAX_BATCH_TIME` was over."""
+    ) -> Iterator[tuple[dict[Any, database.Document], dict[Any, tuple[database.Document, Exception]]]]:
+        """Yield what each transaction wrote, and whose function failed, by id.
+
+        `unreached` gets the ids that were left when `MAX_BATCH_TIME` was over.
+        """
         ends_at, parts, refusals, has_written = time.monotonic() + MAX_BATCH_TIME, [list(due_at)], 0, False
         while parts and (part := parts.pop()):
-            not_read: list[Any] = []
+            unwritten = Unwritten()
             try:
-                written = self._write({id: due_at[id] for id in part}, run, unreached=not_read)
+                written = self._write({id: due_at[id] for id in part}, run, unwritten=unwritten)
             except _REFUSED as error:
                 refusals += 1
                 if refusals == 1:
@@ -230,25 +236,25 @@ class DocumentWork(DueWork):
                 break
             else:
                 has_written = has_written or bool(written)
-                yield written
-                if not_read:
-                    parts.append([*map(id_key, not_read)])
+                yield written, {id_key(document["_id"]): (document, error) for document, error in unwritten.failed}
+                if unwritten.unreached:
+                    parts.append([*map(id_key, unwritten.unreached)])
             if time.monotonic() > ends_at:
                 break
         unreached.update(*parts)
 
     def _write(
-        self, due_at: Mapping[Any, datetime | None], run: Run, *, unreached: list[Any] | None = None
+        self, due_at: Mapping[Any, datetime | None], run: Run, *, unwritten: Unwritten | None = None
     ) -> dict[Any, database.Document]:
         """Update the documents that are due, and call `after`; return them as they were before, by id."""
         record = self.after_calls.begin()
         groups = self.documents.apply(
             due_at,
-            lambda documents: grouped_updates(self.system, documents, run, unreached=unreached),
+            lambda documents: grouped_updates(self.system, documents, run, unwritten=unwritten),
             fields=self.system.fields,
             now=run.now,
             record=record,
-            unreached=unreached,
+            unreached=None if unwritten is None else unwritten.unreached,
         )
         before = {id_key(one["_id"]): one for group in groups for one in group.documents}
         if before:

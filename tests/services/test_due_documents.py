@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from bson import Decimal128, Int64, ObjectId
+from bson.errors import InvalidDocument
 from pymongo.errors import AutoReconnect, OperationFailure, WriteError
 
 from models import database, failed_item, outbox, schema, transaction
@@ -23,7 +24,7 @@ from queue_manager.core.errors import ConfigurationError, Contended, FunctionExi
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import Rule
-from queue_manager.items import DueItem, Verdict
+from queue_manager.items import DueItem, FunctionFailed, Verdict
 from queue_manager.leases import Leases
 from queue_manager.leases.state import LeaseStatus
 from services.due_documents import DueDocuments, Failure, Run, Written, updates, work, work_of
@@ -534,7 +535,7 @@ class TestBatch:
         assert [get_account(id)["status"] for id in ids] == ["trial"] * 3
         assert None not in ours.execute_batch(items)
 
-    def test_item_whose_function_fails_is_executed_by_its_own_task(self, clock: AgingClock) -> None:
+    def test_item_whose_function_fails_gets_the_error_and_the_others_are_written(self, clock: AgingClock) -> None:
         def end(account: Document) -> Any:
             if account["seats"] == 1:
                 raise ValueError("boom")
@@ -548,12 +549,21 @@ class TestBatch:
 
         results = work.execute_batch(items)
 
-        assert [result is None for result in results] == [False, True, True, True, True, False]
+        errors = [result.error for result in results if isinstance(result, FunctionFailed)]
+        assert [type(error) for error in errors] == [ValueError, PermanentError, InvalidDocument, FunctionExited]
         assert [get_account(id)["status"] for id in ids] == ["expired", *["trial"] * 4, "expired"]
-        with pytest.raises(ValueError, match="boom"):
-            execute(work, items[1])
-        with pytest.raises(FunctionExited, match="SystemExit: 3"):
-            execute(work, items[4])
+        for item, error in zip(items[1:-1], errors, strict=True):
+            with pytest.raises(type(error), match=re.escape(str(error)[:20])):
+                execute(work, item)
+
+    def test_message_of_another_due_time_does_not_get_the_error_of_the_function(self, clock: AgingClock) -> None:
+        def end(account: Document) -> Any:
+            raise ValueError("boom")
+
+        work = work_on(declare(end), clock)
+        item = item_of(work, make_account())
+        results = work.execute_batch([replace(item, args=(item.args[0], to_iso(T0 - hours(72)))), item])
+        assert [isinstance(result, FunctionFailed) for result in results] == [False, True]
 
     def test_item_whose_update_leaves_it_due_is_executed_by_its_own_task(self, clock: AgingClock) -> None:
         work = work_on(declare(lambda account: account["update"]), clock)

@@ -26,6 +26,7 @@ from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.items import Verdict
+from services.due_documents import updates
 from tasks import app, item
 from tasks.item import MAX_FREE_REPEATS, REPEATS_HEADER
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
@@ -295,6 +296,23 @@ def test_message_whose_retry_cannot_be_published_is_requeued_after_a_delay(
     assert put_back.value.reason == "no memory is left"
     assert put_back.value.reason.server == "the broker"  # so that it is logged once, and without a traceback
     assert waits == [slept]
+
+
+def test_function_that_fails_in_a_batch_is_called_once_an_attempt(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = [str(make_room(server_now() - minutes(1))) for _ in range(3)]
+    calls: list[str] = []
+
+    def fail(system: Any, document: Any, run: Any) -> None:
+        calls.append(str(document["_id"]))
+        raise ValueError("boom")
+
+    monkeypatch.setattr(updates, "update_of", fail)
+    monkeypatch.setattr(trace, "trace_task_ret", partial(trace.trace_task_ret, app=app))
+    ended = strategy.run(unsnooze_room.name, [(room, {"id": room, "retries": 0}, ((room,), {}, {})) for room in rooms])
+
+    assert sorted(calls) == sorted(rooms)
+    assert [str(one[1].exception.exc.exc) for one in ended if not isinstance(one, Verdict)] == ["boom"] * 3
+    assert [(one.id, one.retries) for one in waiting_messages(broker, QUEUE)] == [(room, 1) for room in rooms]
 
 
 @pytest.mark.parametrize("error", [AutoReconnect("connection closed"), OperationFailure("the index is corrupt")])
