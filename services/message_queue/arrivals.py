@@ -51,6 +51,7 @@ class ArrivalNotifier:
         self._changed = Condition()
         self._thread: Thread | None = None
         self._is_reading = False
+        self._is_late = False  # whether a consumer has stopped waiting for the reader, and may miss messages
 
     def subscribe(self, type: str | None = None) -> Future[str | None]:
         """Return a future that completes when a message arrives after this call. `unsubscribe` it if it is not used.
@@ -67,7 +68,8 @@ class ArrivalNotifier:
             self._changed.notify_all()
             # Once reading, the reader knows the end of each stream, so no later message is missed. The reader may
             # already have notified this consumer and stopped before this thread resumes.
-            self._changed.wait_for(lambda: self._is_reading or arrival.done(), timeout=READ_BLOCK_TIMEOUT)
+            if not self._changed.wait_for(lambda: self._is_reading or arrival.done(), timeout=READ_BLOCK_TIMEOUT):
+                self._is_late = True
         return arrival
 
     def _run(self) -> None:
@@ -92,6 +94,9 @@ class ArrivalNotifier:
         with self._changed:
             self._is_reading = True
             self._changed.notify_all()
+            if self._is_late:
+                self._is_late = False
+                self._notify(lambda _: math.inf)
         while True:
             with self._changed:
                 if not self._has_subscribers():

@@ -128,7 +128,7 @@ class MessageQueue:
         options: ReceiveOptions = {"ack_timeout": ack_timeout, "type": type, "consumer_id": consumer_id}
         if not timeout:
             with suppress(SearchIncomplete):
-                return self.search(limit, **options)
+                return self.search(limit=limit, **options)
             return []
         if type is not None:
             checked_text(type, "type")
@@ -138,7 +138,7 @@ class MessageQueue:
                 arrival = self.arrivals.subscribe(type)
                 is_used = False
                 try:
-                    messages = self.search(limit, **options)
+                    messages = self.search(limit=limit, **options)
                     is_woken = False
                     if messages:
                         return messages

@@ -93,6 +93,28 @@ def test_waiting_consumer_is_woken_by_a_requeued_message(lab: Lab) -> None:
         assert message.attempt == 3
 
 
+def test_consumer_that_did_not_wait_for_a_slow_reader_misses_no_message(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, may_connect = lab.arrivals._connect, threading.Event()
+
+    def connect_late() -> redis.Redis:
+        may_connect.wait(PATIENT)
+        return connect()
+
+    monkeypatch.setattr(arrivals_module, "READ_BLOCK_TIMEOUT", 0.1)
+    monkeypatch.setattr(lab.arrivals, "_connect", connect_late)
+    lab.client.script_load(source("dequeue"))
+    lab.client.config_resetstat()
+    with ThreadPoolExecutor(1) as threads:
+        consumer = threads.submit(lab.queue.dequeue, timeout=PATIENT)
+        eventually(lambda: lab.commands().get("evalsha") == 1)  # it has found nothing
+        lab.queue.enqueue("job", id="a")
+        may_connect.set()
+        message = consumer.result(2 * PATIENT)
+    assert message is not None
+
+
 def test_available_message_is_delivered_without_waiting(long_reads: None, lab: Lab) -> None:
     lab.queue.enqueue("job")
     with ThreadPoolExecutor(1) as threads:
