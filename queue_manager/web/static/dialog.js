@@ -122,14 +122,19 @@ function fieldOf({ name, label, kind = "text", value = "", hint, options = [], i
  */
 export function show(title, content, actions = [], page = "") {
   const menu = element("menu");
+  /** @type {Action[]} */
+  let latest; // a button that stays acts on the record as it is when it is pressed
   /** @param {(Action | false)[]} actions */
-  const offer = (actions) => put(menu, actions.map((action) => action && action[0]), () => [
-    button("Close", () => dialog.close()),
-    actions.map((action) => action && button(action[0], () => {
-      dialog.close();
-      action[1]();
-    }, action[2])),
-  ]);
+  const offer = (actions) => {
+    latest = actions.filter((action) => action !== false);
+    put(menu, latest.map(([text]) => text), () => [
+      button("Close", () => dialog.close()),
+      latest.map(([text, , kind], index) => button(text, () => {
+        dialog.close();
+        latest[index][1]();
+      }, kind)),
+    ]);
+  };
   offer(actions);
   const dialog = open(element("div", { class: "inside" },
     element("h2", { id: "dialog-title" }, link(page, title)), content, menu));

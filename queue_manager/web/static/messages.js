@@ -156,14 +156,15 @@ const describe = (message) => [
     ["Acknowledged", zonedMoment(message.acknowledged_at)],
     ["Failed", zonedMoment(message.failed_at)],
   ]),
+  element("div", {}, copier("payload", jsonText(message.payload, 2))),
   element("pre", { tabindex: 0, "aria-label": "Payload" }, jsonText(message.payload, 2)),
 ];
 
 /** @param {Message} message */
 function showMessage(message) {
-  const { payload, id } = message;
+  const { id } = message;
   const page = pageOf(id);
-  const content = element("div", { class: "links" }, link(page, "What happened to it"), copier("id", id), copier("payload", jsonText(payload, 2)));
+  const content = element("div", { class: "links" }, link(page, "What happened to it"), copier("id", id));
   records.open(id, { ...message, state: place }, { title: id, page, content });
 }
 
