@@ -65,6 +65,15 @@ def test_a_filter_is_in_the_url_and_survives_reload_and_back_navigation(
     visit.wait_for([wanted])
 
 
+def test_spaces_around_a_filter_are_left_out(visit: Visit, queue: Queue) -> None:
+    wanted, other = queue.add(type="mail"), queue.add(type="letter")
+    page = visit.open("/messages")
+    visit.wait_for([other, wanted])
+    page.get_by_label("Type").fill(" mail ")
+    visit.wait_for([wanted])
+    assert visit.path == "/messages?filterType=mail"
+
+
 def test_a_wrong_filter_is_reported(visit: Visit) -> None:
     visit.expect_status(422)
     page = visit.open("/messages?filterPriority=-1")

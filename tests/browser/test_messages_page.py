@@ -222,6 +222,34 @@ def test_all_errors_are_shown_together_next_to_their_fields(visit: Visit, queue:
     assert len(queue.ids("main")) == 1
 
 
+def test_spaces_around_a_pasted_type_are_left_out(visit: Visit, queue: Queue) -> None:
+    page = visit.open("/messages")
+    visit.press("Pause a type …")
+    visit.dialog.get_by_label("Type").fill(" mail ")
+    visit.press("Pause", visit.dialog)
+    expect(toast(page)).to_have_text("Paused mail")
+    assert [*queue.get("/queue/status").body["pauses"]] == ["mail"]
+    visit.press("Add message")
+    visit.dialog.get_by_label("Type").fill("mail ")
+    visit.dialog.get_by_label("Payload, as JSON").fill('" text "')
+    visit.press("Add", visit.dialog)
+    expect(visit.dialog).to_have_count(0)
+    (added,) = queue.page("main")["messages"]
+    assert (added["type"], added["payload"]) == ("mail", " text ")
+
+
+def test_an_edit_keeps_spaces_around_a_type_that_was_not_edited(visit: Visit, queue: Queue) -> None:
+    id = queue.add(type="mail ")
+    visit.open("/messages")
+    visit.open_row(id)
+    visit.press("Edit …")
+    visit.dialog.get_by_label("Priority", exact=True).fill(" 7 ")
+    visit.press("Save")
+    expect(visit.dialog).to_have_count(0)
+    changed = message(queue, "main", id)
+    assert (changed["type"], changed["priority"]) == ("mail ", 7)
+
+
 def test_server_side_errors_are_shown_next_to_their_field(visit: Visit, queue: Queue) -> None:
     visit.open("/messages")
     visit.press("Add message")

@@ -1,7 +1,7 @@
 // Dialogs: a form or a record, with buttons.
 
 import { Problem, attempt } from "./api.js";
-import { button, byId, element, link, put, toast } from "./dom.js";
+import { button, byId, element, link, put, toast, valuesOf } from "./dom.js";
 import { seldom } from "./pace.js";
 
 const FOLLOW_INTERVAL = 250; // ms between two readings of the record that is open
@@ -45,14 +45,14 @@ export const numberFrom = (min, max, isWhole = true) => (/** @type {string} */ v
 
 /** The problems that the page itself can find. @param {Field[]} fields @param {Values} given @returns {Failure[]} */
 const problemsOf = (fields, given) => fields
-  .map(({ name, isNeeded, check }) => ({ field: name, message: check?.(given[name]) || (isNeeded && !given[name].trim() ? "Must not be empty" : "") }))
+  .map(({ name, isNeeded, check }) => ({ field: name, message: check?.(given[name]) || (isNeeded && !given[name] ? "Must not be empty" : "") }))
   .filter(({ message }) => message);
 
 /** A form; what is wrong is shown next to its field. If a dialog is open, nothing is asked. @param {Question} question */
 export function askFor({ title, text, fields: asked = [], verb, kind = "", typed, act }) {
   if (isDialogOpen()) return; // it opened while this one waited for a response
   const fields = [...asked];
-  if (typed) fields.push({ name: "typed", label: `Type ${typed.name} to confirm`, isNeeded: true, check: (value) => (value.trim() === typed.name ? "" : `Must be exactly: ${typed.name}`) });
+  if (typed) fields.push({ name: "typed", label: `Type ${typed.name} to confirm`, isNeeded: true, check: (value) => (value === typed.name ? "" : `Must be exactly: ${typed.name}`) });
   const whole = element("p", { class: "field-problem", role: "alert" });
   const submit = element("button", { class: `primary ${kind}` }, verb);
   const form = /** @type {Form} */ (element("form", { method: "dialog", novalidate: true, onsubmit: send },
@@ -71,7 +71,7 @@ export function askFor({ title, text, fields: asked = [], verb, kind = "", typed
     submit.disabled = true; // and with it Enter in a field
     for (const note of form.querySelectorAll(".field-problem")) note.textContent = "";
     for (const control of form.elements) control.ariaInvalid = null;
-    const given = /** @type {Values} */ (Object.fromEntries(new FormData(form)));
+    const given = valuesOf(form);
     const problems = problemsOf(fields, given);
     if (problems.length) return refuse(problems);
     try {

@@ -68,6 +68,9 @@ export function put(place, value, make) {
  */
 export const jsonText = (value, indent) => JSON.stringify(value, null, indent).replace(/[\u202a-\u202e\u2066-\u2069]/g, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
 
+/** The values of a form, without spaces around those of one line. @param {Form} form @returns {Values} */
+export const valuesOf = (form) => Object.fromEntries(/** @type {[string, string][]} */ ([...new FormData(form)]).map(([name, value]) => [name, form.elements[name]?.tagName === "INPUT" ? value.trim() : value]));
+
 /** @param {string} text @param {Listener} onclick */
 export const button = (text, onclick, kind = "") => element("button", { type: "button", class: kind, onclick }, text);
 

@@ -3,7 +3,7 @@
 
 import { AWAY, Problem, attempt, query } from "./api.js";
 import { number } from "./clock.js";
-import { byId, complain, element, keepingFocus, setText } from "./dom.js";
+import { byId, complain, element, keepingFocus, setText, valuesOf } from "./dom.js";
 import { MAX_REST, Pace, nextFrame } from "./pace.js";
 import { Views } from "./views.js";
 
@@ -70,7 +70,7 @@ export class List {
 
   written() {
     const { sort, order } = this.values;
-    return { .../** @type {Values} */ (Object.fromEntries(new FormData(this.form))), sort, order };
+    return { ...valuesOf(this.form), sort, order };
   }
 
   restore() {

@@ -238,7 +238,7 @@ function edit(message) {
   /** @type {Field[]} */
   const more = place === "dead" ? [{ name: "isReplayed", label: "Replay it", kind: "check", value: true }] : [];
   const fields = fieldsOf(message);
-  const before = Object.fromEntries(fields.map(({ name, value }) => [name, String(value)]));
+  const before = Object.fromEntries(fields.map(({ name, value }) => [name, String(value).trim()]));
   askFor({
     title: `Edit ${message.id}`, verb: "Save", fields: [...fields, ...more],
     async act({ isReplayed, ...given }) {

@@ -82,7 +82,7 @@ export class Views {
       title: `${verb} the view`, verb, text: `Saves the filter, order, tab and columns of the list. ${KEPT}`,
       fields: [{ name: "name", label: "Name", value: before, isNeeded: true, hint: "Replaces the view that has this name" }],
       act: async ({ name }) => {
-        this.keep({ [before]: undefined, [name.trim()]: url });
+        this.keep({ [before]: undefined, [name]: url });
       },
     });
   }
