@@ -19,11 +19,21 @@ export const zoned = (ms) => new Date(times === "local" ? ms - new Date(ms).getT
 /** @type {number | undefined} */
 let base; // the server's time, in ms, at this page's own `performance.now()` of 0
 let maxError = Infinity; // ms
+let offset = Date.now() - performance.now();
+
+// While a computer sleeps, `performance.now()` may stand still.
+function wake() {
+  const before = offset;
+  offset = Date.now() - performance.now();
+  const slept = offset - before;
+  if (base !== undefined && slept > 1000) base += slept;
+}
 
 /** The server read its clock between the two moments. @param {Moment} serverTime @param {number} began */
 export function sync(serverTime, began, ended = performance.now()) {
   const time = typeof serverTime === "number" ? serverTime * 1000 : Date.parse(serverTime);
   if (Number.isNaN(time)) return;
+  wake(); // so that the sleep is not added later to what is set here
   const uncertainty = (ended - began) / 2;
   if (uncertainty > maxError + 50 && base !== undefined && Math.abs(time - now()) < 2000) return;
   base = time - (began + ended) / 2;
@@ -114,6 +124,7 @@ function showDay() {
 }
 
 setInterval(() => {
+  wake();
   document.querySelectorAll(".countdown").forEach(update);
   showDay();
 }, 1000);
