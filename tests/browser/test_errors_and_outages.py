@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from tests.browser import sample_data
-from tests.browser.visit import DATABASE, Visit, Visiting
+from tests.browser.visit import BROKEN_OFF, DATABASE, Visit, Visiting
 from tests.e2e.tcp_proxy import TcpProxy
 from tests.real_servers import Servers
 from tests.rooms import make_room
@@ -160,6 +160,28 @@ def test_a_failed_list_request_is_repeated(status: int, queue: Queue, visit: Vis
     page.unroute(lists)
     expect(visit.row(id)).to_be_visible()
     expect(page.locator("#problem")).to_be_empty()
+
+
+def test_scripts_that_are_loaded_on_demand_are_loaded_again_after_a_failure(visit: Visit, queue: Queue) -> None:
+    visit.expect(BROKEN_OFF)
+    visit.expect("Failed to fetch dynamically imported module")
+    scripts = re.compile("/static/(display|export|chart)[.]js")
+    visit.page.route(scripts, lambda route: route.abort())
+    queue.add()
+    page = visit.open("/messages")
+    for button in ("Times in UTC", "Export …"):
+        visit.press(button)
+        toast = page.locator("#toasts p")
+        expect(toast).to_have_text("Queue Manager does not answer")
+        toast.evaluate("toast => toast.remove()")
+    with page.expect_event("requestfailed", lambda request: request.url.endswith("/chart.js")):
+        page.locator("#past").scroll_into_view_if_needed()
+    page.unroute(scripts)
+    expect(page.locator("#past")).to_contain_text("History")
+    for button, title in (("Times in UTC", "Display and keys"), ("Export …", "Export")):
+        visit.press(button)
+        expect(visit.dialog.get_by_role("heading")).to_have_text(title)
+        page.keyboard.press("Escape")
 
 
 def test_a_page_recovers_from_responses_of_another_server(visit: Visit, queue: Queue) -> None:

@@ -3,7 +3,7 @@
 
 import { AWAY, Problem, attempt, query } from "./api.js";
 import { number } from "./clock.js";
-import { byId, complain, element, keepingFocus, setText, valuesOf } from "./dom.js";
+import { byId, complain, element, keepingFocus, setText, toast, valuesOf } from "./dom.js";
 import { MAX_REST, Pace, nextFrame } from "./pace.js";
 import { Views } from "./views.js";
 
@@ -193,9 +193,9 @@ export class List {
     throw new Problem(0, AWAY);
   }
 
-  async export() {
+  export() {
     const name = location.pathname.split("/").filter(Boolean).slice(-1)[0] ?? "list";
-    (await import("./export.js")).askExport(this, name);
+    import("./export.js").then(({ askExport }) => askExport(this, name), () => toast(AWAY.message));
   }
 
   // End a search where it is.

@@ -1,14 +1,13 @@
 // The parts of every page, with their keys: the field that finds any id, the search of its list, the display settings.
 
+import { AWAY } from "./api.js";
 import { ARE_RELATIVE, ZONE } from "./clock.js";
-import { byId } from "./dom.js";
+import { byId, toast } from "./dom.js";
 
 const display = byId("display");
 const search = document.getElementById("filter-search"); // of the list
 
-async function showDisplay() {
-  (await import("./display.js")).showDisplay(search !== null);
-}
+const showDisplay = () => import("./display.js").then((display) => display.showDisplay(search !== null), () => toast(AWAY.message));
 
 display.textContent = ARE_RELATIVE ? "Relative times" : `Times in ${ZONE}`;
 display.hidden = false;

@@ -2,8 +2,15 @@
 
 import { byId } from "./dom.js";
 
-new IntersectionObserver((entries, observer) => {
+const RETRY_INTERVAL = 2000; // ms after a script could not be loaded
+const place = byId("past");
+
+const observer = new IntersectionObserver((entries) => {
   if (!entries.some(({ isIntersecting }) => isIntersecting)) return;
   observer.disconnect();
-  import("./history.js");
-}, { rootMargin: "200px" }).observe(byId("past"));
+  import("./history.js").catch((error) => {
+    setTimeout(() => observer.observe(place), RETRY_INTERVAL);
+    throw error;
+  });
+}, { rootMargin: "200px" });
+observer.observe(place);
