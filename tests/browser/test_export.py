@@ -19,6 +19,7 @@ from tests.web.queue_client import Queue
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("clean")]
 PAGE = 50  # rows
+BYTE_ORDER_MARK = "\ufeff"  # without it, Excel reads a CSV file in the encoding of its Windows
 
 
 def exported(visit: Visit, chosen: str) -> tuple[str, str]:
@@ -49,7 +50,7 @@ def test_jobs_that_match_are_exported_for_a_spreadsheet(visit: Visit, queue: Que
     visit.open(f"/jobs?name={INVOICE}")
     visit.wait_for([wanted])
     name, text = exported(visit, "CSV, for spreadsheets")
-    (row,) = csv.DictReader(io.StringIO(text, newline=""))
+    (row,) = csv.DictReader(io.StringIO(text.removeprefix(BYTE_ORDER_MARK), newline=""))
     assert name == "jobs.csv"
     assert (row["_id"], row["name"], json.loads(row["arguments"])) == (wanted, INVOICE, ['=HYPERLINK("x")', 1])
 
@@ -58,8 +59,18 @@ def test_a_text_that_begins_like_a_formula_is_escaped_for_spreadsheets(visit: Vi
     visit.open("/messages")
     visit.wait_for([queue.add(type="=1+1")])
     _, text = exported(visit, "CSV, for spreadsheets")
-    (row,) = csv.DictReader(io.StringIO(text, newline=""))
+    (row,) = csv.DictReader(io.StringIO(text.removeprefix(BYTE_ORDER_MARK), newline=""))
     assert row["type"] == "'=1+1"
+
+
+def test_a_spreadsheet_recognizes_the_encoding(visit: Visit, queue: Queue) -> None:
+    visit.open("/messages")
+    visit.wait_for([queue.add(payload="Müller")])
+    _, text = exported(visit, "CSV, for spreadsheets")
+    assert text.startswith(f"{BYTE_ORDER_MARK}id,")
+    assert "Müller" in text
+    _, lines = exported(visit, "JSON lines, for programs")
+    assert lines.startswith("{")
 
 
 def test_a_failed_message_is_corrected_and_replayed_in_one_step(visit: Visit, queue: Queue) -> None:

@@ -47,7 +47,7 @@ async function read({ cursor: _, ...values }, load, signal) {
 function csv(rows) {
   const columns = [...new Set(rows.flatMap((row) => Object.keys(row)))];
   const lines = rows.map((row) => columns.map((name) => csvCell(/** @type {Record<string, unknown>} */ (row)[name])));
-  return [columns.map(csvCell), ...lines].map((line) => `${line.join(",")}\r\n`).join("");
+  return `\ufeff${[columns.map(csvCell), ...lines].map((line) => `${line.join(",")}\r\n`).join("")}`; // by this mark, Excel recognizes UTF-8
 }
 
 // A spreadsheet would execute a text that begins like a formula.
