@@ -24,7 +24,7 @@ export default [
       ...css.configs.recommended.rules,
       "css/no-important": "off", // what is hidden, and what a printed page or a user's wish for less motion decides
       "css/no-invalid-properties": ["error", { allowUnknownVariables: true }], // style.css has those of all pages
-      "css/use-baseline": ["error", { allowProperties: ["accent-color", "resize"] }], // without them a page only looks plainer
+      "css/use-baseline": ["error", { allowProperties: ["accent-color", "forced-color-adjust", "resize"] }], // without them a page only looks plainer
     },
   },
 ];

@@ -170,6 +170,11 @@ def test_forced_colours_leave_states_and_choices_visible(visit: Visit, queue: Qu
     page.emulate_media(forced_colors="active")
     expect(pill).to_have_css("border-style", "solid")
     expect(here).to_have_css("text-decoration-line", "underline")
+    page.locator("#past").scroll_into_view_if_needed()
+    marks = page.locator("#past .legend").first.locator("i")
+    expect(marks).to_have_count(3)
+    colours = marks.evaluate_all("marks => marks.map((mark) => getComputedStyle(mark).backgroundColor)")
+    assert len({*colours}) == 3
 
 
 def test_configured_environment_and_links_are_shown(visiting: Visiting, clean: Servers, tmp_path: Path) -> None:
