@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.browser import sample_data
 from tests.browser.visit import Visit, Visiting
@@ -81,6 +81,25 @@ def test_a_new_failure_appears_without_reloading(visit: Visit, queue: Queue) -> 
     expect(page.get_by_role("heading", name="No current failures")).to_be_visible()
     queue.dead()
     expect(page.locator("#rows > tr")).to_contain_text("broken")
+
+
+def test_a_list_that_was_not_read_is_announced_once(visit: Visit, queue: Queue) -> None:
+    """A screen reader announces each change of the text, even to the same one."""
+
+    def partly(route: Route) -> None:
+        response = route.fetch()
+        body = response.json()
+        body["lists"][0] |= {"is_complete": False, "problem": "too many"}
+        route.fulfill(response=response, json=body)
+
+    visit.page.route("**/api/failures*", partly)
+    page = visit.open("/failures")
+    bounds = page.locator("#bounds")
+    expect(bounds).to_contain_text("too many")
+    bounds.evaluate("bounds => { bounds.first = bounds.firstChild; }")
+    queue.dead()
+    expect(page.locator("#rows > tr")).to_have_count(1)
+    assert bounds.evaluate("bounds => bounds.firstChild === bounds.first")
 
 
 @pytest.mark.parametrize("width", [1280, 360])

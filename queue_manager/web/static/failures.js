@@ -3,7 +3,7 @@
 import { get, onOverview, post, query } from "./api.js";
 import { many, moment, number } from "./clock.js";
 import { askFor } from "./dialog.js";
-import { byId, button, countInTitle, element, errorInList, link, mayAct, reasonText, svg } from "./dom.js";
+import { byId, button, countInTitle, element, errorInList, link, mayAct, reasonText, setText, svg } from "./dom.js";
 import { List, cell, systemTitle } from "./list.js";
 import { seldom } from "./pace.js";
 
@@ -15,7 +15,7 @@ async function load(values, options) {
   /** @type {GroupedFailures} */
   const { groups, of, lists } = await get(`/failures${query(values)}`, options);
   const bounds = lists.filter((list) => !list.is_complete).map(({ title, read, problem }) => `${title}: ${problem ?? `only the newest ${number(read)} are counted`}`);
-  byId("bounds").textContent = bounds.join(" · ");
+  setText(byId("bounds"), bounds.join(" · "));
   byId("bounds").hidden = !bounds.length;
   countInTitle(of);
   return { rows: groups, cursor: null, total: of };
