@@ -498,6 +498,21 @@ def test_jobs_of_a_name_and_state_are_cleared_after_a_count(visit: Visit, queue:
     assert ids(queue) == left[::-1]
 
 
+def test_a_deletion_that_was_canceled_during_its_count_asks_nothing(visit: Visit, queue: Queue) -> None:
+    sample_data.make_job(queue, INVOICE, 1)
+    held: list[Route] = []
+    page = visit.open("/jobs")
+    page.route("**/api/jobs/clear", lambda route: held.append(route))
+    visit.press("Delete jobs …")
+    visit.dialog.get_by_label("pending").check()
+    visit.press("Continue …", visit.dialog)
+    eventually(lambda: page.evaluate("true") and bool(held))
+    with page.expect_event("requestfailed", lambda request: request.url == held[0].request.url):
+        page.keyboard.press("Escape")
+    expect(visit.dialog).to_have_count(0)
+    expect(page.locator("#toasts")).to_be_empty()
+
+
 def test_declared_jobs_are_not_counted_before_a_deletion(visit: Visit, queue: Queue) -> None:
     one = made(INVOICE, 1)
     stored.jobs().insert_many([{**one, "_id": f"{stored.DECLARED_PREFIX}{number}"} for number in range(12)])

@@ -326,10 +326,10 @@ function clear() {
       { name: "name", label: "Name", kind: "select", options: [["", "All names"], ...queues.map((queue) => [queue.name, queue.name])], value: name },
       ...CLEARED.map((one) => /** @type {Field} */ ({ name: one, label: one, kind: "check", value: one === state })),
     ],
-    async act({ name: of, ...checked }) {
+    async act({ name: of, ...checked }, signal) {
       const states = /** @type {JobState[]} */ (Object.keys(checked));
       if (!states.length) throw new Problem(422, { message: "Choose at least one state" });
-      const { deleted: found, is_complete: isAll } = await post("/jobs/clear", { states, name: of || null, preview: true });
+      const { deleted: found, is_complete: isAll } = await ask("POST", "/jobs/clear", { states, name: of || null, preview: true }, { signal });
       if (!found) throw new Problem(422, { message: "No job is in any of these states, except declared ones" });
       setTimeout(confirm, 0, states, of, found, isAll);
     },
