@@ -262,6 +262,23 @@ def test_a_scan_is_started_once(visit: Visit, clean: Servers) -> None:
     assert [message.task for message in sent(clean, "scans")] == [sample_data.ROOM_SCAN]
 
 
+def test_scans_that_could_not_be_read_are_read_with_the_next_event(visit: Visit) -> None:
+    visit.expect_status(500)
+    scans = "**/api/systems/support-snooze/scans*"
+    failed: list[Route] = []
+
+    def fail(route: Route) -> None:
+        route.fulfill(status=500, body="null")
+        failed.append(route)
+
+    visit.page.route(scans, fail)
+    page = visit.open("/rooms")
+    eventually(lambda: page.evaluate("true") and bool(failed))
+    page.unroute(scans)
+    make_room(server_now())
+    expect(page.get_by_text("No scan ran in the last 24 hours.")).to_be_visible()
+
+
 def test_a_system_is_paused_with_a_reason_and_resumed(visit: Visit) -> None:
     page = visit.open("/rooms")
     visit.press("Pause …")

@@ -132,6 +132,7 @@ let shownScans = []; // the newest first, or the slowest
 /** @type {string | null} */
 let older = null; // where those begin that were not read
 let sort = "at";
+let isUnread = false; // the last reading failed
 
 /** @param {Scan} scan */
 function scanRow({ at, found, claimed, enqueued, errors, duration_ms: took, error, noted }) {
@@ -171,7 +172,10 @@ function sortScans() {
 }
 
 /** @param {string | null} [cursor] */
-const readScans = (cursor) => attempt(() => scansFrom(cursor), () => {}); // the list shows errors
+function readScans(cursor) {
+  isUnread = false;
+  return attempt(() => scansFrom(cursor), () => { isUnread = true; }); // the list shows errors
+}
 
 // Live updates
 
@@ -202,7 +206,7 @@ function showSystem(system) {
   const start = byId("scan");
   if (start) Object.assign(start, { disabled: !hasHooks || system.idle === "paused", title: system.idle === "paused" ? PAUSED : "" });
   countInTitle(system[STATES[stateOf(list.values)].count] ?? 0);
-  if (system.last_scan?.at !== before?.last_scan?.at) readScans();
+  if (isUnread || system.last_scan?.at !== before?.last_scan?.at) readScans();
 }
 
 const read = async () => showSystem(await get(path));
