@@ -74,6 +74,19 @@ def test_spaces_around_a_filter_are_left_out(visit: Visit, queue: Queue) -> None
     assert visit.path == "/messages?filterType=mail"
 
 
+def test_the_mouse_wheel_changes_no_filter(visit: Visit, queue: Queue) -> None:
+    page = visit.open("/messages?filterPriority=3")
+    field = page.get_by_label("Priority")
+    expect(field).to_have_value("3")
+    field.click()
+    wheels = "field => field.addEventListener('wheel', () => setTimeout(() => { globalThis.isTurned = true; }))"
+    field.evaluate(wheels)
+    page.mouse.wheel(0, -100)
+    page.wait_for_function("globalThis.isTurned")
+    expect(field).to_have_value("3")
+    expect(field).to_have_attribute("inputmode", "numeric")
+
+
 def test_a_wrong_filter_is_reported(visit: Visit) -> None:
     visit.expect_status(422)
     page = visit.open("/messages?filterPriority=-1")
