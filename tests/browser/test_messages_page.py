@@ -553,6 +553,20 @@ def test_all_matching_dead_letters_are_replayed_after_a_count(visit: Visit, queu
     assert sorted(queue.ids("dead")) == sorted(others)
 
 
+def test_a_number_that_only_the_list_can_read_replays_nothing(visit: Visit, queue: Queue) -> None:
+    wanted, other = queue.add(priority=0), queue.add(priority=5)
+    queue.post("/queue/move", {"messages": [wanted, other], "toQueue": "dead"})
+    page = visit.open("/messages/failed")
+    visit.wait_for([other, wanted])
+    page.get_by_label("Priority").fill("0_0")
+    visit.wait_for([wanted])
+    visit.press("Replay all that match")
+    visit.expect_status(422)
+    visit.press("Replay", visit.dialog)
+    expect(visit.dialog).to_contain_text("valid integer")
+    assert len(queue.ids("dead")) == 2
+
+
 # What others wrote
 
 

@@ -43,6 +43,9 @@ export const numberFrom = (min, max, isWhole = true) => (/** @type {string} */ v
   return isValid ? "" : `Must be a ${isWhole ? "whole " : ""}number from ${min} to ${max}`;
 };
 
+/** A number for the API. A text that is not a number is sent unchanged, so that the API returns its error. @param {string} [text] */
+export const numeric = (text) => (!text || Number.isNaN(Number(text)) ? text || null : Number(text));
+
 /** The problems that the page itself can find. @param {Field[]} fields @param {Values} given @returns {Failure[]} */
 const problemsOf = (fields, given) => fields
   .map(({ name, isNeeded, check }) => ({ field: name, message: check?.(given[name]) || (isNeeded && !given[name] ? "Must not be empty" : "") }))

@@ -2,7 +2,7 @@
 
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { ARE_RELATIVE, at, countdown, many, moment, now, number, span, until, zonedMoment } from "./clock.js";
-import { Records, TYPED_FROM, askFor, isDialogOpen, jsonProblem, numberFrom } from "./dialog.js";
+import { Records, TYPED_FROM, askFor, isDialogOpen, jsonProblem, numberFrom, numeric } from "./dialog.js";
 import { PREFIX, byId, button, copier, countInTitle, element, errorInList, errorText, facts, jsonText, link, mayAct, pill, recordLink, toast } from "./dom.js";
 import { percentile } from "./latency.js";
 import { List, cell, fill, grid } from "./list.js";
@@ -251,9 +251,6 @@ const WHEN = [
 /** @type {Field} */
 const PRIORITY = { name: "priority", label: "Priority", kind: "number", hint: "-100 to 100, the highest first", check: numberFrom(-100, 100) };
 
-// A text that is not a number is sent unchanged, so that the API returns its error.
-/** @param {string} text */
-const numeric = (text) => (text === "" || Number.isNaN(Number(text)) ? text || null : Number(text));
 /** @param {Values} given */
 const sent = ({ at: when, delay_seconds: delay, priority }) => ({ at: when ? `${when}Z` : null, delay_seconds: numeric(delay), priority: numeric(priority) });
 

@@ -2,7 +2,7 @@
 
 import { Events, UNDO, ask, attempt, get, parseExactly, post, query, stream, withUndo } from "./api.js";
 import { at, countdown, many, moment, number, zonedMoment } from "./clock.js";
-import { Records, TYPED_FROM, askFor, jsonProblem, numberFrom } from "./dialog.js";
+import { Records, TYPED_FROM, askFor, jsonProblem, numberFrom, numeric } from "./dialog.js";
 import { byId, button, copier, countInTitle, element, errorInList, errorText, facts, filled, jsonText, link, mayAct, pill, put, reasonText, recordLink, toast } from "./dom.js";
 import { List, cell } from "./list.js";
 import { nextFrame, seldom } from "./pace.js";
@@ -293,9 +293,7 @@ async function replayAll() {
 
 /** @param {Values} values */
 function filterOf({ filterType, filterPriority, filterAttempts, startDate, endDate, search }) {
-  /** @param {string} text */
-  const whole = (text) => (text ? Number(text) : undefined);
-  return { type: filterType, priority: whole(filterPriority), attempts: whole(filterAttempts), startDate, endDate, search };
+  return { type: filterType, priority: numeric(filterPriority), attempts: numeric(filterAttempts), startDate, endDate, search };
 }
 
 function clear() {
