@@ -56,6 +56,19 @@ def test_slash_stays_with_the_search_of_a_list(visit: Visit) -> None:
     expect(page.get_by_label("Find any id")).to_be_focused()
 
 
+def test_keys_work_while_a_checkbox_has_the_focus(visit: Visit, queue: Queue) -> None:
+    id = queue.add()
+    page = visit.open("/messages")
+    visit.select(id)
+    expect(page.get_by_label(f"Select {id}")).to_be_focused()
+    page.keyboard.press("?")
+    expect(visit.dialog).to_contain_text("Display and keys")
+    page.keyboard.press("Escape")
+    expect(page.get_by_label(f"Select {id}")).to_be_focused()
+    page.keyboard.press("/")
+    expect(page.get_by_label("Search payload, id, error")).to_be_focused()
+
+
 def test_slash_finds_any_id_where_the_list_has_no_search(visit: Visit) -> None:
     page = visit.open("/audit")
     expect(page.locator("#empty")).to_be_visible()

@@ -25,7 +25,7 @@ addEventListener("click", (event) => {
 addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
   const hasCommand = event.ctrlKey || event.metaKey;
-  const isTyping = /** @type {Element} */ (event.target).matches("input, textarea, select");
+  const isTyping = /** @type {Element} */ (event.target).matches("input:not([type=checkbox]), textarea, select");
   if (event.key === "?" && !hasCommand && !isTyping) return showDisplay();
   if (hasCommand ? event.key.toLowerCase() !== "k" : isTyping || event.key !== "/") return;
   event.preventDefault();
