@@ -41,6 +41,7 @@ MAX_AUDITED_ID_LENGTH = 8_192  # characters; entries are found by the whole id, 
 MAX_VALUE_LENGTH = 1_000  # characters of one value before or after
 MAX_AUDITED_ERROR_LENGTH = 500  # characters
 OUTCOME_UNKNOWN = "the outcome is unknown"
+INCOMPLETE_DETAIL = "stopped after its time; the rest is left"
 MAX_STORED_INTEGER = 2**63 - 1  # larger ones, which other programs may have written, are stored as texts
 ACTION_LABELS: Mapping[ActionName, str] = {
     "edit": "Edited",
@@ -120,6 +121,8 @@ class AuditedAction:
     """The number of things to change; by default the number of `ids`."""
     filter: Mapping[str, Any] | None = None
     detail: str = ""
+    is_complete: bool = True
+    """False if it stopped at its time limit, which the entry says in its detail."""
     count: int | None = None
     """The number of things that it has changed; `None` if that is not known."""
     before: Mapping[str, Any] | None = None
@@ -260,10 +263,11 @@ def undo_hint(id: str) -> str:
 
 
 def _fields(done: AuditedAction) -> Document:
+    details = (done.detail, "" if done.is_complete else INCOMPLETE_DETAIL)
     known: Document = {
         "total": done.total,
         "filter": _bounded(done.filter),
-        "detail": _text(done.detail),
+        "detail": _text("; ".join(filter(None, details))),
         "count": done.count,
         "before": _bounded(done.before),
         "after": _bounded(done.after),

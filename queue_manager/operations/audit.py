@@ -15,7 +15,7 @@ from models.database import server_now
 from queue_manager.core.errors import Unavailable
 from queue_manager.core.redis_client import outage
 from queue_manager.operations import cursors
-from queue_manager.operations.schemas import INCOMPLETE_DETAIL, NextCursor, ServerTime
+from queue_manager.operations.schemas import NextCursor, ServerTime
 from queue_manager.server_calls import mongodb
 from services.audit import Actor, recorded
 from services.undo import Undone, undo
@@ -66,8 +66,7 @@ def undo_action(entry: AuditEntry, actor: Actor) -> Undone:
             raise Unavailable(database.describe(error)) from error
         except redis.RedisError as error:
             raise Unavailable(f"Redis {outage(error)}") from error
-        if not result.is_complete:
-            action.detail += f"; {INCOMPLETE_DETAIL}"
+        action.is_complete = result.is_complete
     return result
 
 

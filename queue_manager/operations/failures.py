@@ -16,7 +16,7 @@ from queue_manager.core.errors import NotFound, Unavailable
 from queue_manager.core.json_types import Moment
 from queue_manager.core.log import get_logger
 from queue_manager.operations.jobs import result_of
-from queue_manager.operations.schemas import INCOMPLETE_DETAIL, ServerTime
+from queue_manager.operations.schemas import ServerTime
 from queue_manager.operations.systems import find_system
 from queue_manager.server_calls import mongodb
 from services.audit import Actor, AuditedAction, recorded
@@ -137,8 +137,7 @@ def replay(group: FailureGroup, ids: Sequence[str], actor: Actor, *, is_over: Ca
         ids=ids,
         is_in_redis=is_in_redis,
     ) as action:
-        is_in_time = _replay_slices(group, ids, action, is_over)
-        action.detail = "" if is_in_time else INCOMPLETE_DETAIL
+        action.is_complete = _replay_slices(group, ids, action, is_over)
     log.info(
         "Failures were replayed by an operator",
         system=group.system,
@@ -146,7 +145,7 @@ def replay(group: FailureGroup, ids: Sequence[str], actor: Actor, *, is_over: Ca
         replayed=action.count,
         of=len(ids),
     )
-    return action.count or 0, is_in_time
+    return action.count or 0, action.is_complete
 
 
 def _replay_slices(group: FailureGroup, ids: Sequence[str], action: AuditedAction, is_over: Callable[[], bool]) -> bool:

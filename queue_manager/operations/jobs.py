@@ -30,7 +30,7 @@ from queue_manager.operations.job_schemas import (
     JobsToDelete,
     job_as_json,
 )
-from queue_manager.operations.schemas import INCOMPLETE_DETAIL, latency_of
+from queue_manager.operations.schemas import latency_of
 from queue_manager.server_calls import mongodb, redis_server
 from services.audit import Actor, recorded
 from services.job_queues import (
@@ -204,11 +204,12 @@ def change_jobs(
             if result == "CHANGED":
                 changed.append(id)
                 done.succeeded(changed)  # before the next one, which may fail
-        is_complete = len(results) == len(wanted)
         done.succeeded(changed)
-        done.detail = "" if is_complete else INCOMPLETE_DETAIL
+        done.is_complete = len(results) == len(wanted)
     log.info(f"Jobs were {CHANGE_TEXTS[action]} by an operator", jobs=len(changed), of=len(wanted))
-    return ChangedJobs(changed=len(changed), of=len(wanted), is_complete=is_complete, results=results, undo=done.undo)
+    return ChangedJobs(
+        changed=len(changed), of=len(wanted), is_complete=done.is_complete, results=results, undo=done.undo
+    )
 
 
 def retry_unless_successful(id: str, **options: Any) -> Document:
@@ -235,7 +236,7 @@ def clear_jobs(body: JobsToDelete, actor: Actor, *, is_over: Callable[[], bool])
         with mongodb():
             found = jobs.count_up_to(MAX_ARCHIVED + 1, body.states, body.name)
         return DeletedJobs(deleted=min(found, MAX_ARCHIVED), is_complete=found <= MAX_ARCHIVED, undo=None)
-    count, is_complete = 0, True
+    count = 0
     selected = {"name": body.name or "all", "states": ", ".join(body.states)}
     with recorded(actor, "clear", system=system.name, filter=selected) as action:
         action.count = 0
@@ -245,8 +246,9 @@ def clear_jobs(body: JobsToDelete, actor: Actor, *, is_over: Callable[[], bool])
         while (deleted := _next(batches)) is not None:
             action.count = count = count + deleted
             if is_over():
-                is_complete, action.detail = False, INCOMPLETE_DETAIL
+                action.is_complete = False
                 break
+    is_complete = action.is_complete
     log.info("Jobs deleted by an operator", states=selected["states"], name=body.name, jobs=count, complete=is_complete)
     return DeletedJobs(deleted=count, is_complete=is_complete, undo=action.undo)
 

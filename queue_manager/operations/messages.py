@@ -21,7 +21,6 @@ from queue_manager.operations.message_schemas import (
     QueueLength,
     QueueTotals,
 )
-from queue_manager.operations.schemas import INCOMPLETE_DETAIL
 from services.audit import Actor, AuditedAction, recorded
 from services.message_queue import (
     Filter,
@@ -176,7 +175,7 @@ def change_messages(
 def clear_messages(queue: MessageState | None, actor: Actor, *, is_over: Callable[[], bool]) -> Cleared:
     """Delete in batches, each of which is an event, until `is_over`; the rest is left for the next call."""
     logged_at = time.monotonic()
-    count, is_complete = 0, True
+    count = 0
     with recorded(actor, "clear", **AUDITED_QUEUE, filter={"state": queue or "all"}) as action:
         admin = queue_admin()
         counts = admin.counts()
@@ -188,8 +187,8 @@ def clear_messages(queue: MessageState | None, actor: Actor, *, is_over: Callabl
                 log.info("Messages are being cleared by an operator", queue=queue or "all", messages=count)
                 logged_at = now
             if is_over():
-                is_complete, action.detail = False, INCOMPLETE_DETAIL
+                action.is_complete = False
                 break
-    log.info("Messages cleared by an operator", queue=queue or "all", messages=count, complete=is_complete)
-    message = f"{many(count, 'message')} deleted{'' if is_complete else MORE_REMAIN}"
-    return Cleared(message=message, queueType=queue, cleared=count, is_complete=is_complete, undo=action.undo)
+    log.info("Messages cleared by an operator", queue=queue or "all", messages=count, complete=action.is_complete)
+    message = f"{many(count, 'message')} deleted{'' if action.is_complete else MORE_REMAIN}"
+    return Cleared(message=message, queueType=queue, cleared=count, is_complete=action.is_complete, undo=action.undo)

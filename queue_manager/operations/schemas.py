@@ -19,8 +19,6 @@ from queue_manager.telemetry import latency
 from queue_manager.telemetry.latency import MEASURES, Histogram, Measure
 
 MAX_FIELD_LENGTH = 64  # characters of a name that is quoted
-INCOMPLETE_DETAIL = "stopped after its time; the rest is left"
-"""What the audit has of an action that stopped at its time limit."""
 
 ServerTime = Annotated[Moment, Field(description="The time of the database server when the answer was made.")]
 NextCursor = Annotated[str | None, Field(description="The `cursor` of the next page; null on the last page.")]

@@ -19,8 +19,8 @@ from models.audit import AuditEntry
 from models.database import collection, server_now
 from queue_manager.broker.dead_letters import DEAD_LETTERS
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
-from queue_manager.operations.schemas import INCOMPLETE_DETAIL
 from services import undo as undo_module
+from services.audit import INCOMPLETE_DETAIL
 from tests.any_jobs import INVOICE
 from tests.e2e.commands import COMMAND, environment, interrupt_second_call, invoke, queue_manager
 from tests.real_servers import Servers

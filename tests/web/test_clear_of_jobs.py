@@ -25,11 +25,10 @@ from queue_manager.core.errors import Contended, Unavailable
 from queue_manager.operations import failures
 from queue_manager.operations import jobs as operations
 from queue_manager.operations.job_schemas import DeletedJobs, JobsToDelete
-from queue_manager.operations.schemas import INCOMPLETE_DETAIL
 from queue_manager.web.http import exception_handlers, requests
 from queue_manager.web.http.requests import MAX_DURATION, time_check
 from services import audit
-from services.audit import Actor
+from services.audit import INCOMPLETE_DETAIL, Actor
 from services.failures import FailureGroup
 from services.job_queues import DuplicateJob, jobs, system
 from tests import bulk_data

@@ -34,7 +34,7 @@ from queue_manager.operations.messages import (
     clear_messages,
     edit_message,
 )
-from queue_manager.operations.schemas import INCOMPLETE_DETAIL, EmptyIsNone
+from queue_manager.operations.schemas import EmptyIsNone
 from queue_manager.web.auth.authorization import CurrentActor
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import JsonBody, time_check
@@ -125,7 +125,7 @@ def delete_date_range(
         with recorded(actor, "delete", **AUDITED_QUEUE, filter=selected) as action:
             for found in admin.delete_matching(states, wanted, keep=action.keeper("message")):
                 action.count = sum(found.deleted.values())
-            action.detail = "" if found.is_complete else INCOMPLETE_DETAIL
+            action.is_complete = found.is_complete
         undo = action.undo
         log.info("Messages of a date range deleted by an operator", messages=action.count, complete=found.is_complete)
     count = sum(found.deleted.values())
@@ -194,7 +194,7 @@ def replay(
         for replayed in queue_admin().replay_matching(body.filter.to_filter()):
             action.ids, action.count = _succeeded(replayed.outcomes or {}), replayed.moved
             action.total = replayed.moved + replayed.failed
-        action.detail = "" if replayed.is_complete else INCOMPLETE_DETAIL
+        action.is_complete = replayed.is_complete
     numbers = _numbers("moved", replayed.moved, replayed.failed, is_complete=replayed.is_complete)
     results = {} if replayed.outcomes is None else _listed(replayed.outcomes)
     return Replayed(**numbers, **results, is_complete=replayed.is_complete)
