@@ -14,11 +14,12 @@ No log line has the URL's path, its query or a password. A password leaves this 
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import smtplib
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -93,22 +94,14 @@ class Notification:
 
     def as_json(self) -> dict[str, Any]:
         """Return the body of a generic webhook; `docs/how-to/monitor.md` describes it."""
-        problems = [
-            {
-                "system": one.system,
-                "rule": one.rule,
-                "severity": one.severity,
-                "text": one.text,
-                "action": one.action,
-            }
-            for one in self.alerts
-        ]
+        names = ("system", "rule", "severity", "text", "action")
+        problems = [{name: getattr(one, name) for name in names} for one in self.alerts]
         return {"status": self.status, "environment": settings().app_env, "title": self.title, "problems": problems}
 
     def as_slack(self) -> dict[str, Any]:
         """Return the body of an incoming webhook of Slack, which Mattermost and Discord (`/slack`) also accept."""
-        lines = [f"*{_escaped(self.title)}*", *(f"• {_escaped(one.line)}" for one in self.alerts)]
-        return {"text": "\n".join(lines)}
+        lines = [f"*{self.title}*", *(f"• {one.line}" for one in self.alerts)]
+        return {"text": html.escape("\n".join(lines), quote=False)}  # not read as markup, such as `<!channel>`
 
     def as_mail(self, sender: str, recipients: Sequence[str]) -> EmailMessage:
         mail = EmailMessage()
@@ -117,16 +110,11 @@ class Notification:
         return mail
 
 
-def _escaped(text: str) -> str:
-    """Return the text without what Slack would read as markup, such as `<!channel>`."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
 # The channels
 
 
 def has_channels(chosen: Settings) -> bool:
-    return chosen.qm_alert_webhook_url is not None or bool(chosen.qm_alert_mail_to)
+    return any(_channels(chosen))
 
 
 def send_to_channels(notification: Notification) -> dict[str, str | None]:
@@ -286,24 +274,20 @@ class Watch:
         self._read_silences()
         self._remember(found, at)
         if started := [key for key in current if self._is_to_be_sent(key, at)]:
-            if self.send(Notification("problem", [*map(Alert.of, by_severity(current[key] for key in started))])):
-                _confirm(started)
-            else:
-                self._take_back(started)
+            alerts = [*map(Alert.of, by_severity(current[key] for key in started))]
+            self._record(started, is_sent=self.send(Notification("problem", alerts)))
         if ended := self._ended():
             to_send = [Alert(*key, one.text) for key, one in ended.items() if key not in self._silenced]
-            if not to_send or self.send(Notification("recovered", to_send)):
-                _delete(ended)
-            else:
-                self._release(ended)
+            self._record_ends(ended, are_sent=not to_send or self.send(Notification("recovered", to_send)))
 
     def _read_silences(self) -> None:
         with suppress(Unavailable), mongodb():  # then those of the round before still hold
             self._silenced = {one.key for one in alert.silences(server_now())}
 
     def _remember(self, found: Outcomes, at: float) -> None:
-        for key, text in _sent().items():
-            self._known.setdefault(key, _Known(text, first_at=at))
+        with suppress(Unavailable), mongodb():  # also what was sent by a process that is gone
+            for key, text in alert.sent().items():
+                self._known.setdefault(key, _Known(text, first_at=at))
         for key, problem in found.items():
             if problem is not None:
                 known = self._known.setdefault(key, _Known(problem.text, first_at=at))
@@ -329,11 +313,16 @@ class Watch:
             known.sent_at, known.is_sent_elsewhere = at, not may_send
         return may_send
 
-    def _take_back(self, keys: Collection[Key]) -> None:
-        for key in keys:
-            self._known[key].sent_at = None
+    def _record(self, keys: Collection[Key], *, is_sent: bool) -> None:
+        """Record that problems were sent. The next round sends again what no channel took."""
+        if not is_sent:
+            for key in keys:
+                self._known[key].sent_at = None
         with suppress(Unavailable), mongodb():
-            alert.release(keys)
+            if is_sent:
+                alert.confirm_sent(keys, server_now())
+            else:
+                alert.release(keys)
 
     def _ended(self) -> dict[Key, _Known]:
         """Forget the problems that have ended; return those whose end this process sends."""
@@ -342,28 +331,15 @@ class Watch:
             del self._known[key]
         return {key: one for key, one in gone.items() if _may_send_end(key, one)}
 
-    def _release(self, ended: Mapping[Key, _Known]) -> None:
-        """Remember problems again, so that the next round sends their end, or keeps them if they are back."""
-        self._known |= ended
+    def _record_ends(self, ended: Mapping[Key, _Known], *, are_sent: bool) -> None:
+        """Record that ends were sent. Otherwise the next round sends them, or keeps the problems if they are back."""
+        if not are_sent:
+            self._known |= ended
         with suppress(Unavailable), mongodb():
-            alert.release_ends(ended)
-
-
-def _sent() -> dict[Key, str]:
-    """Return what was sent and has not ended, also by a process that is gone."""
-    with suppress(Unavailable), mongodb():
-        return alert.sent()
-    return {}
-
-
-def _confirm(keys: Iterable[Key]) -> None:
-    with suppress(Unavailable), mongodb():
-        alert.confirm_sent(keys, server_now())
-
-
-def _delete(keys: Iterable[Key]) -> None:
-    with suppress(Unavailable), mongodb():
-        alert.delete(keys)
+            if are_sent:
+                alert.delete(ended)
+            else:
+                alert.release_ends(ended)
 
 
 def _may_send_end(key: Key, known: _Known) -> bool:
