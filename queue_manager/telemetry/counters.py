@@ -86,24 +86,47 @@ class Source:
 
 def add(name: str, amounts: Mapping[str, int]) -> None:
     """Add `amounts` to the totals of `name`, in one round trip. Best effort: never raises an error of Redis."""
-    _counters().add(name, amounts)
+
+    def count(client: redis.Redis) -> None:
+        with client.pipeline(transaction=False) as pipe:
+            for field, amount in amounts.items():
+                if amount:
+                    pipe.hincrby(_key(name), field, amount)
+            pipe.execute()
+
+    _counters().attempt(count)
 
 
 def items(name: str, outcomes: Mapping[str, int]) -> None:
     """Count outcomes of items, `{done, failed, retried}`, and durations in the totals and the history. Like `add`."""
-    _counters().items(name, outcomes)
+    if (collected := _collected.counts) is not None:
+        collected[name].update(outcomes)
+        return
+    keys = (_key(name), history_key(name))
+    _counters().attempt(lambda client: COUNT_OUTCOMES(client, keys, _arguments(outcomes)))
 
 
 def items_by_hour(name: str, outcomes: Mapping[str, int]) -> None:
     """Count like `items` for one of many names, which has no totals, and a history by the hour."""
-    _counters().items_by_hour(name, outcomes)
+    _counters().attempt(lambda client: COUNT_HOUR(client, [hours_key(name)], _arguments(outcomes)))
+
+
+def _arguments(outcomes: Mapping[str, int]) -> list[str | int]:
+    pairs: Iterable[str | int] = chain.from_iterable(outcomes.items())
+    return [HISTORY_RETENTION_SECONDS, *pairs]
 
 
 @contextmanager
 def batched() -> Iterator[None]:
     """Collect the item counts of this thread in the block and write them at its end: one round trip per name."""
-    with _counters().batched():
+    _collected.counts = collected = defaultdict[str, Counter[str]](Counter)
+    try:
         yield
+    finally:
+        _collected.counts = None
+        for name, outcomes in collected.items():
+            if outcomes:
+                items(name, outcomes)
 
 
 def scan(name: str, run: Mapping[str, int]) -> None:
@@ -145,8 +168,11 @@ class _Collected(local):
     counts: dict[str, Counter[str]] | None = None
 
 
+_collected = _Collected()
+
+
 class _Counters:
-    """The counters of this process, with a circuit breaker for Redis."""
+    """The client that counts in this process, with a circuit breaker."""
 
     def __init__(self, url: str) -> None:
         self._client = make_client(url, socket_timeout=COUNT_TIMEOUT, socket_connect_timeout=COUNT_TIMEOUT)
@@ -154,47 +180,13 @@ class _Counters:
         self._is_away = False
         self._try_again_at = 0.0
         self._lock = Lock()
-        self._collected = _Collected()
 
-    def add(self, name: str, amounts: Mapping[str, int]) -> None:
-        def count() -> None:
-            with self._client.pipeline(transaction=False) as pipe:
-                for field, amount in amounts.items():
-                    if amount:
-                        pipe.hincrby(_key(name), field, amount)
-                pipe.execute()
-
-        self._try(count)
-
-    @contextmanager
-    def batched(self) -> Iterator[None]:
-        collected: dict[str, Counter[str]] = defaultdict(Counter)
-        self._collected.counts = collected
-        try:
-            yield
-        finally:
-            self._collected.counts = None
-            for name, outcomes in collected.items():
-                if outcomes:
-                    self.items(name, outcomes)
-
-    def items(self, name: str, outcomes: Mapping[str, int]) -> None:
-        if (collected := self._collected.counts) is not None:
-            collected[name].update(outcomes)
-            return
-        keys = (_key(name), history_key(name))
-        pairs: Iterable[str | int] = chain.from_iterable(outcomes.items())
-        self._try(lambda: COUNT_OUTCOMES(self._client, keys, [HISTORY_RETENTION_SECONDS, *pairs]))
-
-    def items_by_hour(self, name: str, outcomes: Mapping[str, int]) -> None:
-        pairs: Iterable[str | int] = chain.from_iterable(outcomes.items())
-        self._try(lambda: COUNT_HOUR(self._client, [hours_key(name)], [HISTORY_RETENTION_SECONDS, *pairs]))
-
-    def _try(self, count: Callable[[], object]) -> None:
+    def attempt(self, count: Callable[[redis.Redis], object]) -> None:
+        """Count, unless Redis failed a moment ago."""
         if time.monotonic() < self._try_again_at:
             return
         try:
-            count()
+            count(self._client)
         except redis.RedisError as error:
             self._try_again_at = time.monotonic() + COUNT_RETRY_DELAY
             self._log_change(is_away=True, error=error)
