@@ -17,6 +17,7 @@ from queue_manager.doctor.findings import Finding, Findings
 from queue_manager.server_calls import broker, redis_server
 from queue_manager.system import SCANS_QUEUE, item_queues
 from queue_manager.telemetry import worker_heartbeats
+from queue_manager.telemetry.worker_heartbeats import OWN_RELEASE, is_same_database
 
 
 def broker_at_redis_url() -> Iterator[Findings]:
@@ -29,29 +30,26 @@ def broker_at_redis_url() -> Iterator[Findings]:
 def other_workers() -> Iterator[Findings]:
     """Yield the workers of other releases, and those of another database or broker."""
     with redis_server() as client:
-        workers = worker_heartbeats.online(client)
-        databases, brokers = worker_heartbeats.with_other_servers(client)
-    elsewhere, apart = ([f"{name} ({used})" for name, used in one.items()] for one in (databases, brokers))
-    others = [
-        f"{worker.name} ({worker.release or 'before 0.2'})"
-        for worker in workers
-        if worker.release != worker_heartbeats.OWN_RELEASE
-    ]
+        workers = worker_heartbeats.online_details(client)
+    database, own_broker = worker_heartbeats.own_database(), worker_heartbeats.own_broker()
+    others = [f"{name} ({one.release or 'before 0.2'})" for name, one in workers if one.release != OWN_RELEASE]
+    elsewhere = [f"{name} ({one.database})" for name, one in workers if not is_same_database(one.database, database)]
+    apart = [f"{name} ({one.broker})" for name, one in workers if not is_same_database(one.broker, own_broker)]
     if others:
         yield Finding(
-            f"{many(len(others), 'worker')} of another release than this, {worker_heartbeats.OWN_RELEASE}: "
+            f"{many(len(others), 'worker')} of another release than this, {OWN_RELEASE}: "
             f"{first_ids(others, len(others))}",
             "Restart them with this release; during a rolling upgrade this is expected.",
         )
     if elsewhere:
         yield Finding(
-            f"{many(len(elsewhere), 'worker')} with another database than this, {worker_heartbeats.own_database()}, "
+            f"{many(len(elsewhere), 'worker')} with another database than this, {database}, "
             f"on the same Redis: {first_ids(elsewhere, len(elsewhere))}",
             "Give the processes of one deployment the same MONGO_DB_URL, and each deployment its own Redis database.",
         )
     if apart:
         yield Finding(
-            f"{many(len(apart), 'worker')} with another broker than this, {worker_heartbeats.own_broker()}, which get "
+            f"{many(len(apart), 'worker')} with another broker than this, {own_broker}, which get "
             f"none of its messages although health counts them: {first_ids(apart, len(apart))}",
             "Restart them with the same BROKER_URL.",
         )

@@ -80,17 +80,16 @@ def examine() -> Report:
 async def _examine() -> Report:
     # First and alone: Celery changes sys.path, in which versions are looked up, while other checks import modules.
     versions = {name: version(name) for name in (DISTRIBUTION, "celery", "kombu", "redis", "pymongo")}
-    of_versions = await _found_by(VERSIONS, set())
+    begun = {VERSIONS: asyncio.create_task(_found_by(VERSIONS, set()))}
+    await begun[VERSIONS]
     if await to_thread.run_sync(settings_error) is None:
         alone = [check for check in CHECKS if not check.servers and check is not VERSIONS]
-        early = {check.name: asyncio.create_task(_found_by(check, set())) for check in alone}
+        begun |= {check: asyncio.create_task(_found_by(check, set())) for check in alone}
         readings = await read(HEALTH_TIMEOUT)
         missing, problems = _missing(readings), all_problems(readings)
     else:
-        early, missing, problems = {}, {SETTINGS}, []
-    others = [check for check in CHECKS if check is not VERSIONS]
-    found = await asyncio.gather(*(early.get(check.name) or _found_by(check, missing) for check in others))
-    found.insert(CHECKS.index(VERSIONS), of_versions)
+        missing, problems = {SETTINGS}, []
+    found = await asyncio.gather(*(begun.get(check) or _found_by(check, missing) for check in CHECKS))
     return Report(
         versions={"python": platform.python_version(), **versions},
         checks=[_result(check, problems, findings) for check, findings in zip(CHECKS, found, strict=True)],

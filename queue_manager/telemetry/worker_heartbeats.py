@@ -263,34 +263,21 @@ def _place(url: str) -> str:
     return place.rpartition("@")[2]
 
 
-def with_other_servers(client: redis.Redis) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the databases, and the brokers, of online workers that use others than this process. Like `online`.
-
-    Both are by the names of the workers.
-    """
-    found = _online_details(client)
-    databases = _others({name: details.database for name, details in found.items()}, own_database())
-    return databases, _others({name: details.broker for name, details in found.items()}, own_broker())
-
-
-def _online_details(client: redis.Redis) -> dict[str, Details]:
+def online_details(client: redis.Redis) -> list[tuple[str, Details]]:
+    """Return the names and details of the online workers. Like `online`."""
     with client.pipeline(transaction=False) as pipe:
         _read_workers(pipe)
         time_, found, details = pipe.execute()
-    workers = _online(time_, found, details)
-    return {worker.name: _decode_details(details[member]) for member, worker in workers.items() if member in details}
+    return [(one.name, _details(details.get(member))) for member, one in _online(time_, found, details).items()]
 
 
-def _others(used: Mapping[str, str | None], own: str | None) -> dict[str, str]:
-    """Return those that are known, and are not this process's own."""
-    return {name: one for name, one in used.items() if one and own and not is_same_database(one, own)}
-
-
-def is_same_database(one: str, other: str) -> bool:
+def is_same_database(one: str | None, other: str | None) -> bool:
     """Return True if two databases, as `own_database` describes them, have the same name and a host in common.
 
-    Processes may list the members of a replica set in any order, and not all of them.
+    Processes may list the members of a replica set in any order, and not all of them. Also True if one is unknown.
     """
+    if not one or not other:
+        return True
     (hosts, _, name), (other_hosts, _, other_name) = one.partition("/"), other.partition("/")
     return name == other_name and not _hosts(hosts).isdisjoint(_hosts(other_hosts))
 
@@ -330,7 +317,7 @@ def _online(
 
 def _worker(member: str, ms: float, details: str | None) -> OnlineWorker:
     name, _, pid = member.rpartition(" ")
-    found = Details() if details is None else _decode_details(details)
+    found = _details(details)
     return OnlineWorker(
         name=name,
         pid=int(pid),
@@ -339,6 +326,10 @@ def _worker(member: str, ms: float, details: str | None) -> OnlineWorker:
         release=found.release,
         paused=found.paused,
     )
+
+
+def _details(recorded: str | None) -> Details:
+    return Details() if recorded is None else _decode_details(recorded)
 
 
 def _active(worker: OnlineWorker, recorded: str | None) -> ActiveWorker:
