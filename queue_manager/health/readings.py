@@ -44,7 +44,6 @@ from queue_manager.telemetry.counters import Recent
 from queue_manager.telemetry.worker_heartbeats import OnlineWorker
 
 AnswerT = TypeVar("AnswerT")
-KeyT = TypeVar("KeyT")
 
 READ_TIMEOUT = 3.0  # seconds
 REPORT_MARGIN = 0.5  # seconds by which a driver gives up earlier, so that it reports what is wrong
@@ -59,6 +58,8 @@ log = get_logger("QM/health")
 
 _checked_until: dict[str, float] = {}
 """By system, `OF_ALL_SYSTEMS`, or URL of a Redis: when the next check is due, by this machine's monotonic clock."""
+_slow_numbers = cache(CachedAnswer[Mapping[str, float]])
+"""Returns the cached answer of the `slow_numbers` of a system."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,13 +171,13 @@ class Readings:
 async def read(limit: float = READ_TIMEOUT) -> Readings:
     """Read the servers at the same time, each for at most `limit` seconds."""
     bounded = partial(_bounded, limit=limit)
-    slow_ones = [one for one in systems() if one.slow_numbers and one.is_on(settings())]
+    slow_ones = {one.name: one.slow_numbers for one in systems() if one.slow_numbers and one.is_on(settings())}
     redis, mongo, broker, stats, slow = await asyncio.gather(
         bounded(_redis, "redis", "Redis"),
         bounded(_mongodb, "mongodb", "MongoDB"),
         bounded(_broker, "broker", "The broker"),
         read_stats(limit),
-        _each({one.name: partial(bounded, _slow_numbers(one), one.name, "MongoDB") for one in slow_ones}),
+        _each({name: partial(bounded, _slow_numbers(one), name, "MongoDB") for name, one in slow_ones.items()}),
     )
     if any(isinstance(one, Problem) for one in (redis, broker, *stats.values(), *slow.values())):
         _checked_until.clear()  # perhaps an index was dropped, or another Redis answers, which the next reading finds
@@ -357,9 +358,3 @@ def _timed(read: Callable[[], datetime]) -> tuple[datetime, timedelta]:
     found = read()
     after = datetime.now(UTC)
     return found, max(found - after, seconds(0)) + min(found - before, seconds(0))
-
-
-@cache
-def _slow_numbers(system: System) -> CachedAnswer[Mapping[str, float]]:
-    assert system.slow_numbers is not None
-    return CachedAnswer(system.slow_numbers)

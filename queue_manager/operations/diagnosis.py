@@ -64,12 +64,12 @@ def diagnose(id: str, *, system_names: Collection[str] | None = None) -> Diagnos
     unread: dict[str, str] = {}
     away: list[Unavailable] = []
     actions: dict[str, list[AuditEntry]] = {}
-    names: dict[tuple[str | None, str], None] = {(None, id): None}
+    names: list[tuple[str | None, str]] = [(None, id)]
     now = local_now()
     try:
         with mongodb():
             now = server_now()
-            names |= dict.fromkeys(_items_of_task(id))
+            names += _items_of_task(id)
     except Unavailable as error:
         away.append(error)
     try:
@@ -101,8 +101,8 @@ def diagnose(id: str, *, system_names: Collection[str] | None = None) -> Diagnos
     if away and not found:
         raise away[0]
     found.sort(key=lambda explanation: explanation.id != id)
-    found = [_with_actions(one, [act for act in actions.get(one.id, []) if act.system == one.system]) for one in found]
-    return Diagnosis(found=found, unread=unread, server_time=now)
+    explained = [_with_actions(one, actions.get(one.id, [])) for one in found]
+    return Diagnosis(found=explained, unread=unread, server_time=now)
 
 
 def _deleted(id: str, without: list[System], actions: Sequence[AuditEntry], now: datetime) -> Iterator[Explanation]:
@@ -123,9 +123,8 @@ def _deleted(id: str, without: list[System], actions: Sequence[AuditEntry], now:
 
 def _with_actions(explanation: Explanation, actions: Sequence[AuditEntry]) -> Explanation:
     """Add what people did to the timeline."""
-    past = [*map(timeline_event, reversed(actions))]
-    timeline = newest_first([*reversed(explanation.timeline), *past])
-    return replace(explanation, timeline=timeline)
+    past = [timeline_event(act) for act in reversed(actions) if act.system == explanation.system]
+    return replace(explanation, timeline=newest_first([*reversed(explanation.timeline), *past]))
 
 
 def _items_of_task(id: str) -> Iterator[tuple[str, str]]:

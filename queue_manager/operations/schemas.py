@@ -139,11 +139,10 @@ def latency_of(system: System, counts: Mapping[str, int]) -> Latency:
 
 def percentiles_of(durations: Histogram) -> Percentiles | None:
     """Return the percentiles of durations; `None` if there are none."""
-    found = [durations.percentile(share) for share in (0.5, 0.95, 0.99)]
-    p50, p95, p99 = (None if one is None else round(one, 1) for one in found)
+    p50, p95, p99 = (durations.percentile(share) for share in (0.5, 0.95, 0.99))
     if p50 is None or p95 is None or p99 is None:
         return None
-    return Percentiles(count=durations.total, p50_ms=p50, p95_ms=p95, p99_ms=p99)
+    return Percentiles(count=durations.total, p50_ms=round(p50, 1), p95_ms=round(p95, 1), p99_ms=round(p99, 1))
 
 
 def _on_time(system: System, durations: Histogram) -> OnTime | None:

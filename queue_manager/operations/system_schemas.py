@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -100,10 +99,7 @@ class Overview(BaseModel):
     def of_systems(self, names: Collection[str]) -> Overview:
         """Return what it says of these systems and their queues, and of the servers and processes."""
         queues = queues_of(names)
-        workers = self.workers and [
-            replace(one, queues=one.queues and tuple(queue for queue in one.queues if queue in queues))
-            for one in self.workers
-        ]
+        workers = self.workers and [one.with_queues(queues) for one in self.workers]
         listed = [one for one in self.systems if one.name in names]
         return self.model_copy(update={"workers": workers, "systems": listed})
 

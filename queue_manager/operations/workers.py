@@ -99,8 +99,7 @@ class Workers(BaseModel):
         queues = queues_of(names)
         workers = [
             replace(
-                one,
-                queues=one.queues and tuple(queue for queue in one.queues if queue in queues),
+                one.with_queues(queues),
                 processes=[
                     process.model_copy(update={"running": [task.of_systems(names) for task in process.running]})
                     for process in one.processes

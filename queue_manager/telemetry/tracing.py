@@ -67,7 +67,7 @@ def flush() -> None:
 
 
 def publishing(
-    destination: str, *, system: str = "celery", count: int = 1, attributes: Attributes | None = None
+    destination: str, *, system: str = "celery", count: int = 1, attributes: Attributes
 ) -> AbstractContextManager[object]:
     """Return a span for sending `count` messages to `destination`."""
     if not settings().qm_tracing:
@@ -75,14 +75,14 @@ def publishing(
     from opentelemetry.trace import SpanKind
 
     about = _messaging("send", "publish", destination, system, count)
-    return _span(f"publish {destination}", SpanKind.PRODUCER, {**about, **(attributes or {})})
+    return _span(f"publish {destination}", SpanKind.PRODUCER, {**about, **attributes})
 
 
 def processing(
     destination: str,
     headers: Sequence[Mapping[str, Any]],
     *,
-    attributes: Attributes | None = None,
+    attributes: Attributes,
     not_errors: tuple[type[BaseException], ...] = (),
 ) -> AbstractContextManager[object]:
     """Return a span for handling messages with these headers: a child of the publisher of one, linked to those of many.
@@ -97,7 +97,7 @@ def processing(
     propagator = TraceContextTextMapPropagator()
     found = dict.fromkeys(one[TRACE_HEADER] for one in headers if isinstance(one.get(TRACE_HEADER), str))
     contexts = [propagator.extract({TRACE_HEADER: traceparent}) for traceparent in found]
-    about = {**_messaging("process", "process", destination, "celery", len(headers)), **(attributes or {})}
+    about = {**_messaging("process", "process", destination, "celery", len(headers)), **attributes}
     if len(headers) == 1 and contexts:
         return _span(f"process {destination}", trace.SpanKind.CONSUMER, about, not_errors, context=contexts[0])
     links = [trace.Link(trace.get_current_span(one).get_span_context()) for one in contexts]

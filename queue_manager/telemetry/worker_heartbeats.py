@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import msgspec
 import redis
@@ -157,6 +157,10 @@ class OnlineWorker:
     queues: Annotated[tuple[str, ...] | None, Field(description="The queues that it consumes; null if unknown.")]
     release: Annotated[str | None, Field(description="Its release; null before 0.2.")]
     paused: Annotated[str | None, Field(description="Why it takes no items; null if it does.")]
+
+    def with_queues(self, queues: Set[str]) -> Self:
+        """Return the worker without what it consumes besides these queues."""
+        return replace(self, queues=self.queues and tuple(queue for queue in self.queues if queue in queues))
 
 
 @dataclass(frozen=True, kw_only=True)

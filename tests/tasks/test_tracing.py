@@ -174,7 +174,7 @@ def test_without_the_setting_opentelemetry_is_not_imported_and_no_header_is_sent
         "from queue_manager.telemetry import tracing\n"
         "import models.database, tasks.scan, tasks.item\n"
         "tracing.require_opentelemetry()\n"
-        "with tracing.publishing('queue'), tracing.processing('queue', []): pass\n"
+        "with tracing.publishing('queue', attributes={}), tracing.processing('queue', [], attributes={}): pass\n"
         "assert not {'opentelemetry.exporter', 'opentelemetry.sdk.trace', 'models.command_spans'} & {*sys.modules}\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
