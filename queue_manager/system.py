@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import TypeVar
@@ -233,6 +234,12 @@ class System:
         )
         return self._returned("stats", found, is_right, "SystemStats with numbers")
 
+    def read_state(self) -> SystemStats:
+        """Return its statistics. Raises ConfigurationError also if `collections` or `counts` is wrong."""
+        self.read_collections()
+        self.source()
+        return self.read_stats()
+
     def read_collections(self) -> Mapping[str, Sequence[IndexModel]]:
         """Return what `collections` returns. Raises ConfigurationError if that is not indexes by collection."""
         found = self.call("collections", self.collections)
@@ -317,26 +324,18 @@ def item_queues(systems: Iterable[System]) -> list[str]:
     return [system.queue for system in systems if system.queue is not None]
 
 
-def read_each(systems: Iterable[System], read: Callable[[System], T]) -> tuple[dict[str, T], dict[str, str]]:
-    """Return what a function of the declarations returns, and the error of those whose function raises one, by system.
-
-    Args:
-        read: the method of System that calls the function.
-    """
+def read_each(systems: Iterable[System], read: Callable[[System], T]) -> dict[str, T]:
+    """Return what a method of System returns, by system; health reports those that raise ConfigurationError."""
     found: dict[str, T] = {}
-    broken: dict[str, str] = {}
     for system in systems:
-        try:
+        with suppress(ConfigurationError):
             found[system.name] = read(system)
-        except ConfigurationError as error:
-            broken[system.name] = str(error)
-    return found, broken
+    return found
 
 
-def sources(systems: Iterable[System]) -> tuple[dict[str, Source], dict[str, str]]:
-    """Return where finished items are counted, and the error of those whose `counts` raises one, by system."""
-    found, broken = read_each(systems, System.source)
-    return {name: source for name, source in found.items() if source is not None}, broken
+def sources(systems: Iterable[System]) -> dict[str, Source]:
+    """Return where finished items are counted, by system, without those whose `counts` is wrong."""
+    return {name: source for name, source in read_each(systems, System.source).items() if source is not None}
 
 
 def task_modules(systems: Iterable[System]) -> list[str]:

@@ -94,7 +94,7 @@ def _counted(
     client: redis.Redis, systems: Iterable[System], *, since: Mapping[str, datetime], last: int
 ) -> list[Bucket]:
     """Return what was counted of each system since a time, or in 24 hours, in buckets of ten minutes."""
-    counted, _ = sources(systems)
+    counted = sources(systems)
     begins = {name: _minute(at) for name, at in since.items()}
     firsts = {name: begins.get(name, last - MINUTES_KEPT) for name in counted}
     found: dict[str, dict[int, Totals]] = {}
@@ -178,7 +178,7 @@ def _not_copied(systems: Sequence[System], stored: Sequence[Bucket], now: dateti
 
 
 def _last_minutes(systems: Iterable[System], begins_at: datetime) -> dict[str, dict[datetime, Totals]]:
-    counted, _ = sources(systems)
+    counted = sources(systems)
     client, first = _redis(), _minute(begins_at)
     last = _last_minute(client)
     found = counters.from_each_server(client, counted, partial(counters.by_minute, first=first, last=last))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from threading import Semaphore
@@ -89,9 +89,6 @@ class InRedis:
     unread: Mapping[str, str]
     """By what could not be read, because a key has another type: the error. Its field is empty or `None` then."""
 
-    broken: Mapping[str, str] = field(default_factory=dict)
-    """By system: the error of its `counts`."""
-
     @property
     def are_workers_starting(self) -> bool:
         """Return True if the leader began a moment ago; not if that is in the future, since the clock was set back."""
@@ -112,8 +109,6 @@ class InMongoDB:
     """By scan: errors of the last 24 hours; `None` while a shared index, which counting needs, is missing."""
     running: Set[str]
     """The scans that run."""
-    broken: Mapping[str, str] = field(default_factory=dict)
-    """By system: the error of its `collections`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,9 +176,6 @@ async def read(limit: float = READ_TIMEOUT) -> Readings:
     )
     if any(isinstance(one, Problem) for one in (redis, broker, *stats.values(), *slow.values())):
         _checked_until.clear()  # perhaps an index was dropped, or another Redis answers, which the next reading finds
-    for server in (redis, mongo):
-        broken = {} if isinstance(server, Problem) else server.broken
-        stats |= {one: Problem(system=one, rule=Rule.UNKNOWN_STATE, text=broken[one]) for one in broken if one in stats}
     return Readings(redis=redis, mongodb=mongo, broker=broker, stats=stats, slow_numbers=slow)
 
 
@@ -191,7 +183,7 @@ async def read_stats(limit: float = READ_TIMEOUT) -> dict[str, SystemStats | Pro
     """Read the statistics of the systems that are on, each for at most `limit` seconds from its turn on."""
     bounded = partial(_bounded, limit=limit, rule=Rule.UNKNOWN_STATE)
     on = [system for system in systems() if system.is_on(settings())]
-    return await _each({one.name: partial(bounded, one.read_stats, one.name, one.stats_server) for one in on})
+    return await _each({one.name: partial(bounded, one.read_state, one.name, one.stats_server) for one in on})
 
 
 async def _each(asked: Mapping[str, Callable[[], Awaitable[AnswerT]]]) -> dict[str, AnswerT]:
@@ -266,7 +258,7 @@ def _redis() -> InRedis:
         now, ahead = _timed(lambda: time_of(client.time()))
         names = [system.name for system in systems()]
         with_items = [system.name for system in systems() if system.queue is not None]
-        counted, broken = sources(systems())
+        counted = sources(systems())
         return InRedis(
             now=now,
             clock_ahead=ahead,
@@ -282,7 +274,6 @@ def _redis() -> InRedis:
             next_runs=read("schedule", lambda: next_runs(client, names), {}),
             refused_writes=refused_writes(client),
             unread=unread,
-            broken=broken,
         )
 
 
@@ -329,7 +320,7 @@ def _mongodb() -> InMongoDB:
     # Those that counting errors needs are looked for each time.
     missing_shared = _missing(OF_ALL_SYSTEMS, schema.shared_collections()) or schema.missing(scan_run.collections())
     on = [system for system in systems() if system.is_on(settings())]
-    wanted, broken = read_each(on, System.read_collections)
+    wanted = read_each(on, System.read_collections)
     return InMongoDB(
         now=now,
         clock_ahead=ahead,
@@ -338,7 +329,6 @@ def _mongodb() -> InMongoDB:
         last_runs={system.name: scan_run.last(system.scan_task) for system in systems()},
         errors=None if missing_shared else scan_run.count_errors(now - hours(24)),
         running=scan_run.running(now=now),
-        broken=broken,
     )
 
 

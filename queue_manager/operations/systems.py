@@ -102,7 +102,7 @@ def read_schedule() -> Schedule:
 
 def last_day(listed: Sequence[System]) -> History:
     """Return how many items of these systems ended in the last 24 hours. Raises `Unavailable`."""
-    counted, _ = sources(listed)
+    counted = sources(listed)
     with mongodb(), redis_server():
         now = server_now()
         found = history.read_many([system for system in listed if system.name in counted], "24h", now=now)

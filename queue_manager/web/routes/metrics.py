@@ -164,7 +164,7 @@ def _counts() -> Iterator[Metric]:
     with redis_server() as client:
         scans = {system.name: counters.source(system.scan_task) for system in systems()}
         of_scans = counters.from_each_server(client, scans, counters.totals)
-        of_items = counters.from_each_server(client, sources(systems())[0], counters.totals)
+        of_items = counters.from_each_server(client, sources(systems()), counters.totals)
         yield from _scans(of_scans)
         yield _items(of_items)
         yield from _durations(of_items)
