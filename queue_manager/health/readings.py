@@ -217,11 +217,9 @@ async def _bounded(
         text = f"{server} did not answer within {limit:g} s"
         if rule is Rule.UNKNOWN_STATE:
             text = f"Its `stats` did not return within {limit:g} s, perhaps because {server} did not answer"
-    except ConfigurationError as error:
-        rule = Rule.SERVER_UNSUITABLE if rule is Rule.SERVER_AWAY else rule
-        text = str(error)
     except AppError as error:
-        if rule is Rule.SERVER_AWAY and is_forbidden(error.__cause__):
+        is_unsuitable = isinstance(error, ConfigurationError) or is_forbidden(error.__cause__)
+        if rule is Rule.SERVER_AWAY and is_unsuitable:
             rule = Rule.SERVER_UNSUITABLE
         text = str(error)
     except redis.RedisError as error:

@@ -13,12 +13,13 @@ the errors of redis-py.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from threading import Lock, local
 from typing import TypeVar
 
@@ -33,6 +34,8 @@ CountedT = TypeVar("CountedT")
 
 BUCKETS_MS = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
 """Upper bounds of the histogram of scan durations; one more bucket has longer ones."""
+SCAN_BUCKETS = (*(f"ms_{bound}" for bound in BUCKETS_MS), "ms_longer")
+"""The buckets' names in Redis."""
 COUNT_TIMEOUT = 0.5  # seconds that a caller waits for Redis
 COUNT_RETRY_DELAY = 5.0  # seconds after a failure before Redis is tried again
 
@@ -131,7 +134,8 @@ def batched() -> Iterator[None]:
 
 def scan(name: str, run: Mapping[str, int]) -> None:
     """Count one run of the scan `name`: `run` is `{found, claimed, enqueued, errors, duration_ms}`."""
-    add(name, {"runs": 1, **run, _bucket(run["duration_ms"]): 1})
+    bucket = SCAN_BUCKETS[bisect_left(BUCKETS_MS, run["duration_ms"])]
+    add(name, {"runs": 1, **run, bucket: 1})
 
 
 def totals(client: redis.Redis, sources: Iterable[Source]) -> list[Totals]:
@@ -139,15 +143,19 @@ def totals(client: redis.Redis, sources: Iterable[Source]) -> list[Totals]:
 
     Raises the errors of redis-py.
     """
+    return _read(client, [one.totals for one in sources])
+
+
+def _read(client: redis.Redis, keys: Iterable[str]) -> list[Totals]:
     with client.pipeline(transaction=False) as pipe:
-        for one in sources:
-            pipe.hgetall(one.totals)
-        return [{field: int(total) for field, total in fields.items()} for fields in pipe.execute()]
+        for key in keys:
+            pipe.hgetall(key)
+        return [{field: int(count) for field, count in fields.items()} for fields in pipe.execute()]
 
 
 def durations(of_scan: Totals) -> list[tuple[str, int]]:
     """Return the cumulative histogram of scan durations for Prometheus: (upper bound in s, number of runs)."""
-    counts = accumulate(of_scan.get(field, 0) for field in (*map(_field, BUCKETS_MS), _LONGER))
+    counts = accumulate(of_scan.get(bucket, 0) for bucket in SCAN_BUCKETS)
     bounds = (*(str(bound / 1000) for bound in BUCKETS_MS), "+Inf")
     return list(zip(bounds, counts, strict=True))
 
@@ -205,15 +213,6 @@ class _Counters:
 
 _counters = PerProcess(lambda: _Counters(settings().redis_url))
 _other_servers = PerProcess(lambda: cache(connect))
-_LONGER = "ms_longer"
-
-
-def _bucket(duration_ms: int) -> str:
-    return next((_field(bound) for bound in BUCKETS_MS if duration_ms <= bound), _LONGER)
-
-
-def _field(bound_ms: int) -> str:
-    return f"ms_{bound_ms}"
 
 
 def _key(name: str) -> str:
@@ -244,11 +243,7 @@ def by_minute(client: redis.Redis, sources: Sequence[Source], *, first: int, las
     `client` must decode its replies. Raises the errors of redis-py.
     """
     tens = range(first // 10, last // 10 + 1)
-    with client.pipeline(transaction=False) as pipe:
-        for one in sources:
-            for ten in tens:
-                pipe.hgetall(f"{one.minutes}{ten}")
-        found = iter(pipe.execute())
+    found = iter(_read(client, [f"{one.minutes}{ten}" for one in sources for ten in tens]))
     return [_minutes({ten: next(found) for ten in tens}, first, last) for _ in sources]
 
 
@@ -300,15 +295,9 @@ def last_hours(client: redis.Redis, names: Sequence[str]) -> list[Totals]:
     Raises like `by_minute`.
     """
     now = _now(client) // 3600
-    with client.pipeline(transaction=False) as pipe:
-        for name in names:
-            for hour in range(now - 24, now + 1):
-                pipe.hgetall(f"{hours_key(name)}{hour}")
-        found = iter(pipe.execute())
-    return [
-        added({field: int(count) for field, count in next(found).items()} for _ in range(now - 24, now + 1))
-        for _ in names
-    ]
+    hours = range(now - 24, now + 1)
+    found = iter(_read(client, [f"{hours_key(name)}{hour}" for name in names for hour in hours]))
+    return [added(islice(found, len(hours))) for _ in names]
 
 
 def added(counts: Iterable[Mapping[str, int]]) -> Totals:
@@ -319,14 +308,14 @@ def added(counts: Iterable[Mapping[str, int]]) -> Totals:
     return dict(total)
 
 
-def _minutes(tens: Mapping[int, Mapping[str, str]], first: int, last: int) -> dict[int, Totals]:
+def _minutes(tens: Mapping[int, Totals], first: int, last: int) -> dict[int, Totals]:
     minutes: dict[int, Totals] = {}
     for ten, fields in tens.items():
         for field, count in fields.items():
             name, _, digit = field.partition(":")
             minute = ten * 10 + int(digit)
             if first <= minute <= last:
-                minutes.setdefault(minute, {})[name] = int(count)
+                minutes.setdefault(minute, {})[name] = count
     return minutes
 
 
