@@ -11,6 +11,10 @@ class Finding:
 
     text: str
     action: str
+    system: str | None = None
+    """The system or component of a health problem."""
+    rule: str | None = None
+    """The id of the health rule, if it is a health problem."""
 
 
 @dataclass(frozen=True)

@@ -37,21 +37,12 @@ class Status(StrEnum):
     NOT_CHECKED = "not checked"
 
 
-class FoundProblem(BaseModel):
-    """What is wrong."""
-
-    text: str
-    action: str = Field(description="What to do.")
-    system: str | None = Field(default=None, description="The system or component of a health problem.")
-    rule: str | None = Field(default=None, description="The health rule, if it is a health problem.")
-
-
 class CheckResult(BaseModel):
     """The result of one check."""
 
     check: str
     statement: str = Field(description="What is true if the check found nothing.")
-    problems: list[FoundProblem]
+    problems: list[Finding]
     not_checked: list[str] = Field(description="Why the check, or a part of it, could not be made.")
 
     @computed_field  # type: ignore[prop-decorator]
@@ -128,15 +119,10 @@ def _collect(find: Callable[[], Iterator[Findings]], found: list[Findings]) -> N
 
 
 def _result(check: Check, problems: Sequence[Problem], findings: Sequence[Findings]) -> CheckResult:
-    of_health = [
-        FoundProblem(text=one.text, action=one.action, system=one.system, rule=one.rule.id)
-        for one in problems
-        if check.covers(one)
-    ]
-    own = [FoundProblem(text=one.text, action=one.action) for one in findings if isinstance(one, Finding)]
+    of_health = [Finding(one.text, one.action, one.system, one.rule.id) for one in problems if check.covers(one)]
     return CheckResult(
         check=check.name,
         statement=check.statement,
-        problems=[*of_health, *own],
+        problems=[*of_health, *(one for one in findings if isinstance(one, Finding))],
         not_checked=[one.reason for one in findings if isinstance(one, NotChecked)],
     )

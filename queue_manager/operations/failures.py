@@ -19,7 +19,7 @@ from queue_manager.operations.jobs import result_of
 from queue_manager.operations.schemas import ServerTime
 from queue_manager.operations.systems import find_system
 from queue_manager.server_calls import mongodb
-from services.audit import Actor, AuditedAction, recorded
+from services.audit import Actor, recorded
 from services.failures import BROKER, FailureGroup, FailureKind, FailureList, Failures, read_failures, replay_letters
 from services.job_queues import jobs
 from services.message_queue import queue_admin
@@ -128,37 +128,31 @@ def find_group(id: str) -> tuple[FailureGroup, bool]:
 def replay(group: FailureGroup, ids: Sequence[str], actor: Actor, *, is_over: Callable[[], bool]) -> tuple[int, bool]:
     """Replay members in slices until `is_over`; return how many were replayed, and False if slices are left."""
     is_in_redis = group.kind in ("message", "broker")
-    selected = {"name": group.name, "reason": group.reason}
+    size = 1 if group.kind == "job" else REPLAY_SLICE_SIZE  # jobs are changed one by one
+    replayed = list[str]()
     with recorded(
         actor,
         "replay" if is_in_redis else "retry",
         system=group.system,
-        filter=selected,
+        filter={"name": group.name, "reason": group.reason},
         ids=ids,
         is_in_redis=is_in_redis,
     ) as action:
-        action.is_complete = _replay_slices(group, ids, action, is_over)
+        action.count = 0
+        for begin in range(0, len(ids), size):
+            if is_over():
+                action.is_complete = False
+                break
+            replayed += _REPLAYS[group.kind](group, ids[begin : begin + size])
+            action.succeeded(replayed)
     log.info(
         "Failures were replayed by an operator",
         system=group.system,
         name=group.name,
-        replayed=action.count,
+        replayed=len(replayed),
         of=len(ids),
     )
-    return action.count or 0, action.is_complete
-
-
-def _replay_slices(group: FailureGroup, ids: Sequence[str], action: AuditedAction, is_over: Callable[[], bool]) -> bool:
-    """Record in the action what was replayed; return False if the time was over before the last slice."""
-    action.count = 0
-    size = 1 if group.kind == "job" else REPLAY_SLICE_SIZE  # jobs are changed one by one
-    replayed = list[str]()
-    for begin in range(0, len(ids), size):
-        if is_over():
-            return False
-        replayed += _REPLAYS[group.kind](group, ids[begin : begin + size])
-        action.succeeded(replayed)
-    return True
+    return len(replayed), action.is_complete
 
 
 def _replay_messages(_: FailureGroup, ids: Sequence[str]) -> list[str]:
