@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import redis
@@ -72,11 +72,11 @@ def diagnose(id: str, *, system_names: Collection[str] | None = None) -> Diagnos
             names += _items_of_task(id)
     except Unavailable as error:
         away.append(error)
+    in_redis = _InRedis()
     try:
         in_redis = _read_redis(searched)
     except Unavailable as error:
         away.append(error)
-        in_redis = None
     with mongodb():  # one limit for all systems; an outage leaves out only those that need MongoDB
         for one in searched:
             try:
@@ -136,12 +136,12 @@ def _items_of_task(id: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class _InRedis:
-    """What Redis knows of the dispatch of systems."""
+    """What Redis knows of the dispatch of systems; by default nothing."""
 
-    has_leader: bool
-    next_at: Mapping[str, datetime]
-    workers: Sequence[OnlineWorker]
-    paused: Mapping[str, PauseState]
+    has_leader: bool | None = None
+    next_at: Mapping[str, datetime] = field(default_factory=dict)
+    workers: Sequence[OnlineWorker] | None = None
+    paused: Mapping[str, PauseState] = field(default_factory=dict)
 
 
 def _read_redis(searched: Sequence[System]) -> _InRedis:
@@ -155,8 +155,8 @@ def _read_redis(searched: Sequence[System]) -> _InRedis:
         )
 
 
-def _dispatch_state(system: System, now: datetime, in_redis: _InRedis | None) -> DispatchState:
-    workers, paused = (None, {}) if in_redis is None else (in_redis.workers, in_redis.paused)
+def _dispatch_state(system: System, now: datetime, in_redis: _InRedis) -> DispatchState:
+    workers, paused = in_redis.workers, in_redis.paused
     are_queues_known = workers is not None and all(worker.queues is not None for worker in workers)
     return DispatchState(
         system=system,
@@ -164,8 +164,8 @@ def _dispatch_state(system: System, now: datetime, in_redis: _InRedis | None) ->
         is_on=system.is_on(settings()),
         pause=paused.get(system.name),
         idle=system.idle(settings(), is_paused=system.name in paused),
-        has_leader=None if in_redis is None else in_redis.has_leader,
-        next_scan_at=None if in_redis is None else in_redis.next_at.get(system.name),
+        has_leader=in_redis.has_leader,
+        next_scan_at=in_redis.next_at.get(system.name),
         workers=[one.name for one in workers or () if system.queue in (one.queues or ())] if are_queues_known else None,
         has_dead_letter=_has_dead_letter,
     )

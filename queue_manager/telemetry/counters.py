@@ -16,7 +16,7 @@ import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, chain, islice
@@ -259,15 +259,13 @@ def from_each_server(
     found = dict[str, CountedT]()
     for url in {one.url for one in sources.values()}:
         some = {name: one for name, one in sources.items() if one.url == url}
-        with nullcontext(client) if url is None else _passing_over_outages(url) as server:
+        try:
+            server = client if url is None else _other_servers()(url)
             found |= zip(some, read(server, [*some.values()]), strict=True)
+        except redis.RedisError:
+            if url is None:
+                raise
     return found
-
-
-@contextmanager
-def _passing_over_outages(url: str) -> Iterator[redis.Redis]:
-    with suppress(redis.RedisError):
-        yield _other_servers()(url)
 
 
 def recent(client: redis.Redis, sources: Sequence[Source]) -> list[Recent]:
