@@ -27,6 +27,7 @@ ACTIONS: dict[EventKind | QueueEventType | Action, Action] = {
     "move_to_dlq": "dlq",
 }
 DEFAULT_ACTIVITY_LIMIT, MAX_ACTIVITY_LIMIT = 100, 1_000
+NO_PAYLOAD = Json("null")
 
 
 class Activity(BaseModel):
@@ -73,6 +74,13 @@ class ActivityPage(BaseModel):
     pagination: ActivityPagination
 
 
+class MessageActivity(BaseModel):
+    """The history of a message, oldest first; empty if there is no such message."""
+
+    message_id: str
+    history: list[Activity]
+
+
 def checked_actions(text: str) -> str:
     """Return the text if it is a list of actions. Raises ValueError."""
     if set(text.split(",")) <= set(get_args(Action)):
@@ -111,31 +119,21 @@ def activity_page(
         and (has_anomaly is None or has_anomaly == (entry.anomaly is not None))
         and (anomaly_type is None or (entry.anomaly is not None and entry.anomaly.type == anomaly_type))
     ]
-    pagination = paginated(found, limit, offset)
-    return ActivityPage(logs=logged(found, pagination), pagination=pagination)
+    return page_of(found, limit, offset)
 
 
-def paginated(found: Sequence[object], limit: int | None, offset: int) -> ActivityPagination:
+def page_of(found: Sequence[ActivityEntry], limit: int | None, offset: int) -> ActivityPage:
+    """Return a page of entries, with what is known of their messages now."""
     limit = limit or DEFAULT_ACTIVITY_LIMIT
-    return ActivityPagination(total=len(found), limit=limit, offset=offset, has_more=offset + limit < len(found))
-
-
-def logged(found: Sequence[ActivityEntry], page: ActivityPagination) -> list[Activity]:
-    """Return the entries of a page, with what is known of their messages now."""
-    shown = found[page.offset : page.offset + page.limit]
+    shown = found[offset : offset + limit]
     ids = dict.fromkeys(entry.message_id for entry in shown if entry.message_id is not None)
     messages = {message.id: _without_payload(message) for _, message in queue_admin().locate([*ids])}
-    return [_activity_of(entry, *messages.get(entry.message_id or "", (None, None))) for entry in shown]
-
-
-NO_PAYLOAD = Json("null")
-
-
-class MessageActivity(BaseModel):
-    """The history of a message, oldest first; empty if there is no such message."""
-
-    message_id: str
-    history: list[Activity]
+    return ActivityPage(
+        logs=[_activity_of(entry, *messages.get(entry.message_id or "", (None, None))) for entry in shown],
+        pagination=ActivityPagination(
+            total=len(found), limit=limit, offset=offset, has_more=offset + limit < len(found)
+        ),
+    )
 
 
 def _without_payload(message: Message) -> tuple[Message, int]:

@@ -22,8 +22,7 @@ from queue_manager.operations.message_activity import (
     checked_actions,
     entries_of,
     history_of,
-    logged,
-    paginated,
+    page_of,
 )
 from queue_manager.operations.message_fields import MAX_FILTER_BYTES, MAX_WHOLE, MomentOf
 from queue_manager.operations.schemas import EmptyIsNone
@@ -144,17 +143,17 @@ def anomalies(
         found.sort(key=lambda one: ACTIONS[one[0].type])
     if sort_order == "desc":
         found.reverse()
-    pagination = paginated(found, limit, 0)
-    shown = found[: pagination.limit]
+    page = page_of([entry for entry, _ in found], limit, 0)
+    shown = found[: page.pagination.limit]
     by_severity = Counter(anomaly.severity for _, anomaly in shown)
     return Anomalies(
-        anomalies=logged([entry for entry, _ in found], pagination),
+        anomalies=page.logs,
         summary=AnomalySummary(
             total=len(shown),
             by_type=Counter(anomaly.type for _, anomaly in shown),
             by_severity={severity: by_severity[severity] for severity in SEVERITIES},
         ),
-        pagination=pagination,
+        pagination=page.pagination,
     )
 
 
