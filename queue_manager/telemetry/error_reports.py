@@ -63,7 +63,12 @@ def report(error: BaseException, *, where: str, **tags: Any) -> None:
     if settings().sentry_dsn is None:
         return
     try:
-        _send(error, {"where": where, **tags})
+        from sentry_sdk.utils import event_from_exception
+
+        event, hint = event_from_exception(error, client_options=client().options)
+        event["transaction"] = where
+        event["tags"] = {"where": where} | {name: str(value) for name, value in tags.items()}
+        client().capture_event(event, hint=hint)
     except Exception as failure:
         log.warning("An error could not be reported", error=str(failure))
 
@@ -74,15 +79,6 @@ def report_repeated(error: BaseException, *, where: str) -> None:
     if now - _reported_at.get(same, -REPEAT_AFTER) >= REPEAT_AFTER:
         _reported_at[same] = now
         report(error, where=where)
-
-
-def _send(error: BaseException, tags: dict[str, Any]) -> None:
-    from sentry_sdk.utils import event_from_exception
-
-    event, hint = event_from_exception(error, client_options=client().options)
-    event["transaction"] = tags["where"]
-    event["tags"] = {name: str(value) for name, value in tags.items()}
-    client().capture_event(event, hint=hint)
 
 
 def flush() -> None:

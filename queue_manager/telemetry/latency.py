@@ -49,9 +49,9 @@ class Histogram:
     """The sum of the durations, if it is known."""
 
     @classmethod
-    def of(cls, amounts: Mapping[str, int], *, sum_ms: float = math.inf) -> Self:
-        """Make a histogram of numbers by the names of buckets; other names are ignored."""
-        return cls(tuple(amounts.get(name, 0) for name in BUCKETS), sum_ms)
+    def of(cls, counts: Mapping[str, int], measure: Measure) -> Self:
+        """Make the histogram of one measure of counts, as `count_all` adds to them."""
+        return cls(tuple(counts.get(f"{measure}.{one}", 0) for one in BUCKETS), counts.get(f"{measure}.sum", math.inf))
 
     @property
     def total(self) -> int:
@@ -139,12 +139,7 @@ def ready_ms(due_ms: int | None, headers: Any) -> int | None:
 
 def histograms(counts: Mapping[str, int]) -> dict[Measure, Histogram]:
     """Return the histograms that counts have."""
-    return {
-        measure: Histogram.of(
-            {one: counts.get(f"{measure}.{one}", 0) for one in BUCKETS}, sum_ms=counts.get(f"{measure}.sum", math.inf)
-        )
-        for measure in MEASURES
-    }
+    return {measure: Histogram.of(counts, measure) for measure in MEASURES}
 
 
 def sum_seconds(counts: Mapping[str, int], measure: Measure) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
@@ -26,7 +27,11 @@ shares = st.floats(0.001, 1)
 
 
 def histogram(values: list[int]) -> Histogram:
-    return Histogram.of(Counter(map(bucket, values)), sum_ms=sum(values))
+    return of_buckets({**Counter(map(bucket, values)), "sum": sum(values)})
+
+
+def of_buckets(counts: Mapping[str, int]) -> Histogram:
+    return Histogram.of({f"run.{name}": count for name, count in counts.items()}, "run")
 
 
 def test_each_bound_is_about_twice_the_one_before() -> None:
@@ -65,12 +70,12 @@ def test_a_percentile_of_one_duration_does_not_exceed_it(value: int) -> None:
 
 
 def test_a_percentile_does_not_exceed_the_limit_implied_by_the_sum() -> None:
-    assert Histogram.of({"125": 1, "250": 1}).percentile(1) == 250
+    assert of_buckets({"125": 1, "250": 1}).percentile(1) == 250
     assert histogram([100, 150]).percentile(1) == 190  # the other one took more than 60
 
 
 def test_a_percentile_is_not_negative_if_the_sum_of_some_durations_was_lost() -> None:
-    merged = Histogram.of({"250": 3, "240000": 2}, sum_ms=600)  # Redis lost the sum of the long ones
+    merged = of_buckets({"250": 3, "240000": 2, "sum": 600})  # Redis lost the sum of the long ones
     assert merged.percentile(0.5) == pytest.approx(125 + 125 * 2.5 / 3)
     assert merged.percentile(0.99) == 120_000
 
@@ -81,12 +86,12 @@ def test_the_share_within_a_bound_is_exact(values: list[int], bound: int) -> Non
 
 
 def test_a_percentile_is_interpolated_and_undefined_without_data() -> None:
-    assert Histogram.of({"500": 4}).percentile(0.5) == 375
+    assert of_buckets({"500": 4}).percentile(0.5) == 375
     assert (Histogram().percentile(0.5), Histogram().share_within(250)) == (None, None)
 
 
 def test_prometheus_gets_cumulative_buckets_in_seconds() -> None:
-    found = Histogram.of({"1": 2, "250": 3, "longer": 1}).cumulative()
+    found = of_buckets({"1": 2, "250": 3, "longer": 1}).cumulative()
     assert len(found) == len(BUCKETS)
     assert (found[0], found[8], found[-1]) == (("0.001", 2), ("0.25", 5), ("+Inf", 6))
 
