@@ -243,9 +243,12 @@ class Rule(StrEnum):
     REFUSED_WRITES = (
         "refused-writes",
         CRITICAL,
-        "`redis`, `broker`; `overdue-messages`, if `QM_QUEUE_REDIS_URL` is another server",
-        "The server answers, but refuses writes: its memory is full, its disk fails, or it is a replica.",
-        "Free memory or raise `maxmemory`, or correct the other cause that the problem names.",
+        "`mongodb`, `redis`, `broker`; `overdue-messages`, if `QM_QUEUE_REDIS_URL` is another server",
+        "The server answers, but refuses or does not confirm writes: its memory or disk is full, it is a replica or "
+        "locked, or MongoDB has no majority of its members.",
+        "For a Redis, free memory or raise `maxmemory`. For MongoDB, start the members that `rs.status()` shows as "
+        "unavailable, free disk space, or end a lock with `db.fsyncUnlock()`. Or correct the other cause that the "
+        "problem names.",
     )
     WRONG_TYPES = (
         "wrong-types",

@@ -80,7 +80,8 @@ def write_concern() -> Iterator[Findings]:
     except WRITE_TIMEOUTS:
         yield Finding(
             f"A majority of the members did not confirm a write within {WRITE_TIMEOUT.total_seconds():g} s",
-            "Start the members that are unavailable: rs.status() in mongosh shows them.",
+            "In mongosh, rs.status() shows members that are unavailable: start them. If none is, free disk space, or "
+            "end a lock of `fsync` with db.fsyncUnlock().",
         )
     try:
         is_journaled = deployment.journals_majority_writes()

@@ -92,6 +92,8 @@ def _of_servers(readings: Readings) -> Iterator[tuple[str, Rule, str | None]]:
         else:
             yield from ((name, rule, None) for rule in (Rule.SERVER_AWAY, Rule.SERVER_UNSUITABLE, Rule.REFUSED_WRITES))
     redis, mongo = readings.in_redis, readings.in_mongodb
+    if mongo is not None and (refusal := readings.mongodb_writes) is not None:
+        yield refusal.system, refusal.rule, refusal.text
     if redis is not None:
         if redis.refused_writes is not None:
             text = f"Redis at {redact_url(settings().redis_url)} refuses writes ({redis.refused_writes})"

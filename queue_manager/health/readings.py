@@ -19,7 +19,7 @@ import redis
 from pymongo import IndexModel
 
 from beat_schedule import systems
-from models import scan_run, schema
+from models import deployment, scan_run, schema
 from models.database import is_forbidden, require_replica_set, server_now
 from models.scan_run import Scan
 from queue_manager import pauses, redis_keys
@@ -51,13 +51,14 @@ MAX_CALLS = 8  # of one function at a time, because a call that hangs keeps its 
 MAX_READ_AT_ONCE = 16  # systems, because each call has a thread and a connection
 LEADER, WORKERS = "leader", "workers"
 """Names in `InRedis.unread`."""
-RECHECK_INTERVAL = 5.0  # seconds until indexes that existed, or a Redis that was usable, are checked again
+RECHECK_INTERVAL = 5.0  # seconds until existing indexes, a usable Redis, or writes of MongoDB are checked again
 OF_ALL_SYSTEMS = ""  # in `_checked_until`: the collections that all share
+WRITES = "writes of MongoDB"  # in `_checked_until`
 
 log = get_logger("QM/health")
 
 _checked_until: dict[str, float] = {}
-"""By system, `OF_ALL_SYSTEMS`, or URL of a Redis: when the next check is due, by this machine's monotonic clock."""
+"""By system, `OF_ALL_SYSTEMS`, `WRITES`, or URL of a Redis: when the next check is due, by the monotonic clock."""
 _slow_numbers = cache(CachedAnswer[Mapping[str, float]])
 """Returns the cached answer of the `slow_numbers` of a system."""
 
@@ -117,6 +118,8 @@ class Readings:
 
     redis: InRedis | Problem
     mongodb: InMongoDB | Problem
+    mongodb_writes: Problem | None
+    """Meaningless if `mongodb` is a problem."""
     broker: Problem | None
     stats: Mapping[str, SystemStats | Problem]
     slow_numbers: Mapping[str, Mapping[str, float] | Problem | None]
@@ -167,16 +170,17 @@ async def read(limit: float = READ_TIMEOUT) -> Readings:
     """Read the servers at the same time, each for at most `limit` seconds."""
     bounded = partial(_bounded, limit=limit)
     slow_ones = {one.name: one.slow_numbers for one in systems() if one.slow_numbers and one.is_on(settings())}
-    redis, mongo, broker, stats, slow = await asyncio.gather(
+    redis, mongo, writes, broker, stats, slow = await asyncio.gather(
         bounded(_redis, "redis", "Redis"),
         bounded(_mongodb, "mongodb", "MongoDB"),
+        bounded(_write_to_mongodb, "mongodb", "MongoDB", rule=Rule.REFUSED_WRITES),
         bounded(_broker, "broker", "The broker"),
         read_stats(limit),
         _each({name: partial(bounded, _slow_numbers(one), name, "MongoDB") for name, one in slow_ones.items()}),
     )
     if any(isinstance(one, Problem) for one in (redis, broker, *stats.values(), *slow.values())):
         _checked_until.clear()  # perhaps an index was dropped, or another Redis answers, which the next reading finds
-    return Readings(redis=redis, mongodb=mongo, broker=broker, stats=stats, slow_numbers=slow)
+    return Readings(redis=redis, mongodb=mongo, mongodb_writes=writes, broker=broker, stats=stats, slow_numbers=slow)
 
 
 async def read_stats(limit: float = READ_TIMEOUT) -> dict[str, SystemStats | Problem]:
@@ -217,9 +221,11 @@ async def _bounded(
         text = f"{server} did not answer within {limit:g} s"
         if rule is Rule.UNKNOWN_STATE:
             text = f"Its `stats` did not return within {limit:g} s, perhaps because {server} did not answer"
+        if rule is Rule.REFUSED_WRITES:
+            text = f"{server} did not confirm a write within {limit:g} s"
     except AppError as error:
         is_unsuitable = isinstance(error, ConfigurationError) or is_forbidden(error.__cause__)
-        if rule is Rule.SERVER_AWAY and is_unsuitable:
+        if rule is not Rule.UNKNOWN_STATE and is_unsuitable:
             rule = Rule.SERVER_UNSUITABLE
         text = str(error)
     except redis.RedisError as error:
@@ -328,6 +334,16 @@ def _mongodb() -> InMongoDB:
         errors=None if missing_shared else scan_run.count_errors(now - hours(24)),
         running=scan_run.running(now=now),
     )
+
+
+def _write_to_mongodb() -> None:
+    """Check that MongoDB confirms a write, unless it did a moment ago: it may only answer reads, as after `fsyncLock`.
+
+    Apart from the reads, which it would delay.
+    """
+    if time.monotonic() >= _checked_until.get(WRITES, 0.0):
+        deployment.probe_write()
+        _checked_until[WRITES] = time.monotonic() + RECHECK_INTERVAL
 
 
 def _missing(of: str, wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:

@@ -12,6 +12,7 @@ from threading import Event
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
+from pymongo import MongoClient
 
 from beat_schedule import SYSTEMS
 from models import scan_run
@@ -110,6 +111,17 @@ def full_memory(url: str) -> Iterator[None]:
             yield
         finally:
             client.config_set("maxmemory", 0)
+
+
+@contextmanager
+def locked_mongodb(url: str) -> Iterator[None]:
+    """Let a MongoDB answer pings and reads while writes wait."""
+    with MongoClient[dict[str, Any]](url) as client:
+        client.admin.command("fsync", lock=True)
+        try:
+            yield
+        finally:
+            client.admin.command("fsyncUnlock")
 
 
 def taken_room(*, due_ago: float) -> DueItem:

@@ -29,7 +29,17 @@ from services import job_queues
 from services.due_documents import work_of
 from services.support_snooze import system as support_snooze
 from tests.e2e.celery_processes import ROOT, TESTS
-from tests.e2e.health_command import LOOKS, QUEUES, RUN, full_memory, lead, overview_problems, run_scans, taken_room
+from tests.e2e.health_command import (
+    LOOKS,
+    QUEUES,
+    RUN,
+    full_memory,
+    lead,
+    locked_mongodb,
+    overview_problems,
+    run_scans,
+    taken_room,
+)
 from tests.eventually import eventually
 from tests.foreign_jobs import add_foreign_jobs
 from tests.job_lab import Lab
@@ -391,6 +401,12 @@ def redis_may_evict_keys(servers: Servers, *_: object) -> Iterator[None]:
 @causes("redis", Rule.REFUSED_WRITES, r"Redis at redis://\S+ refuses writes \(command not allowed .*\)")
 def memory_of_redis_is_full(servers: Servers, *_: object) -> Iterator[None]:
     with full_memory(servers.valkey.url):
+        yield
+
+
+@causes("mongodb", Rule.REFUSED_WRITES, r"MongoDB at mongodb://\S+ did not confirm .*")
+def mongodb_confirms_no_writes(servers: Servers, *_: object) -> Iterator[None]:
+    with locked_mongodb(servers.mongo.url):
         yield
 
 
