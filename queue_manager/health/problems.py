@@ -24,6 +24,8 @@ Outcomes = dict[Key, Problem | None]
 
 _OF_SCAN = (Rule.MISSING_INDEXES, Rule.LATE_SCAN, Rule.SCAN_ERRORS)
 _OF_QUEUE = (Rule.LOST_ITEMS, Rule.QUEUE_WITHOUT_WORKER)
+_STOP_SCANS = (Rule.SERVER_AWAY, Rule.REFUSED_WRITES)
+"""While a server has one of these, late scans are a consequence."""
 _OF_STATS = [rule for rule in Rule if rule not in (*_OF_SCAN, *_OF_QUEUE, Rule.LAG)]
 """The rules whose outcome is known if the statistics of a system were read; that of `lag` may be missing in them."""
 
@@ -56,7 +58,7 @@ def _problems(found: Outcomes) -> list[Problem]:
 
 
 def _of_components(readings: Readings) -> Outcomes:
-    found = (*_of_servers(readings), *_of_processes(readings.in_redis), *_of_settings())
+    found = (*_of_servers(readings), *_of_processes(readings), *_of_settings())
     return {
         Key(name, rule.id): None if text is None else Problem(system=name, rule=rule, text=text)
         for name, rule, text in found
@@ -118,9 +120,9 @@ def _clocks_apart(redis: InRedis | None, mongo: InMongoDB | None) -> str | None:
     return f"The clock of {last} is {apart.total_seconds():.1f} s ahead of that of {first}"
 
 
-def _of_processes(redis: InRedis | None) -> Iterator[tuple[str, Rule, str | None]]:
+def _of_processes(readings: Readings) -> Iterator[tuple[str, Rule, str | None]]:
     """Yield the outcomes of beat and workers, which all systems need, and of the broker's dead letters."""
-    if redis is None:
+    if (redis := readings.in_redis) is None:
         return
     if redis.dead_letters is not None:
         text = f"{many(redis.dead_letters, 'Celery message')} could not be decoded or dispatched"
@@ -131,7 +133,7 @@ def _of_processes(redis: InRedis | None) -> Iterator[tuple[str, Rule, str | None
     if LEADER not in redis.unread or old is not None:
         has_leader = redis.leader is not None or old is not None
         yield "beat", Rule.NO_LEADER, None if has_leader else "No beat is the leader, so no scans run"
-    if redis.workers:
+    if redis.workers and readings.in_mongodb is not None:  # otherwise MongoDB is the cause
         paused = [f"{worker.name}: {worker.paused}" for worker in redis.workers if worker.paused is not None]
         of = f"{len(paused)} of {many(len(redis.workers), 'worker')}"
         text = f"{of} cannot reach MongoDB and cannot take items: {'; '.join(paused[:MAX_IDS])}"
@@ -165,11 +167,16 @@ def _of_scan(system: System, readings: Readings) -> Iterator[tuple[Rule, str | N
         yield Rule.LATE_SCAN, None
         text = f"The last scan had {many(run.errors, 'error')}: {run.error}"
         yield Rule.SCAN_ERRORS, text if run.errors else None
-    elif not readings.is_starting(system):
+    elif not readings.is_starting(system) and not _are_scans_stopped(readings):
         last = "it has not run in the last 24 hours"
         if run is not None:
             last = f"it last ran at {clock(run.at, mongo.now)}"
         yield Rule.LATE_SCAN, f"The scan is late: {last}"
+
+
+def _are_scans_stopped(readings: Readings) -> bool:
+    """Return True while scans cannot be sent, run or recorded, because of a server that has a problem of its own."""
+    return any(text is not None and rule in _STOP_SCANS for _, rule, text in _of_servers(readings))
 
 
 def _of_queue(system: System, redis: InRedis | None) -> Iterator[tuple[Rule, str | None]]:
@@ -190,8 +197,9 @@ def _of_queue(system: System, redis: InRedis | None) -> Iterator[tuple[Rule, str
 def _of_items(system: System, readings: Readings) -> Iterator[tuple[Rule, str | None]]:
     stats, mongo = readings.stats[system.name], readings.in_mongodb
     if isinstance(stats, Problem):
-        # Missing indexes are a problem of their own, which is the cause.
-        if mongo is not None and not mongo.missing_indexes.get(system.name):
+        # Missing indexes and a Redis that cannot be read are problems of their own, which are the cause.
+        is_explained = readings.in_redis is None and "Redis" in system.stats_server
+        if mongo is not None and not mongo.missing_indexes.get(system.name) and not is_explained:
             yield stats.rule, stats.text
         return
     lag_seconds = readings.numbers_of(system.name).get("lag_seconds")

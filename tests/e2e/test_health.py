@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import redis
 from bson import ObjectId
 
 from beat_schedule import SYSTEMS
-from dev.servers import Valkey
+from dev.ports import LOOPBACK, free_port
+from dev.servers import DATABASE, Valkey
 from models import job, scan_run
 from models.database import collection, server_now
 from queue_manager import redis_keys
@@ -37,12 +39,14 @@ from tests.documented import DOCS, block
 from tests.e2e.celery_processes import CeleryProcess, worker
 from tests.e2e.commands import invoke, queue_manager
 from tests.e2e.health_command import (
+    QUEUES,
     RUN,
     SLOW,
     Answer,
     full_memory,
     health,
     lead,
+    locked_mongodb,
     repeated,
     said,
     show_worker,
@@ -296,6 +300,47 @@ def test_full_memory_is_reported_without_secondary_problems(scanned: Servers) ->
     with full_memory(scanned.valkey.url), repeated(show_worker):
         text = health_here().only_problem("redis", Rule.REFUSED_WRITES)
     assert "refuses writes (command not allowed when used memory > 'maxmemory'" in text
+
+
+@pytest.fixture
+def late(clean: Servers) -> Servers:
+    """An outage has lasted: a beat leads, and no scan has run for ten minutes."""
+    lead(clean, since=hours(5))
+    for system in SYSTEMS:
+        scan_run.record(system.scan_task, RUN, error=None, now=server_now() - minutes(10))
+    return clean
+
+
+def test_full_memory_that_lasts_is_reported_without_late_scans(late: Servers) -> None:
+    with repeated(show_worker):
+        assert health_here().ids == [("support-snooze", "late-scan")]
+        with full_memory(late.valkey.url):
+            health_here().only_problem("redis", Rule.REFUSED_WRITES)
+
+
+def test_mongodb_that_confirms_no_writes_is_reported_without_late_scans(late: Servers, tmp_path: Path) -> None:
+    with repeated(show_worker), locked_mongodb(late.mongo.url):
+        health(tmp_path).only_problem("mongodb", Rule.REFUSED_WRITES)
+
+
+def test_frozen_redis_is_reported_without_secondary_problems(late: Servers, tmp_path: Path) -> None:
+    with Valkey(tmp_path / "valkey") as frozen:
+        os.kill(frozen.pid, signal.SIGSTOP)
+        try:
+            answer = health(tmp_path, REDIS_URL=frozen.url, QM_JOBS="true")
+        finally:
+            os.kill(frozen.pid, signal.SIGCONT)
+    answer.only_problem("redis", Rule.SERVER_AWAY)
+
+
+def test_workers_without_mongodb_are_no_problem_while_mongodb_is_away(scanned: Servers, tmp_path: Path) -> None:
+    def pause() -> None:
+        worker_heartbeats.record("worker@here", QUEUES, paused="MongoDB does not answer")
+
+    with repeated(pause):
+        health(tmp_path).only_problem("workers", Rule.PAUSED_WORKERS)
+        away = f"mongodb://{LOOPBACK}:{free_port()}/{DATABASE}"
+        health(tmp_path, MONGO_DB_URL=away).only_problem("mongodb", Rule.SERVER_AWAY)
 
 
 def test_worker_that_ends_while_the_memory_is_full_is_offline(scanned: Servers) -> None:
