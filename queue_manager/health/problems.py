@@ -7,6 +7,7 @@ does not apply now. The functions below yield the text or `None`, and nothing fo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from beat_schedule import systems, warnings
 from models.alert import Key
@@ -68,7 +69,7 @@ def _of_components(readings: Readings) -> Outcomes:
 def _of_system(system: System, readings: Readings) -> Outcomes:
     if not system.is_on(settings()):
         return {}
-    found = dict([*_of_scan(system, readings), *_of_queue(system, readings.in_redis), *_of_items(system, readings)])
+    found = dict([*_of_scan(system, readings), *_of_queue(system, readings), *_of_items(system, readings)])
     is_idle = readings.idle(system) is not None
     return {
         Key(system.name, rule.id): None if text is None else _problem(system, rule, text)
@@ -179,10 +180,11 @@ def _are_scans_stopped(readings: Readings) -> bool:
     return any(text is not None and rule in _STOP_SCANS for _, rule, text in _of_servers(readings))
 
 
-def _of_queue(system: System, redis: InRedis | None) -> Iterator[tuple[Rule, str | None]]:
-    if redis is None or system.queue is None:
+def _of_queue(system: System, readings: Readings) -> Iterator[tuple[Rule, str | None]]:
+    if (redis := readings.in_redis) is None or system.queue is None:
         return
-    if (lost := redis.losses[system.name]) is not None:
+    if (losses := redis.losses[system.name]) is not None:
+        lost = [id for id, end in losses.items() if not _has_scan_passed(system, end, readings)]
         text = (
             f"The process died or hung at least {leases.OFTEN_LOST} times in a row in {many(len(lost), 'item')} "
             f"({first_ids(lost, len(lost))})"
@@ -192,6 +194,14 @@ def _of_queue(system: System, redis: InRedis | None) -> Iterator[tuple[Rule, str
         text = f"No worker consumes the queue {system.queue}, so its items are not handled"
         is_missing = worker_heartbeats.unconsumed(redis.workers, [system.queue])
         yield Rule.QUEUE_WITHOUT_WORKER, text if is_missing else None
+
+
+def _has_scan_passed(system: System, end: datetime, readings: Readings) -> bool:
+    """Return True if scans would have taken an item whose cool-down ended at `end`, if it were still due."""
+    if readings.in_mongodb is None or readings.idle(system) is not None:
+        return False
+    run = readings.in_mongodb.last_runs[system.name]
+    return run is not None and run.at - end > system.late_after(settings())
 
 
 def _of_items(system: System, readings: Readings) -> Iterator[tuple[Rule, str | None]]:

@@ -77,9 +77,9 @@ class InRedis:
     workers: Sequence[OnlineWorker]
     dead_letters: int | None
     """`None` if they could not be counted."""
-    losses: Mapping[str, Mapping[str, int] | None]
-    """By system and item id: how many times in a row the item's process died, of items with many such losses; `None`
-    if they could not be read."""
+    losses: Mapping[str, Mapping[str, datetime] | None]
+    """By system and item id, of items whose process was often lost in a row: the end of the cool-down, after which no
+    scan has taken it yet, or `now` while its lease is held. `None` if they could not be read."""
     pauses: Mapping[str, PauseState]
     """By name: of paused systems."""
     recent: Mapping[str, Recent]

@@ -92,8 +92,7 @@ class MustCoolDown(Exception):
     def __init__(self, losses: int) -> None:
         self.losses = losses
         self.cool_down: timedelta = doubling(MIN_COOL_DOWN, losses - MAX_LOSSES, cap=MAX_COOL_DOWN)
-        lost = f"its process was lost {losses} times in a row"
-        super().__init__(f"{lost}; it cools down for {self.cool_down.total_seconds():.0f} s")
+        super().__init__(f"its process was lost {losses} times in a row; it cools down for {self.cool_down.seconds} s")
 
 
 @dataclass(kw_only=True)
@@ -277,8 +276,7 @@ class Leases:
             pipe.time()
             *scores, rank, lost, time_ = pipe.execute()
         step, at = step_of(*scores, now=unix_ms(time_of(time_)))
-        if step == "started":
-            at = scores[-1]
+        at = scores[-1] if step == "started" else at
         losses = 0 if lost is None else int(lost.split(b":")[0])
         known_at = None if at is None or step == "ended" else from_unix_ms(at)
         return LeaseDetail(step=step, at=known_at, ahead_of_it=rank or 0, losses=losses)
@@ -305,8 +303,7 @@ class Leases:
 
         Read in slices, because other clients wait meanwhile: a lease that changes its set may be missing.
         """
-        keys = self.keys
-        names: set[str] = set()
+        keys, names = self.keys, set[str]()
         with lease_server() as client:
             now = unix_ms(time_of(client.time()))
             for key in (keys.running,) if state == "stuck" else (keys.waiting, keys.running, keys.done):
@@ -335,16 +332,20 @@ class Leases:
                 found += client.zrange(key, begin, begin + limit // parts - 1)
         return [one.decode() for one in found]
 
-    def often_lost(self, *, now: datetime) -> Mapping[str, int]:
-        """Return, by id, the losses in a row of items whose process was often lost in the day before the time `now`."""
+    def often_lost(self, *, now: datetime) -> Mapping[str, datetime]:
+        """Return, by id, items whose process was often lost in a row, the last time in the day before the time `now`.
+
+        The value is the end of its cool-down, if no scan has taken it since, and `now` while its lease is held.
+        """
         with lease_server() as client:
             losses: Any = client.hgetall(self.keys.losses)
-        found = {}
+        ends = dict[str, datetime]()
         for one, value in losses.items():
             count, at = map(int, value.split(b":"))
             if count >= OFTEN_LOST and unix_ms(now) - at <= RETENTION_MS:
-                found[id_of(one.decode())] = count
-        return found
+                ends[one.decode()] = from_unix_ms(at) + MustCoolDown(count).cool_down
+        states = [one.state for one in self.statuses([*ends])]
+        return {id_of(one): ends[one] if state == "free" else now for one, state in zip(ends, states, strict=True)}
 
     @property
     def keys(self) -> Sets:

@@ -430,7 +430,11 @@ class TestAttempts:
             die(ours, ONE)
         assert cool_downs[:4] == [minutes(1), minutes(2), minutes(4), minutes(8)]
         assert cool_downs[-1] == hours(1)
-        assert ours.often_lost(now=local_now()) == {"room-1": 9}
+        now = local_now()
+        assert ours.often_lost(now=now) == {"room-1": now}  # its lease is held
+        ours.release([ONE])
+        ((id, end),) = ours.often_lost(now=now).items()
+        assert (id, now < end < now + minutes(61)) == ("room-1", True)
 
     def test_losses_are_forgotten_when_the_item_ends(self, client: redis.Redis, ours: Leases) -> None:
         die(ours, ONE)
