@@ -66,7 +66,7 @@ class _AgencyExplainer(ItemExplainer):
         if due_at > now:
             asked_at = f"it is asked {requests.after.days} days later, at {when(due_at, now)}"
             return "not due", "neutral", sentence(customer, asked_at, self.dispatch.scan(due_at))
-        lease = requests.leases.detail(self._item.lease)
+        lease = self.lease_of(requests, self._item)
         return self.due_state(lease, f"due to be asked since {when(due_at, now)}")
 
     def _window_end(self, request: Document) -> datetime:

@@ -16,9 +16,12 @@ from queue_manager.core.clock import milliseconds, seconds
 from queue_manager.core.wording import error_summary, many, sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
 from queue_manager.leases.state import LeaseDetail
+from services.due_work import Due
+from services.item_work import ItemWork
 
 MAX_ESTIMATE_ERROR = seconds(1)  # of the time of an event, an estimate of the database server's time
 RETRYABLE_STATES = ("due", "stuck", "failed")
+UNKNOWN_DISPATCH = "whether it is dispatched is unknown"
 StateText = tuple[str, Tone, str]
 """A state in words, how good it is, and the answer or a clause of it."""
 
@@ -65,6 +68,12 @@ class ItemExplainer(ABC):
             has_whole_timeline=self.history.is_complete,
         )
 
+    def lease_of(self, work: ItemWork, item: Due) -> LeaseDetail:
+        """Return the lease of the item. Raises `Unavailable`, unless it is known that Redis does not answer."""
+        if self.dispatch.has_leader is None:
+            return LeaseDetail(step="unknown")
+        return work.leases.detail(item.lease)
+
     def due_state(self, lease: LeaseDetail, *clauses: str) -> StateText:
         """Return the state of a due item by its lease, and an answer that begins with these clauses."""
         state, tone, clause = self._step(lease)
@@ -104,6 +113,8 @@ class ItemExplainer(ABC):
                 return "stuck", "bad", f"{ended}; {self.dispatch.scan()}"
             case "cooling":
                 return "failed", "bad", f"all attempts failed, and it cools down{self._when('until', lease.at)}"
+            case "unknown":
+                return "due", "warn", f"{UNKNOWN_DISPATCH}; {self.dispatch.scan()}"
             case "free":
                 return "due", "warn", f"not dispatched yet; {self.dispatch.scan()}"
 

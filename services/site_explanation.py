@@ -68,7 +68,7 @@ class _SiteExplainer(ItemExplainer):
             return "building", "good", sentence(building, hangs, self.dispatch.scan(hangs_at))
         item = self._work.due_of(self._sites, Site.of(self._document))
         hangs = f"the build hangs: it takes longer than {span(self._work.threshold)}"
-        return self.due_state(self._work.leases.detail(item.lease), building, hangs)
+        return self.due_state(self.lease_of(self._work, item), building, hangs)
 
 
 def _outcome(reset: Document) -> TimelineEvent:

@@ -9,10 +9,10 @@ from typing import Literal
 
 from queue_manager.core.clock import from_unix_ms
 
-LeaseStep = Literal["free", "ahead", "queued", "received", "started", "ended", "stuck", "cooling"]
+LeaseStep = Literal["free", "ahead", "queued", "received", "started", "ended", "stuck", "cooling", "unknown"]
 """`ahead`: dispatched, its ETA is to come. `queued`: its message waits for a worker. `received`: by a worker, or being
 sent. `started`: an attempt runs. `ended`: a moment ago. `stuck`: its lease ended without a result. `cooling`: its last
-attempt failed."""
+attempt failed. `unknown`: Redis was not asked, because it does not answer."""
 LeaseState = Literal["free", "in-progress", "stuck", "cooling"]
 """The steps in short."""
 _STATES: Mapping[LeaseStep, LeaseState] = {

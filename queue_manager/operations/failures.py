@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from urllib.parse import urlencode
@@ -12,6 +13,7 @@ from pydantic import BaseModel, Field
 from beat_schedule import systems, unknown_system
 from models.database import server_now
 from models.job import JobState
+from queue_manager.core.clock import local_now
 from queue_manager.core.errors import NotFound, Unavailable
 from queue_manager.core.json_types import Moment
 from queue_manager.core.log import get_logger
@@ -60,7 +62,7 @@ class GroupedFailures(BaseModel):
 
 
 def grouped(found: Failures, *, system: str | None, search: str | None) -> GroupedFailures:
-    """Return the groups that match. Raises `NotFound` for an unknown system, and `Unavailable`."""
+    """Return the groups that match. Raises `NotFound` for an unknown system."""
     names = [*(one.name for one in systems()), BROKER]
     if system is not None and system not in names:
         raise NotFound(unknown_system(system, names), field="system")
@@ -72,7 +74,8 @@ def grouped(found: Failures, *, system: str | None, search: str | None) -> Group
         and (not wanted or any(wanted in text.lower() for text in (one.name, one.reason, one.sample)))
     ]
     matching.sort(key=lambda one: len(one.members), reverse=True)
-    with mongodb():
+    now = local_now()
+    with suppress(Unavailable), mongodb():  # the lists that could be read are shown without MongoDB, too
         now = server_now()
     return GroupedFailures(
         groups=[_counts(one, now) for one in matching[:MAX_GROUPS]],

@@ -14,7 +14,7 @@ from queue_manager.explanation import DispatchState, Explanation, TimelineEvent
 from queue_manager.leases.state import LeaseDetail
 from services.due_documents.declaration import NO_DATE
 from services.due_documents.work import DocumentWork
-from services.item_explanation import ItemExplainer, StateText
+from services.item_explanation import UNKNOWN_DISPATCH, ItemExplainer, StateText
 
 
 def explain(work: DocumentWork, id: str, dispatch: DispatchState) -> list[Explanation]:
@@ -70,8 +70,8 @@ class _DocumentExplainer(ItemExplainer):
                 return "done", "good", sentence(done, f"it no longer meets {condition}")
             date = due if is_later else f"its date, {system.due}, was {when(self.due_at, now)}"
             return "not due", "neutral", sentence(f"it does not meet {condition}", date)
-        lease = work.leases.detail(work.due_of(document).lease)
-        if is_later and lease.step in ("free", "ahead"):
+        lease = self.lease_of(work, work.due_of(document))
+        if is_later and lease.step in ("free", "ahead", "unknown"):
             return system.later, "neutral", sentence(due, *self._before_it_is_due(lease, self.due_at))
         if lease.step == "cooling" and (failure := failed_item.get(system.name, document["_id"])) is not None:
             times = "" if failure.failures == 1 else f", {failure.failures} times in a row"
@@ -83,4 +83,5 @@ class _DocumentExplainer(ItemExplainer):
     def _before_it_is_due(self, lease: LeaseDetail, due_at: datetime) -> tuple[str, ...]:
         if lease.step == "ahead":
             return ("dispatched ahead of time, to be executed then",)
-        return "not dispatched", self.dispatch.scan(due_at - self._work.ahead)
+        is_unknown = lease.step == "unknown"
+        return UNKNOWN_DISPATCH if is_unknown else "not dispatched", self.dispatch.scan(due_at - self._work.ahead)

@@ -13,6 +13,7 @@ from dev.ports import LOOPBACK, free_port
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.operations import failures
+from services.message_queue import message_queue
 from tasks import retry
 from tests.e2e.commands import interrupt_second_call, invoke, queue_manager
 from tests.real_servers import Servers
@@ -99,3 +100,20 @@ def test_unavailable_sources_of_failures_are_named() -> None:
     replayed = queue_manager("failures", "replay", "0123456789ab", "--yes", REDIS_URL=url)
     assert (replayed.returncode, replayed.stdout) == (1, "")
     assert "was not found in the lists that could be read; Broker: Redis at" in replayed.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("clean")
+def test_failures_in_redis_are_shown_without_mongodb() -> None:
+    queue = message_queue()
+    queue.enqueue("send_mail", {}, max_attempts=1)
+    taken = queue.dequeue(timeout=0)
+    assert taken is not None
+    queue.nack(taken.id, taken.lock_token, reason="no such address")
+    url = f"mongodb://{LOOPBACK}:{free_port()}/product?serverSelectionTimeoutMS=300"
+    shown = queue_manager("failures", "--json", MONGO_DB_URL=url, QM_MESSAGE_QUEUE="true")
+    found = json.loads(shown.stdout)
+    assert [one["sample"] for one in found["groups"]] == ["no such address"]
+    problems = {one["title"]: one["problem"] for one in found["lists"]}
+    assert problems["Messages"] is None
+    assert problems["Rooms"].startswith("MongoDB at ")

@@ -61,6 +61,17 @@ def test_a_job_is_explained_without_redis() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(("due_in", "label"), [(-90, "due"), (3600, "snoozed")])
+def test_a_room_is_explained_without_redis(due_in: int, label: str) -> None:
+    room = make_room(server_now() + seconds(due_in))
+    said = queue_manager("why", str(room), REDIS_URL="redis://127.0.0.1:1/0")
+    assert said.returncode == 0, said.stderr
+    heading, answer, *_ = said.stdout.splitlines()
+    assert (heading.startswith(f"room {room}  "), heading.endswith(f"  {label}")) == (True, True)
+    assert "; whether it is dispatched is unknown; the time of the next scan is unknown, because Redis does" in answer
+
+
+@pytest.mark.processes
 def test_a_message_is_explained_without_mongodb() -> None:
     id = message_queue().enqueue("send_mail")
     gone = f"mongodb://127.0.0.1:{free_port()}/product?serverSelectionTimeoutMS=300"
