@@ -3,7 +3,8 @@
     {system, event: dispatched, at, items, task, is_manual?, expires_at}            a batch, kept for a day
     {system, event: executed, at, items, task?, worker, took_ms, expires_at}        a batch, kept for a day
     {system, event: retried, at, id, attempt?, error, worker, task, expires_at}     kept for a day
-    {system, event: failed | lost, at, id, attempt?, error, worker, task, expires_at}      kept for 30 days
+    {system, event: failed, at, id, attempt?, error, worker, task, expires_at}      kept for 30 days
+    {system, event: lost, at, id, error, task, expires_at}                          kept for 30 days
 
 `items` has a line for each item: the name of its lease, and why it was skipped if it was. `task` is what the ids of a
 dispatched batch's tasks begin with, followed by the position of the item; elsewhere it is the id of one task.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -105,7 +107,8 @@ def record_attempt(
 ) -> None:
     """Record an attempt at one item that did not succeed."""
     error, id = error[:MAX_EVENT_ERROR_LENGTH], leases.id_of(name)
-    _record(system, event, id=id, task=task, error=error, worker=process_name(), attempt=attempt)
+    worker = None if event == "lost" else process_name()  # which records what another process did
+    _record(system, event, id=id, task=task, error=error, worker=worker, attempt=attempt)
 
 
 def _lines(items: Iterable[str]) -> str:
@@ -164,6 +167,15 @@ def of_item(system: str, id: str) -> ItemHistory:
     return ItemHistory(events=events, is_complete=is_complete)
 
 
+def last_loss(system: str, name: str, *, since: datetime) -> str | None:
+    """Return why the process of an item was lost the last time, if that was recorded after `since`. Best effort."""
+    where = {"system": system, "id": leases.id_of(name), "at": {"$gt": since}, "event": "lost"}
+    with suppress(Error), within(EVENT_INSERT_TIMEOUT):
+        found = _events().find(where, sort=[("at", DESCENDING)], limit=1, hint=BY_ITEM)
+        return next((one.error for one in readable(found, _attempt_event, of=ITEM_EVENTS_COLLECTION)), None)
+    return None
+
+
 def _batches_with(system: str, pattern: str) -> list[Document]:
     """Return the newest batches with a line that matches."""
     where = {"system": system, "items": {"$regex": pattern, "$options": "m"}}
@@ -201,7 +213,7 @@ def _attempt_event(document: Document) -> ItemEvent:
         at=typed(document, "at", datetime),
         attempt=document.get("attempt"),
         error=typed(document, "error", str),
-        worker=typed(document, "worker", str),
+        worker=typed(document, "worker", str) if "worker" in document else None,
         task=typed(document, "task", str),
     )
 

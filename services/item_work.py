@@ -13,6 +13,7 @@ from models.database import server_now
 from queue_manager import leases
 from queue_manager.core.clock import parse_utc, seconds
 from queue_manager.core.errors import PermanentError
+from queue_manager.core.wording import sentence
 from queue_manager.items import DueItem, is_result
 from queue_manager.leases import MIN_COOL_DOWN, Attempts, Leases, MustCoolDown
 
@@ -76,9 +77,9 @@ class ItemWork:
         """Handle an item whose process died several times in a row: no scan takes it for a while."""
         self.leases.release([item.lease], cool_down=lost.cool_down)
 
-    def lost(self, item: DueItem) -> None:
-        """Handle the death of the process that worked on this item."""
-        self.record_attempt(item, "lost", error="Its process died or was replaced")
+    def lost(self, item: DueItem, why: str) -> None:
+        """Handle the death of the process that worked on this item; `why` is a clause."""
+        self.record_attempt(item, "lost", error=sentence(why))
         self.release([item])
 
     # Attempts

@@ -74,7 +74,7 @@ class ItemTask(BatchedTask):
         except MustCoolDown as lost:
             log.error(f"Item is not started: {lost}", task=self.name, args=item.args)
             error_reports.report(lost, where=self.name, task_id=item.task_id, item=item.lease)
-            self._record(item, "lost", lost)
+            self.work().record_attempt(item, "failed", error=reason(lost))  # this process is not the one that was lost
             self._cool_down(item, lost)
             raise Ignore from None
 

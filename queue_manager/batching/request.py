@@ -18,17 +18,30 @@ from queue_manager.core.log import get_logger
 
 log = get_logger("QM/tasks")
 
-lost_requests: deque[Request] = deque()
-"""Requests whose process died. The worker's heartbeat releases their items, since MongoDB may keep a caller waiting."""
+lost_requests: deque[tuple[Request, str]] = deque()
+"""Requests whose process died, and why.
+
+The worker's heartbeat releases their items, since MongoDB may keep a caller waiting.
+"""
 
 
 def is_process_lost(error: Any) -> bool:
     """Return True if `error`, an `ExceptionInfo`, says that the process died or was replaced for taking too long."""
-    exception = error.exception
-    if isinstance(exception, ExceptionWithTraceback):
-        exception = exception.exc
     # SystemExit: the item itself ended its process.
-    return isinstance(exception, WorkerLostError | TimeLimitExceeded | SystemExit)
+    return isinstance(_exception_of(error), WorkerLostError | TimeLimitExceeded | SystemExit)
+
+
+def _exception_of(error: Any) -> Any:
+    exception = error.exception
+    return exception.exc if isinstance(exception, ExceptionWithTraceback) else exception
+
+
+def _describe_loss(error: Any) -> str:
+    exception = _exception_of(error)
+    if not isinstance(exception, TimeLimitExceeded):
+        return "its process died"
+    limit = exception.args[0]  # `None` if it is that of the whole worker
+    return f"it took {'too long' if limit is None else f'longer than {limit:g} s'}, so its process was ended"
 
 
 class ItemRequest(Request):
@@ -63,7 +76,7 @@ class ItemRequest(Request):
         is_lost = is_process_lost(exc_info) and not (self._already_revoked or self._already_cancelled)
         super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
         if is_lost:
-            lost_requests.append(self)
+            lost_requests.append((self, _describe_loss(exc_info)))
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """Log a hard timeout, and record the failure unless the prefork pool has called `on_failure` before."""

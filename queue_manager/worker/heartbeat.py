@@ -64,12 +64,12 @@ class Heartbeat:
     def release_lost(self) -> None:
         """Release the items of processes that died; repeated while MongoDB is unavailable."""
         while lost_requests:
-            request = lost_requests.popleft()
+            request, why = lost_requests.popleft()
             try:
-                request.task.work().lost(request.task.item(request.id, request.args, request.kwargs))
+                request.task.work().lost(request.task.item(request.id, request.args, request.kwargs), why)
             except Exception as error:
                 if is_outage(error):
-                    lost_requests.append(request)
+                    lost_requests.append((request, why))
                     raise
                 log.error("A lost item waits for its lease to end", task_id=request.id, error=reason(error))
 

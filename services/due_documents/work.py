@@ -13,7 +13,7 @@ from typing import Any
 from pymongo.errors import BulkWriteError, DocumentTooLarge, WriteError
 from structlog.stdlib import BoundLogger
 
-from models import database, failed_item
+from models import database, failed_item, item_events
 from models.document_id import id_key, id_text, is_same_id, read_id, shown_id
 from models.due_documents import DueCollection, StillDue
 from queue_manager.core.clock import parse_utc, seconds, to_iso
@@ -21,7 +21,7 @@ from queue_manager.core.errors import NotYetDue, PermanentError, reason, typed_r
 from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
 from queue_manager.items import DueItem, FunctionFailed, Verdict
-from queue_manager.leases import Leases, MustCoolDown
+from queue_manager.leases import MAX_COOL_DOWN, Leases, MustCoolDown
 from services.due_documents.after import AFTER, AfterCalls
 from services.due_documents.declaration import DueDocuments, Failure, Run
 from services.due_documents.updates import Unwritten, grouped_updates, require_update
@@ -207,7 +207,9 @@ class DocumentWork(DueWork):
 
     def cool_down_lost(self, item: DueItem, lost: MustCoolDown) -> None:
         """Record the loss like a failed attempt, so that the item is listed as failed."""
-        self.give_up(item, error=f"its process was lost {lost.losses} times in a row")
+        why = item_events.last_loss(self.system.name, item.lease, since=self.clock() - MAX_COOL_DOWN)
+        cause = "" if why is None else f". {why}"
+        self.give_up(item, error=f"its process was lost {lost.losses} times in a row{cause}")
 
     # Writing
 

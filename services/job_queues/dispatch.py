@@ -105,9 +105,9 @@ class Dispatch(DueWork):
                     "A queue could not be released; its lease will expire", name=item.args[0], error=reason(error)
                 )
 
-    def lost(self, item: DueItem) -> None:
+    def lost(self, item: DueItem, why: str) -> None:
         lost_jobs.reap_of_task(item.task_id, self.clock())
-        super().lost(item)
+        super().lost(item, why)
 
     def renew_claims(self, running: Mapping[str, int]) -> None:
         job_attempt.renew_claims(running, until=self.clock() + self.leases.lease)

@@ -86,6 +86,8 @@ def test_neighbours_of_an_item_that_kills_its_process_are_executed_immediately(
         scan()
         eventually(lambda: losses(client, poison) == 2)
         eventually(lambda: is_released(poison), within=LEASE - 5)
+    cause = "Its process died" if does == "exit" else "It took longer than 2 s, so its process was ended"
+    assert recorded_error(poison) == f"its process was lost 2 times in a row. {cause}."
 
     until = lease(poison).ends_at
     assert until is not None

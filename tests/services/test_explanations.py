@@ -22,6 +22,7 @@ from queue_manager.core.redis_client import connect
 from queue_manager.core.wording import clock, error_summary, ordinal, rounded, sentence, span, when
 from queue_manager.explanation import DispatchState, Explanation
 from queue_manager.items import DueItem
+from queue_manager.leases import MustCoolDown
 from queue_manager.operations import diagnosis
 from queue_manager.operations.diagnosis import diagnose
 from services import review_requests, stale_thumbnails, support_snooze
@@ -281,6 +282,17 @@ class TestDue:
             raise SystemExit
         with work.attempt(item):
             assert "after its process was lost 1 time in a row" in why(room, work, server_now()).answer
+
+    def test_a_room_that_took_too_long_several_times(self, work: DocumentWork) -> None:
+        room = make_room(server_now() - minutes(5))
+        (item,) = scan(work)
+        work.lost(item, "it took longer than 120 s, so its process was ended")
+        eventually(lambda: collection("qm_item_events").count_documents({"event": "lost"}) == 1)
+        work.cool_down_lost(item, MustCoolDown(2))
+        found = why(room, work, server_now())
+        assert ". Last error: its process was lost 2 times in a row. It took longer than 120 s, so its" in found.answer
+        (lost,) = [one for one in found.timeline if one.event == "Process lost"]
+        assert (lost.error, lost.worker) == ("It took longer than 120 s, so its process was ended.", None)
 
     def test_a_room_that_failed(self, work: DocumentWork) -> None:
         room = make_room(server_now() - minutes(5))

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker import control, state
 from celery.worker.request import create_request_cls
 
 from queue_manager.batching import reports
 from queue_manager.batching.completion import TaskResult
+from queue_manager.batching.request import lost_requests
 from tasks import app
 
 NAME = "tasks.support_snooze.unsnooze_room"
@@ -172,6 +174,23 @@ def test_an_error_of_one_request_does_not_affect_the_others() -> None:
     assert worker.acknowledged == ["id-0", "id-2"]
     assert counted()["requests"] == []
     assert len(worker.events.sent) == 6
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (TimeLimitExceeded(2.5), "it took longer than 2.5 s, so its process was ended"),
+        (TimeLimitExceeded(None), "it took too long, so its process was ended"),
+        (WorkerLostError("exited"), "its process died"),
+    ],
+)
+def test_the_reason_of_a_lost_process_is_kept_for_the_heartbeat(error: Exception, why: str) -> None:
+    worker = Worker()
+    [request] = worker.receive(1)
+    lost_requests.clear()
+    request.on_failure(SimpleNamespace(exception=error, traceback="", exc_info=None), send_failed_event=False)
+    assert [*lost_requests] == [(request, why)]
+    lost_requests.clear()
 
 
 @pytest.mark.parametrize("is_off", [True, False])

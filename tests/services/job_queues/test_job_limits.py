@@ -233,7 +233,7 @@ def lose_process(lab: Lab, *, claimed_by: str | None = None) -> None:
         ended.wait()
         claimed_by = process_name(ended.pid)
     job.jobs().update_many({"claim.token": "t"}, {"$set": {"claim.worker": claimed_by}})
-    lab.dispatching().lost(DueItem(task_id="t", args=("mail", None), lease=lease_name("mail", None)))
+    lab.dispatching().lost(DueItem(task_id="t", args=("mail", None), lease=lease_name("mail", None)), "it died")
 
 
 @pytest.mark.parametrize("host", [None, "elsewhere"])
