@@ -71,7 +71,7 @@ class Rule(StrEnum):
         WARNING,
         f"{ANY_SYSTEM} except `review-requests`",
         f"The oldest due item that is not cooling down has waited longer than {LATE}.",
-        "Check that the workers are running, keep up with the load and log no errors.",
+        "See `queue-manager why ID` (`jobs status` for jobs). Check that the workers run, keep up and log no errors.",
         "late",
         UNLESS_IDLE,
     )
