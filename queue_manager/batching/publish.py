@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
@@ -83,9 +83,9 @@ def _publish(task: BatchedTask, items: Sequence[DueItem], producer: Any) -> None
     is_copied = isinstance(producer.channel, Channel) and not _has_listeners(task)
     captured = _captured(task, ends, producer, headers) if is_copied else []
     if template := _template(captured, ends, has_eta=any(item.eta for item in items)):
-        (name, _), tag = captured[0], uuid4().hex
+        tag = uuid4().hex
         copies = (template.filled(one.task_id, one.args, f"{tag}-{at}", one.eta) for at, one in enumerate(items))
-        producer.channel.put_many(name, copies)
+        producer.channel.put_many(template.list_name, copies)
         return
     with producer.batch(len(items)):
         for item in items:
@@ -105,13 +105,13 @@ def publish_copy(task: BatchedTask, args: Sequence[Any], task_id: str) -> bool:
         # Without a connection, Celery opens one and retries as its settings say.
         if not producer.connection.connected or not isinstance(producer.channel, Channel):
             return False
-        original = _originals.get(task)
-        if original is None or original.pid != os.getpid():
-            original = _originals[task] = _original(task, args, producer, route)
-        if original.template is None or original.route != route:
+        if task not in _originals:
+            _originals[task] = route, _template_of_one(task, args, producer, route)
+        first_route, template = _originals[task]
+        if template is None or first_route != route:
             return False
         # The tag of a message is not read before it is delivered, so any text will do.
-        producer.channel.put_many(original.list_name, [original.template.filled(task_id, args, task_id)])
+        producer.channel.put_many(template.list_name, [template.filled(task_id, args, task_id)])
         return True
 
 
@@ -126,36 +126,26 @@ def _is_celerys(function: Any) -> bool:
     return type(function) is FunctionType and function.__code__.co_filename.startswith(CELERY)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Original:
-    """The first message of a task in a process, as Celery made it."""
+_originals = WeakKeyDictionary[BatchedTask, tuple[Any, "Template | None"]]()
+"""By task, for single messages: the route of its first message in this process, and the template of that message.
 
-    pid: int
-    route: Any
-    """The router's result; a message with another route is left to Celery."""
-    list_name: str = ""
-    template: Template | None = None
-    """`None` if a copy would differ from what Celery makes."""
+`None`: a copy would differ from what Celery makes. A message with another route is left to Celery.
+"""
+os.register_at_fork(after_in_child=lambda: _originals.clear())  # a message names the process that sent it
 
 
-_originals = WeakKeyDictionary[BatchedTask, Original]()
-"""The messages from which single messages are copied."""
-
-
-def _original(task: BatchedTask, args: Sequence[Any], producer: Any, route: Any) -> Original:
-    none, queue = Original(pid=os.getpid(), route=route), route.get("queue")
+def _template_of_one(task: BatchedTask, args: Sequence[Any], producer: Any, route: Any) -> Template | None:
+    queue = route.get("queue")
     if getattr(queue, "exchange", None) is None or queue.exchange.type != "direct":
-        return none
+        return None
     item = DueItem(task_id=str(uuid4()), args=tuple(args))
     captured = _captured(task, [item], producer, {})
     if (template := _template(captured, [item], has_eta=False)) is None:
-        return none
-    ((list_name, message),) = captured
+        return None
+    ((_, message),) = captured
     headers, delivery = message["headers"], message["properties"]["delivery_info"]
     is_always_so = headers["ignore_result"] and headers["expires"] is None and headers.keys() <= KNOWN_HEADERS
-    if not is_always_so or delivery["routing_key"] != queue.routing_key:
-        return none
-    return replace(none, list_name=list_name, template=template)
+    return template if is_always_so and delivery["routing_key"] == queue.routing_key else None
 
 
 def _has_listeners(task: BatchedTask) -> bool:
@@ -201,10 +191,10 @@ def _template(captured: Sequence[Captured], items: Sequence[DueItem], *, has_eta
     """Return the template of the first of the messages that Celery made of these items; `None` if copies differ."""
     if len(captured) != len(items) or len({name for name, _ in captured}) != 1:
         return None
-    messages = [loads(dumps(message)) for _, message in captured]
+    list_name, messages = captured[0][0], [loads(dumps(message)) for _, message in captured]
     if any("root_id" not in one["headers"] for one in messages):  # `task_protocol` is 1
         return None
-    template = Template.of(messages[0], has_eta=has_eta)
+    template = Template.of(list_name, messages[0], has_eta=has_eta)
     copies = [loads(template.filled(item.task_id, item.args, "", item.eta)) for item in items]
     try:
         are_equal = [_content(copy) for copy in copies] == [_content(message) for message in messages]
@@ -240,12 +230,14 @@ def _without_nothing(members: dict[str, Any]) -> dict[str, Any]:
 class Template:
     """A message as JSON, with placeholders for what differs between two items of a task."""
 
+    list_name: str
+    """The list that Celery would push it on."""
     text: str
     places: Sequence[str]
     """The names of the placeholders, in their order in the text."""
 
     @classmethod
-    def of(cls, message: KombuMessage, *, has_eta: bool) -> Template:
+    def of(cls, list_name: str, message: KombuMessage, *, has_eta: bool) -> Template:
         """Return the template of a message; without `has_eta` its copies have the ETA of the message."""
         one = _shortened(message)
         headers, properties = one["headers"], one["properties"]
@@ -260,7 +252,7 @@ class Template:
         properties["delivery_tag"] = _placeholder("tag")
         one["body"] = _placeholder("body")
         text = dumps(one, separators=(",", ":"))
-        return cls(PLACEHOLDER.sub("%s", text.replace("%", "%%")), PLACEHOLDER.findall(text))
+        return cls(list_name, PLACEHOLDER.sub("%s", text.replace("%", "%%")), PLACEHOLDER.findall(text))
 
     def filled(self, task_id: str, args: Sequence[Any], tag: str, eta: datetime | None = None) -> str:
         """Return the message of an item."""

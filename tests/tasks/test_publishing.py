@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
 from itertools import count, cycle
+from multiprocessing import get_context
 from pkgutil import resolve_name
 from typing import Any
 
@@ -385,6 +387,20 @@ def test_header_that_is_not_from_celery_is_not_copied(fresh: redis.Redis, monkey
         unsnooze_room.delay("a")
     found = [json.loads(raw)["headers"]["trace"] for raw in fresh.lrange("support-snooze", 0, -1)]
     assert len(set(found)) == 3
+
+
+def test_forked_process_is_the_origin_of_its_messages(fresh: redis.Redis) -> None:
+    def send() -> None:
+        unsnooze_room.delay("connects")
+        unsnooze_room.delay("a")
+
+    send()
+    child = get_context("fork").Process(target=send)
+    child.start()
+    child.join(30)
+    origins = [json.loads(raw)["headers"]["origin"] for raw in fresh.lrange("support-snooze", 0, -1)]
+    senders = [child.pid, child.pid, os.getpid(), os.getpid()]
+    assert [one.partition("@")[0] for one in origins] == [f"gen{pid}" for pid in senders]
 
 
 def test_shadow_name_is_computed_for_each_message(
