@@ -217,7 +217,7 @@ class LeaderScheduler(RedBeatScheduler):
         """
         waits, due = [], []
         for entry in entries:
-            with self._stored.skipping(entry), self._stored.evaluating(entry.key):
+            with self._stored.skipping(entry.key), self._stored.evaluating(entry.key):
                 is_due, wait = entry.is_due()
                 if is_due:
                     due.append(entry)
@@ -251,7 +251,7 @@ class LeaderScheduler(RedBeatScheduler):
         """Record runs that have begun; return the seconds until the next ones."""
         waits = []
         for entry in entries:
-            with self._stored.skipping(entry):
+            with self._stored.skipping(entry.key):
                 if next_run := self.reserve(entry).due_at:
                     waits.append(max((next_run - self.app.now()).total_seconds(), MIN_WAIT))
         return waits
@@ -286,7 +286,7 @@ class LeaderScheduler(RedBeatScheduler):
         over, sent = [], []
         with self._broker_errors(), self.producer.batch():
             for entry in entries:
-                with self._stored.skipping(entry):
+                with self._stored.skipping(entry.key):
                     if self._add_message(entry):
                         sent.append(entry)
                     over.append(entry)

@@ -57,7 +57,7 @@ class StoredSchedule:
             if not still_leads():
                 raise LeadershipLost
             if (entry := self._load(key)) is not None:
-                with self.skipping(entry), self.evaluating(key):
+                with self.skipping(key), self.evaluating(key):
                     self._client.zadd(self._app.redbeat_conf.schedule_key, {key: entry.score}, xx=True, lt=True)
 
     def _next_runs(self, since: float, until: float | str) -> dict[str, float]:
@@ -84,11 +84,9 @@ class StoredSchedule:
                 logger.warning("removed %s from the schedule: it has no definition", key)
             else:
                 self._skip(key, LookupError("its key is not UTF-8"))
-        except RedisError as error:
-            if not _is_wrong_type(error):
-                raise
-            self._skip(key, error)
         except Exception as error:
+            if not _is_of_entry(error):
+                raise
             self._skip(key, error)
         return None
 
@@ -102,16 +100,14 @@ class StoredSchedule:
             self._skip(key, TimeoutError(f"its schedule takes more than {MAX_EVALUATION:g} s to evaluate"))
 
     @contextmanager
-    def skipping(self, entry: StoredEntry) -> Iterator[None]:
+    def skipping(self, key: str) -> Iterator[None]:
         """Skip an entry that raises an error of its own."""
         try:
             yield
-        except (SchedulingError, LeadershipLost):
-            raise
         except Exception as error:
-            if isinstance(error, RedisError) and not _is_wrong_type(error):
+            if not _is_of_entry(error):
                 raise
-            self._skip(entry.key, error)
+            self._skip(key, error)
 
     @contextmanager
     def storing(self, name: str) -> Iterator[None]:
@@ -149,15 +145,18 @@ class StoredSchedule:
             try:
                 if self._client.hexists(key, "definition"):
                     StoredEntry.from_key(key, app=self._app)
-            except RedisError as error:
-                if not _is_wrong_type(error):
-                    raise
-                self._client.delete(key)
             except Exception as error:
+                if not _is_of_entry(error):
+                    raise
                 logger.error("replacing the schedule entry %s, which cannot be used (%s)", key, error)
                 self._client.delete(key)
 
 
-def _is_wrong_type(error: RedisError) -> bool:
-    """Return True if a key of an entry holds something other than a hash, or a text instead of a number."""
-    return "WRONGTYPE" in str(error) or "not an integer" in str(error)
+def _is_of_entry(error: Exception) -> bool:
+    """Return False if an error concerns all entries: one of the server or the broker, or the lock was lost.
+
+    A key of an entry may hold something other than a hash, or a text instead of a number.
+    """
+    if isinstance(error, RedisError):
+        return "WRONGTYPE" in str(error) or "not an integer" in str(error)
+    return not isinstance(error, SchedulingError | LeadershipLost)
