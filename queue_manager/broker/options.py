@@ -10,7 +10,6 @@ import kombu.connection
 import kombu.transport
 
 from queue_manager.broker.keys import PRIORITIES, TRANSPORT_OPTIONS
-from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.redis_client import TCP_OPTIONS
 from queue_manager.core.redis_url import CREDENTIALS, TLS_FILES, is_encrypted, parse_redis_url
 from queue_manager.core.setting_types import AMQP_SCHEMES
@@ -29,24 +28,15 @@ BATCHED_SOCKET = "batched-redis+socket"
 
 
 def register_transport(broker_url: str) -> str:
-    """Register our transports with kombu; return Celery's `broker_transport` for `broker_url`.
+    """Register our transports with kombu; return Celery's `broker_transport` for the `kombu_url` of a Redis.
 
     `broker_url` stays the stock URL, which Flower and others read. Connections report the stock scheme as well.
-
-    Raises:
-        ConfigurationError: the URL is for another kind of broker.
     """
-    scheme = urlsplit(broker_url).scheme
     for name, transport in BATCHED_TRANSPORTS.items():
         kombu.transport.TRANSPORT_ALIASES[f"batched-{name}"] = transport
         kombu.connection.resolve_aliases[f"batched-{name}"] = name
-    if scheme == BATCHED_SOCKET:
-        return "batched-redis"
-    if scheme not in BATCHED_TRANSPORTS:
-        raise ConfigurationError(
-            f"{scheme}:// is not supported as a broker; it must be one of {', '.join(BATCHED_TRANSPORTS)}"
-        )
-    return f"batched-{scheme}"
+    scheme = urlsplit(broker_url).scheme
+    return "batched-redis" if scheme == BATCHED_SOCKET else f"batched-{scheme}"
 
 
 def kombu_url(chosen: Settings) -> str:

@@ -14,7 +14,6 @@ from redis import Redis
 from dev.servers import Valkey
 from queue_manager.broker.errors import ConnectionLost
 from queue_manager.broker.options import register_transport
-from queue_manager.core.errors import ConfigurationError
 from tests.broker.celery_process import CeleryProcess, lines
 from tests.broker.guard_app import client_app
 from tests.eventually import eventually
@@ -127,8 +126,3 @@ def test_rediss_keeps_the_given_certificate_options() -> None:
     connection = Connection(url, transport=register_transport(url))
 
     assert connection.transport.client.ssl == {"ssl_cert_reqs": ssl.CERT_NONE}
-
-
-def test_other_brokers_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="amqp"):
-        register_transport("amqp://localhost")
