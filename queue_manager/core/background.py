@@ -52,7 +52,7 @@ def in_thread(work: Callable[[Event], object], *, name: str) -> Iterator[None]:
 
 
 class ServiceThread:
-    """Runs `work` in a thread from `start` to `stop`, whose event is set then; it may be started again."""
+    """Runs `work` in a thread from `start` to `stop`, which sets its event. It may be started again."""
 
     def __init__(self, work: Callable[[Event], object], *, name: str) -> None:
         self._work, self._name = work, name

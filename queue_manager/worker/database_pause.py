@@ -35,21 +35,17 @@ PING_TIMEOUT = seconds(3)  # less than an election of MongoDB may take: nothing 
 log = get_logger("QM/tasks")
 
 
-class Pings:
+class Pings(ServiceThread):
     """Pings MongoDB from a thread of the worker's main process."""
 
     problem: str | None = None
     """Why MongoDB cannot be reached; `None` if it can."""
 
     def __init__(self) -> None:
-        self._thread = ServiceThread(self._run, name="mongodb-pings")
-
-    def start(self) -> None:
-        """Begin; a second call (a consumer that restarted) changes nothing."""
-        self._thread.start()
+        super().__init__(self._run, name="mongodb-pings")
 
     def stop(self) -> None:
-        self._thread.stop()
+        super().stop()
         self.problem = None  # another worker of this process begins without a pause
 
     def _run(self, is_over: Event) -> None:
@@ -80,7 +76,7 @@ class DatabasePause(bootsteps.StartStopStep):
         self._timer = consumer.timer.call_repeatedly(
             DATABASE_PING_INTERVAL, consumer.call_soon, (self._check, consumer)
         )
-        pings.start()
+        pings.start()  # again, if the consumer has restarted, which changes nothing
 
     def stop(self, consumer: Any) -> None:
         if self._timer is not None:  # Celery also stops steps that have not started

@@ -34,23 +34,16 @@ RENEWAL_INTERVAL = 0.5  # seconds; an item held for two rounds is renewed, and `
 log = get_logger("QM/leases")
 
 
-class Heartbeat:
+class Heartbeat(ServiceThread):
     """One thread of the worker's main process."""
 
     def __init__(self) -> None:
-        self._thread = ServiceThread(self._run, name="heartbeat")
+        super().__init__(self._run, name="heartbeat")
         self._seen: set[str] = set()
         self._renewed: set[str] = set()
         self._renewed_at = self._claims_renewed_at = 0.0
         self._ended: set[str] = set()
         self._failing: set[tuple[str, str]] = set()
-
-    def start(self) -> None:
-        """Begin renewing; a second call (a consumer that restarted) changes nothing."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._thread.stop()
 
     def _run(self, is_over: Event) -> None:
         is_failing = False
