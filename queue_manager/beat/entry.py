@@ -136,13 +136,11 @@ class StoredEntry(RedBeatSchedulerEntry):
         now: datetime = self.default_now()
         return now.astimezone(UTC)
 
-    def _next_instance(self, last_run_at: datetime | None = None, only_update_last_run_at: bool = False) -> Self:
+    def _next_instance(self) -> Self:
         """Record a run and the next one, like RedBeat, but without a transaction: half of it leaves the entry due."""
         # The clock may go back by the time of a round trip. The run would then count as one of the period before.
-        run_at = last_run_at or max(self._now(), self.due_at or EPOCH)
+        run_at = max(self._now(), self.due_at or EPOCH)
         entry: Self = super(RedBeatSchedulerEntry, self)._next_instance(last_run_at=run_at)
-        if only_update_last_run_at:
-            entry.total_run_count = self.total_run_count
         meta = {"last_run_at": entry.last_run_at, "total_run_count": entry.total_run_count}
         with get_redis(self.app).pipeline(transaction=False) as pipe:
             pipe.hset(self.key, "meta", json.dumps(meta, cls=RedBeatJSONEncoder))
