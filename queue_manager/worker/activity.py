@@ -48,7 +48,7 @@ class Sampler:
         if pool is None:
             return None
         try:
-            pids, size = _pids(pool), pool.num_processes
+            pids, size = list(pool.info.get("processes", ())), pool.num_processes
         except AttributeError:  # the pool has dropped its processes, and the hub still sends heartbeats
             return None
         running: dict[int, list[Request]] = defaultdict(list)
@@ -56,7 +56,7 @@ class Sampler:
         for request in accepted:
             running[request.worker_pid].append(request)
         own = os.getpid()
-        pids = pids or [own]
+        pids = pids or [own]  # of a pool of threads
         tasks = {pid: _tasks(running.get(pid, ()), is_batch=pid != own) for pid in pids[:MAX_PROCESSES_SHOWN]}
         return Activity(
             pool=_kind(pool),
@@ -82,11 +82,6 @@ class Sampler:
 def _kind(pool: Any) -> str:
     module = type(pool).__module__.rpartition(".")[2]
     return POOL_NAMES.get(module, module)
-
-
-def _pids(pool: Any) -> list[int]:
-    """Return the processes of the pool; none if it consists of threads."""
-    return list(pool.info.get("processes", ()))
 
 
 def _tasks(requests: Sequence[Request], *, is_batch: bool) -> list[RunningTask]:
