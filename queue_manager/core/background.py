@@ -90,7 +90,8 @@ class CallThread:
         If the caller is cancelled, the call is made nevertheless.
         """
         if self._calls is None:
-            self._calls = _start_thread(self._name)
+            self._calls = SimpleQueue()
+            Thread(target=_make_calls, args=[self._calls], name=self._name, daemon=True).start()
             weakref.finalize(self, self._calls.put, None)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -104,12 +105,6 @@ async def call_within(limit: float, function: Callable[..., T], *arguments: Any)
     Raises TimeoutError: it takes longer than `limit` seconds. Its thread is left alone, also when the process ends.
     """
     return await asyncio.wait_for(CallThread("limited call").run(function, *arguments), limit)
-
-
-def _start_thread(name: str) -> Calls:
-    calls: Calls = SimpleQueue()
-    Thread(target=_make_calls, args=[calls], name=name, daemon=True).start()
-    return calls
 
 
 def _make_calls(calls: Calls) -> None:
