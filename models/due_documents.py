@@ -238,7 +238,7 @@ class DueCollection:
             # MongoDB also finds ids that differ in the types of their numbers.
             known = [(key, one) for one in found if (key := id_key(one["_id"])) in due_at]
             matching = [one for key, one in known if due_at[key] in (None, self.due_at(one))]
-            groups = decide(matching) if matching else []
+            groups = decide(matching)
             with commands():
                 self._update(groups, session)
                 self._refuse_still_due(groups, now, session)

@@ -131,19 +131,23 @@ def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
         with suppress(Exception):  # each item then fails by itself, as in a worker
             found = work.execute_batch(items)
     results = [
-        result if isinstance(result, dict) else _attempts(work, item) for item, result in zip(items, found, strict=True)
+        result if isinstance(result, dict) else _attempts(work, item, result)
+        for item, result in zip(items, found, strict=True)
     ]
     if errors:
         raise errors[0]
     return results
 
 
-def _attempts(work: DocumentWork, item: DueItem) -> dict[str, Any]:
-    """Return the result of the item's task after its last attempt."""
+def _attempts(work: DocumentWork, item: DueItem, outcome: Any) -> dict[str, Any]:
+    """Return the result of the item's task after its last attempt; the first one had this outcome in the batch."""
     from queue_manager.core.errors import PermanentError, typed_reason
+    from queue_manager.items import FunctionFailed
 
     for attempt in range(1, MAX_RUN_ATTEMPTS + 1):
         try:
+            if attempt == 1 and isinstance(outcome, FunctionFailed):
+                raise outcome.error
             return work.execute(*item.args, task_id=item.task_id)
         except Exception as error:
             last = error

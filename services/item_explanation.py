@@ -147,7 +147,7 @@ def _entry(event: ItemEvent) -> TimelineEvent:
         "dispatched": "Dispatched by an operator" if event.is_manual else "Dispatched",
         "executed": "Executed" if event.skipped is None else "Nothing to do",
         "retried": f"Attempt{number} failed",
-        "failed": f"Attempt{number} failed, the last one",
+        "failed": f"Attempt{number} failed, the last one" if number else "Not started",
         "lost": "Process lost",
     }
     together = f"in a batch of {event.items:,}" if event.items > 1 else ""

@@ -14,6 +14,7 @@ from celery import signals
 from celery.app.trace import task_has_custom
 from celery.utils.saferepr import saferepr
 
+from queue_manager.core.errors import linked
 from tasks.item import ItemTask
 
 TASK_SIGNALS = (signals.task_prerun, signals.task_postrun, signals.task_success)
@@ -60,14 +61,8 @@ def run(trace: Callable[[], tuple[int, Any, float | None]], seconds: float) -> T
 def _drop_frames(info: ExceptionInfo) -> None:
     """Drop the frames of an error, whose text the worker reports: those of a whole batch of errors take a gigabyte."""
     info.tb = None
-    errors: list[Any] = [info.exception]
-    seen = set()
-    while errors:
-        error = errors.pop()
-        if isinstance(error, BaseException) and id(error) not in seen:
-            seen.add(id(error))
-            error.__traceback__ = None
-            errors += [error.__cause__, error.__context__, getattr(error, "exc", None)]  # what a `Retry` wraps
+    for error in linked(info.exception):
+        error.__traceback__ = None
 
 
 def _shown(result: Any, most: int) -> str:

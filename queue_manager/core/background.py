@@ -90,9 +90,10 @@ class CallThread:
         If the caller is cancelled, the call is made nevertheless.
         """
         if self._calls is None:
-            self._calls = SimpleQueue()
-            Thread(target=_make_calls, args=[self._calls], name=self._name, daemon=True).start()
-            weakref.finalize(self, self._calls.put, None)
+            calls: Calls = SimpleQueue()
+            Thread(target=_make_calls, args=[calls], name=self._name, daemon=True).start()
+            weakref.finalize(self, calls.put, None)
+            self._calls = calls
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._calls.put(partial(_call, function, arguments, future, loop))

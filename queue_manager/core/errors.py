@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -198,6 +199,35 @@ def reason(error: BaseException) -> ErrorText:
     text = _WRONG_TYPE.sub(r"\1; `queue-manager doctor` names the key", text)
     text = _SESSION.sub("", _APPENDED.sub("", _CONFIGURED_TIMEOUTS.sub("", text)))
     return ErrorText.of(text or type(error).__name__, error)
+
+
+def linked(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that it refers to: causes, contexts, members of a group, and what a `Retry` wraps."""
+    left: list[Any] = [error]
+    seen = set[int]()
+    while left:
+        one = left.pop()
+        if isinstance(one, BaseException) and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            members = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+            left += [one.__cause__, one.__context__, getattr(one, "exc", None), *members]
+
+
+def clear_variables(error: BaseException) -> None:
+    """Clear the local variables of the frames of an error, and of their callers that have ended.
+
+    Its traceback keeps the lines. Otherwise an error that is kept keeps all that these frames have read.
+    """
+    for one in linked(error):
+        traceback.clear_frames(one.__traceback__)
+        frame = one.__traceback__ and one.__traceback__.tb_frame
+        while frame is not None:
+            try:
+                frame.clear()
+            except RuntimeError:  # it runs, and so do its callers
+                break
+            frame = frame.f_back
 
 
 def rendered(render: Callable[[], str]) -> str:

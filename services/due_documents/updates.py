@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import bson
 from bson import ObjectId
@@ -23,14 +23,21 @@ _COMPARED_ALIKE = (str, bool, int, ObjectId)  # types whose values are equal in 
 MAX_CATCH_UP_TIME = 5.0  # seconds for the dates that a repeating item missed; the next scan continues with the rest
 
 
+class FailedCall(NamedTuple):
+    """The document whose function failed, and the error."""
+
+    id: Any
+    due_at: datetime
+    error: Exception
+
+
 @dataclass(kw_only=True)
 class Unwritten:
     """What a transaction of a batch did not write."""
 
     unreached: list[Any] = field(default_factory=list)
     """The ids of documents that were not read, or not reached within `MAX_CALL_TIME`."""
-    failed: list[tuple[Document, Exception]] = field(default_factory=list)
-    """The documents whose function failed, with its errors."""
+    failed: list[FailedCall] = field(default_factory=list)
 
 
 def update_of(system: DueDocuments, document: Document, run: Run) -> Update:
@@ -67,7 +74,7 @@ def grouped_updates(
             if unwritten is None:
                 raise
             if not isinstance(error, MemoryError):  # its own task may have enough
-                unwritten.failed.append((document, error))
+                unwritten.failed.append(FailedCall(document["_id"], value_at(document, system.due), error))
             continue
         if key not in groups:
             is_sure_to_end = _is_sure_to_end(system, update, run.now)

@@ -17,14 +17,14 @@ from models import database, failed_item, item_events
 from models.document_id import id_key, id_text, is_same_id, read_id, shown_id
 from models.due_documents import DueCollection, StillDue
 from queue_manager.core.clock import parse_utc, seconds, to_iso
-from queue_manager.core.errors import NotYetDue, PermanentError, reason, typed_reason
+from queue_manager.core.errors import NotYetDue, PermanentError, clear_variables, reason, typed_reason
 from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
 from queue_manager.items import DueItem, FunctionFailed, Verdict
 from queue_manager.leases import MAX_COOL_DOWN, Leases, MustCoolDown
 from services.due_documents.after import AFTER, AfterCalls
 from services.due_documents.declaration import DueDocuments, Failure, Run
-from services.due_documents.updates import Unwritten, grouped_updates, require_update
+from services.due_documents.updates import FailedCall, Unwritten, grouped_updates, require_update
 from services.due_work import Due, DueWork
 from services.item_work import ItemResult
 
@@ -151,18 +151,18 @@ class DocumentWork(DueWork):
         results: list[ItemResult | FunctionFailed | None] = [None] * len(items)
         for written, failed in self._write_in_parts(due_at, run, unreached=unreached):
             for number, one in enumerate(arguments):
-                if one and (found := written.get(one[0])) is not None and self._is_of_item(found, *one):
-                    results[number] = self.system.result(found, written_at=run.now)
-                elif one and (failure := failed.get(one[0])) is not None and self._is_of_item(failure[0], *one):
-                    results[number] = FunctionFailed(failure[1])
+                if one is None:
+                    continue
+                key, expected = one
+                if (found := written.get(key)) is not None:
+                    if _is_of_item(found["_id"], self.documents.due_at(found), key, expected):
+                        results[number] = self.system.result(found, written_at=run.now)
+                elif (call := failed.get(key)) is not None and _is_of_item(call.id, call.due_at, key, expected):
+                    results[number] = FunctionFailed(call.error)
         return [
             Verdict.UNREACHED if one and one[0] in unreached else result
             for one, result in zip(arguments, results, strict=True)
         ]
-
-    def _is_of_item(self, written: database.Document, key: Any, expected: datetime | None) -> bool:
-        """Return False if a written document is that of another item, whose key is equal in Python."""
-        return is_same_id(written["_id"], key) and expected in (None, self.documents.due_at(written))
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Record that the last attempt failed; the document is tried again after a growing cool-down."""
@@ -215,7 +215,7 @@ class DocumentWork(DueWork):
 
     def _write_in_parts(
         self, due_at: Mapping[Any, datetime | None], run: Run, *, unreached: set[Any]
-    ) -> Iterator[tuple[dict[Any, database.Document], dict[Any, tuple[database.Document, Exception]]]]:
+    ) -> Iterator[tuple[dict[Any, database.Document], dict[Any, FailedCall]]]:
         """Yield what each transaction wrote, and whose function failed, by id.
 
         `unreached` gets the ids that were left when `MAX_BATCH_TIME` was over.
@@ -238,7 +238,9 @@ class DocumentWork(DueWork):
                 break
             else:
                 has_written = has_written or bool(written)
-                yield written, {id_key(document["_id"]): (document, error) for document, error in unwritten.failed}
+                for call in unwritten.failed:
+                    clear_variables(call.error)  # which hold all documents of the transaction
+                yield written, {id_key(call.id): call for call in unwritten.failed}
                 if unwritten.unreached:
                     parts.append([*map(id_key, unwritten.unreached)])
             if time.monotonic() > ends_at:
@@ -305,3 +307,8 @@ class DocumentWork(DueWork):
     @property
     def _log(self) -> BoundLogger:
         return get_logger(self.system.initiator)
+
+
+def _is_of_item(id: Any, due_at: Any, key: Any, expected: datetime | None) -> bool:
+    """Return False if a document is that of another item, whose key is equal in Python or which was due before."""
+    return is_same_id(id, key) and expected in (None, due_at)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from unittest.mock import Mock
 
 import pytest
 
@@ -87,6 +88,14 @@ def test_an_error_is_raised_and_the_next_call_is_made() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         asyncio.run(thread.run(int, "x"))
     assert asyncio.run(thread.run(int, "7")) == 7
+
+
+def test_the_thread_starts_with_the_next_call_if_it_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = CallThread(NAME)
+    with monkeypatch.context() as full, pytest.raises(RuntimeError, match="can't start new thread"):
+        full.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        asyncio.run(thread.run(int, "7"))
+    assert asyncio.run(asyncio.wait_for(thread.run(int, "7"), 30)) == 7
 
 
 def test_a_cancelled_caller_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
+import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -533,7 +536,7 @@ class TestBatch:
         with locked(ids[1]), pytest.raises(Contended):
             ours.execute_batch(items)
         assert [get_account(id)["status"] for id in ids] == ["trial"] * 3
-        assert None not in ours.execute_batch(items)
+        assert None not in execute_batch(ours, items)
 
     def test_item_whose_function_fails_gets_the_error_and_the_others_are_written(self, clock: AgingClock) -> None:
         def end(account: Document) -> Any:
@@ -555,6 +558,26 @@ class TestBatch:
         for item, error in zip(items[1:-1], errors, strict=True):
             with pytest.raises(type(error), match=re.escape(str(error)[:20])):
                 execute(work, item)
+
+    def test_errors_of_a_batch_keep_no_documents(self, clock: AgingClock) -> None:
+        read = list[weakref.ref[Any]]()
+
+        class Account(dict[str, Any]):
+            """A document to which a weak reference can be made."""
+
+        def end(account: Document) -> Any:
+            held = Account(account)
+            read.append(weakref.ref(held))
+            raise ExceptionGroup("several", [ValueError("boom")]) if account["seats"] else ValueError(held["seats"])
+
+        work = work_on(declare(end), clock)
+        items = [item_of(work, make_account(seats=seats)) for seats in range(4)]
+        errors = [result.error for result in work.execute_batch(items) if isinstance(result, FunctionFailed)]
+        assert len(errors) == 4
+        gc.collect()
+        assert [one() for one in read] == [None] * 4
+        text = "".join(traceback.format_exception(errors[1]))
+        assert "raise ExceptionGroup" in text  # the line, as in the traceback of an error that is not kept
 
     def test_message_of_another_due_time_does_not_get_the_error_of_the_function(self, clock: AgingClock) -> None:
         def end(account: Document) -> Any:
@@ -602,7 +625,7 @@ class TestBatch:
             assert [result is None for result in ours.execute_batch(items)] == [False] * 3 + [True] * 3
             with pytest.raises(Contended):
                 ours.execute_batch(items[-1:])
-        assert None not in ours.execute_batch(items[3:])
+        assert None not in execute_batch(ours, items[3:])
 
     @pytest.mark.slow
     def test_large_documents_are_read_16_mb_at_a_time(self, clock: AgingClock) -> None:
@@ -634,7 +657,7 @@ class TestBatch:
         ids = [make_account() for _ in range(2)]
         monkeypatch.setattr(type(ours.documents), "_refuse_still_due", conflict_once)
 
-        assert None not in ours.execute_batch([item_of(ours, id, None) for id in ids])
+        assert None not in execute_batch(ours, [item_of(ours, id, None) for id in ids])
         assert [get_account(id)["trial_ends_at"] for id in ids] == [OVER + seconds(1)] * 2
 
     def test_system_without_batches_has_no_function_for_many(self, clock: AgingClock) -> None:
@@ -648,7 +671,7 @@ class TestBatch:
             ours.execute_batch(items)
         assert early.value.remaining == seconds(0.05)
         clock.advance(seconds(0.05))
-        assert None not in ours.execute_batch(items)
+        assert None not in execute_batch(ours, items)
 
     def test_batch_does_not_wait_for_an_item_that_is_due_much_later(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)

@@ -238,7 +238,7 @@ def test_batch_waits_for_rooms_due_within_a_moment(snooze: DocumentWork, clock: 
         snooze.execute_batch(items)
     assert early.value.remaining == seconds(0.05)
     clock.advance(seconds(0.05))
-    assert None not in snooze.execute_batch(items)
+    assert None not in execute_batch(snooze, items)
 
 
 # Review requests

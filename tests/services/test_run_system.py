@@ -76,6 +76,21 @@ def test_attempts_run_without_backoff_and_the_last_error_is_the_result(run_syste
     assert (failures[0].id, failures[0].failures) == (7, 1)
 
 
+@pytest.mark.parametrize("batch", [True, False])
+def test_a_function_is_called_once_an_attempt(run_system: RunSystem, batch: bool) -> None:
+    calls: list[Any] = []
+
+    def fail_first(document: Any) -> Any:
+        calls.append(document["_id"])
+        if calls.count(document["_id"]) < 3:
+            raise ValueError("not yet")
+        return {"$unset": {"ends_at": ""}}
+
+    outcome = run_system(declare(fail_first, batch=batch), {"_id": 1, "ends_at": T0}, {"_id": 2, "ends_at": T0}, now=T0)
+    assert [result["success"] for result in outcome.results] == [True, True]
+    assert sorted(calls) == [1, 1, 1, 2, 2, 2]
+
+
 def test_an_update_that_leaves_it_due_is_an_error(run_system: RunSystem) -> None:
     (result,) = run_system(declare(lambda _: {"$inc": {"times": 1}}), {"ends_at": T0}, now=T0).results
     assert isinstance(result["error"], PermanentError)
