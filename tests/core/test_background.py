@@ -92,9 +92,10 @@ def test_an_error_is_raised_and_the_next_call_is_made() -> None:
 
 def test_the_thread_starts_with_the_next_call_if_it_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = CallThread(NAME)
-    with monkeypatch.context() as full, pytest.raises(RuntimeError, match="can't start new thread"):
+    with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
-        asyncio.run(thread.run(int, "7"))
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            asyncio.run(thread.run(int, "7"))
     assert asyncio.run(asyncio.wait_for(thread.run(int, "7"), 30)) == 7
 
 
