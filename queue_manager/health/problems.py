@@ -197,11 +197,16 @@ def _of_queue(system: System, readings: Readings) -> Iterator[tuple[Rule, str | 
 
 
 def _has_scan_passed(system: System, end: datetime, readings: Readings) -> bool:
-    """Return True if scans would have taken an item whose cool-down ended at `end`, if it were still due."""
+    """Return True if the last scan could have taken an item whose cool-down ended at `end`, if it were still due.
+
+    A scan that was paused takes nothing, and one with errors may not have reached the item.
+    """
     if readings.in_mongodb is None or readings.idle(system) is not None:
         return False
     run = readings.in_mongodb.last_runs[system.name]
-    return run is not None and run.at - end > system.late_after(settings())
+    if run is None or run.errors or run.is_paused:
+        return False
+    return run.at - end > system.late_after(settings())
 
 
 def _of_items(system: System, readings: Readings) -> Iterator[tuple[Rule, str | None]]:

@@ -19,11 +19,11 @@ from dev.ports import LOOPBACK, free_port
 from dev.servers import DATABASE, Valkey
 from models import job, scan_run
 from models.database import collection, server_now
-from queue_manager import redis_keys
+from queue_manager import leases, redis_keys
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import SCHEDULE_KEY
 from queue_manager.broker.dead_letters import DEAD_LETTERS
-from queue_manager.core.clock import hours, minutes, seconds, to_iso
+from queue_manager.core.clock import hours, milliseconds, minutes, seconds, to_iso
 from queue_manager.core.redis_client import connect
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
@@ -116,6 +116,19 @@ def test_sites_that_hang_after_each_reset_are_one_problem(well: Servers, tmp_pat
     problem = health(tmp_path, **env).only_problem("stale-thumbnails", Rule.REPEATED_RESETS)
     assert problem.startswith("7 stuck sites: reset 5 times in a row or more")
     assert problem.endswith("and 2 more)")
+
+
+@pytest.mark.parametrize(("run", "is_named"), [({}, False), ({"paused": 1}, True), ({"errors": 1}, True)])
+def test_an_item_that_killed_its_process_is_named_until_a_scan_could_take_it(
+    run: dict[str, int], is_named: bool, clean: Servers, tmp_path: Path
+) -> None:
+    lead(clean, since=hours(5))
+    with connect(clean.valkey.url) as client:
+        long_ago = client.time()[0] * 1000 - milliseconds(minutes(10))
+        client.hset("qm:lease:support-snooze:losses", leases.name("killer", None), f"3:{long_ago}")
+    scan_run.record(support_snooze.scan_task, {**RUN, **run}, error=None, now=server_now())
+    with repeated(show_worker):
+        assert (("support-snooze", "lost-items") in health(tmp_path, **SLOW).ids) == is_named
 
 
 # Jobs
