@@ -90,6 +90,7 @@ _PATIENT_BOUNDS: dict[tuple[Any, str], Any] = {
     (unwrap(server_calls.mongodb), "__defaults__"): (30.0,),
     (readings.read, "__defaults__"): (30.0,),
     (readings.read_stats, "__defaults__"): (30.0,),
+    (readings, "WRITE_TIMEOUT"): 30.0,
 }
 _PRODUCTION_BOUNDS = {(module, name): getattr(module, name) for module, name in _PATIENT_BOUNDS}
 for (_module, _name), _bound in _PATIENT_BOUNDS.items():

@@ -46,6 +46,7 @@ from queue_manager.telemetry.worker_heartbeats import OnlineWorker
 AnswerT = TypeVar("AnswerT")
 
 READ_TIMEOUT = 3.0  # seconds
+WRITE_TIMEOUT = 2.5  # seconds in which MongoDB must confirm a write
 REPORT_MARGIN = 0.5  # seconds by which a driver gives up earlier, so that it reports what is wrong
 MAX_CALLS = 8  # of one function at a time, because a call that hangs keeps its thread
 MAX_READ_AT_ONCE = 16  # systems, because each call has a thread and a connection
@@ -53,12 +54,13 @@ LEADER, WORKERS = "leader", "workers"
 """Names in `InRedis.unread`."""
 RECHECK_INTERVAL = 5.0  # seconds until existing indexes, a usable Redis, or writes of MongoDB are checked again
 OF_ALL_SYSTEMS = ""  # in `_checked_until`: the collections that all share
-WRITES = "writes of MongoDB"  # in `_checked_until`
 
 log = get_logger("QM/health")
 
 _checked_until: dict[str, float] = {}
-"""By system, `OF_ALL_SYSTEMS`, `WRITES`, or URL of a Redis: when the next check is due, by the monotonic clock."""
+"""By system, `OF_ALL_SYSTEMS`, or URL of a Redis: when the next check is due, by this machine's monotonic clock."""
+_checked_writes: dict[str, tuple[float, Problem | None]] = {}
+"""By URL of a MongoDB: when the next write is due, by the same clock, and the problem that it had with the last one."""
 _slow_numbers = cache(CachedAnswer[Mapping[str, float]])
 """Returns the cached answer of the `slow_numbers` of a system."""
 
@@ -173,11 +175,13 @@ async def read(limit: float = READ_TIMEOUT) -> Readings:
     redis, mongo, writes, broker, stats, slow = await asyncio.gather(
         bounded(_redis, "redis", "Redis"),
         bounded(_mongodb, "mongodb", "MongoDB"),
-        bounded(_write_to_mongodb, "mongodb", "MongoDB", rule=Rule.REFUSED_WRITES),
+        _mongodb_writes(limit),
         bounded(_broker, "broker", "The broker"),
         read_stats(limit),
         _each({name: partial(bounded, _slow_numbers(one), name, "MongoDB") for name, one in slow_ones.items()}),
     )
+    if isinstance(mongo, Problem):
+        _checked_writes.clear()  # the outage was perhaps why the write failed
     if any(isinstance(one, Problem) for one in (redis, broker, *stats.values(), *slow.values())):
         _checked_until.clear()  # perhaps an index was dropped, or another Redis answers, which the next reading finds
     return Readings(redis=redis, mongodb=mongo, mongodb_writes=writes, broker=broker, stats=stats, slow_numbers=slow)
@@ -238,6 +242,21 @@ async def _bounded(
             else f"{server}: {typed_reason(error)}"
         )
     return Problem(system=system, rule=rule, text=text)
+
+
+async def _mongodb_writes(limit: float) -> Problem | None:
+    """Return the problem that MongoDB has with a write: it may only answer reads, as after `fsyncLock`.
+
+    Apart from the reads, which it would delay. The outcome is kept for `RECHECK_INTERVAL`.
+    """
+    url = settings().mongo_db_url
+    due_at, problem = _checked_writes.get(url, (0.0, None))
+    if time.monotonic() >= due_at:
+        limit = min(limit, WRITE_TIMEOUT)
+        probe = deployment.probe_write
+        problem = await _bounded(probe, "mongodb", "MongoDB", limit=limit, rule=Rule.REFUSED_WRITES)
+        _checked_writes[url] = time.monotonic() + RECHECK_INTERVAL, problem
+    return problem
 
 
 @cache
@@ -334,16 +353,6 @@ def _mongodb() -> InMongoDB:
         errors=None if missing_shared else scan_run.count_errors(now - hours(24)),
         running=scan_run.running(now=now),
     )
-
-
-def _write_to_mongodb() -> None:
-    """Check that MongoDB confirms a write, unless it did a moment ago: it may only answer reads, as after `fsyncLock`.
-
-    Apart from the reads, which it would delay.
-    """
-    if time.monotonic() >= _checked_until.get(WRITES, 0.0):
-        deployment.probe_write()
-        _checked_until[WRITES] = time.monotonic() + RECHECK_INTERVAL
 
 
 def _missing(of: str, wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:

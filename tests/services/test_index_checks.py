@@ -1,24 +1,28 @@
-"""Health checks indexes and Redis once in several seconds while they are well, and names problems within that time."""
+"""Health checks indexes, Redis and writes of MongoDB once in several seconds, and names problems within that time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 
 from beat_schedule import SYSTEMS
-from models import scan_run, schema
+from models import deployment, scan_run, schema
 from models.database import collection
+from queue_manager.core.errors import Unavailable
 from queue_manager.core.redis_client import connect
 from queue_manager.health import readings
 from queue_manager.health.readings import InMongoDB
-from queue_manager.health_rules import Problem
+from queue_manager.health_rules import Problem, Rule
 from queue_manager.telemetry import counters
 from services.support_snooze import system
 from tests.command_log import commands
+from tests.e2e.health_command import locked_mongodb
 from tests.eventually import eventually
+from tests.pace import promptly
 from tests.real_servers import Servers
 
 ROOMS = "support_rooms"
@@ -80,6 +84,32 @@ def test_indexes_are_listed_again_after_statistics_failed(clean: Servers, monkey
         assert in_mongodb().missing_indexes[system.name] != []
     finally:
         schema.migrate(SYSTEMS)
+
+
+def test_a_write_that_mongodb_does_not_confirm_delays_one_reading_in_seconds(
+    clean: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readings, "RECHECK_INTERVAL", 600.0)
+    monkeypatch.setattr(readings, "WRITE_TIMEOUT", 1.0)
+    monkeypatch.setattr(readings, "_checked_writes", {})
+    probe = Mock(wraps=deployment.probe_write)
+    monkeypatch.setattr(deployment, "probe_write", probe)
+
+    def is_refused() -> bool:
+        problem = asyncio.run(readings.read(60)).mongodb_writes
+        return problem is not None and problem.rule is Rule.REFUSED_WRITES
+
+    def read_without(server: str) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(readings, server, Mock(side_effect=Unavailable("away")))
+            asyncio.run(readings.read(60))
+
+    with locked_mongodb(clean.mongo.url), promptly(30):
+        assert [is_refused(), is_refused(), probe.call_count] == [True, True, 1]
+        read_without("_broker")
+        assert [is_refused(), probe.call_count] == [True, 1]
+        read_without("_mongodb")
+        assert [is_refused(), probe.call_count] == [True, 2]
 
 
 def test_reading_again_needs_no_new_connection_to_redis_and_few_commands(
