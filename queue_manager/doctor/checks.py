@@ -65,7 +65,7 @@ CHECKS = (
         name="mongodb",
         statement="MongoDB answers, accepts the credentials, is recent enough, and is a replica set.",
         find=mongodb.version,
-        rules=SERVER_RULES,
+        rules=(Rule.SERVER_AWAY, Rule.SERVER_UNSUITABLE),
         component="mongodb",
         needs=(SETTINGS, "mongodb"),
     ),
@@ -77,7 +77,9 @@ CHECKS = (
     Check(
         name="write-concern",
         statement="A majority of the members of MongoDB confirms a write in time, once it is in the journal.",
-        find=mongodb.write_concern,
+        find=mongodb.journal,
+        rules=(Rule.REFUSED_WRITES,),
+        component="mongodb",
         needs=(SETTINGS, "mongodb"),
     ),
     Check(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure, WTimeoutError
+from pymongo.errors import OperationFailure
 
 from beat_schedule import systems
 from models import (
@@ -25,7 +25,6 @@ from models import (
 )
 from models.database import Document
 from models.malformed import malformed_ids
-from queue_manager.core.clock import seconds
 from queue_manager.core.errors import reason
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import first_ids, many
@@ -34,9 +33,6 @@ from queue_manager.system import System
 from services.due_documents import DueDocuments
 
 MIN_MONGODB_VERSION = (6, 0)
-WRITE_TIMEOUT = seconds(2)
-WRITE_TIMEOUTS = (ExecutionTimeout, NetworkTimeout, WTimeoutError)
-
 
 _COLLECTION_READERS: Mapping[str, Callable[[Document], object]] = {
     job_queue.QUEUES_COLLECTION: job_queue.read_pause,
@@ -72,17 +68,8 @@ def permissions() -> Iterator[Findings]:
         )
 
 
-def write_concern() -> Iterator[Findings]:
-    """Yield what keeps a confirmed write from being durable."""
-    try:
-        with database.within(WRITE_TIMEOUT):
-            deployment.probe_write()
-    except WRITE_TIMEOUTS:
-        yield Finding(
-            f"A majority of the members did not confirm a write within {WRITE_TIMEOUT.total_seconds():g} s",
-            "In mongosh, rs.status() shows members that are unavailable: start them. If none is, free disk space, or "
-            "end a lock of `fsync` with db.fsyncUnlock().",
-        )
+def journal() -> Iterator[Findings]:
+    """Yield the setting by which a confirmed write need not be in the journal."""
     try:
         is_journaled = deployment.journals_majority_writes()
     except OperationFailure as error:
