@@ -246,9 +246,8 @@ class Rule(StrEnum):
         "`mongodb`, `redis`, `broker`; `overdue-messages`, if `QM_QUEUE_REDIS_URL` is another server",
         "The server answers, but refuses or does not confirm writes: its memory or disk is full, it is a replica or "
         "locked, or MongoDB has no majority of its members.",
-        "For a Redis, free memory or raise `maxmemory`. For MongoDB, start the members that `rs.status()` shows as "
-        "unavailable, free disk space, or end a lock with `db.fsyncUnlock()`. Or correct the other cause that the "
-        "problem names.",
+        "Correct the cause that the problem names: free memory or raise `maxmemory` (Redis); free disk space, start "
+        "the members that `rs.status()` shows as unavailable, or `db.fsyncUnlock()` (MongoDB).",
     )
     WRONG_TYPES = (
         "wrong-types",
