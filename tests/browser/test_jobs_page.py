@@ -225,6 +225,21 @@ def test_after_a_slow_reading_the_list_rests_for_ten_seconds_and_less_after_an_e
     page.unroute_all()
 
 
+def test_the_counts_are_read_again_after_a_response_that_is_malformed(visit: Visit, queue: Queue) -> None:
+    sample_data.make_job(queue, INVOICE)
+    page, counts = visit.page, "**/api/jobs/status"
+    pending = of_name(visit, INVOICE).locator("[data-label='Pending']")
+    visit.expect("error: Cannot read properties of undefined")
+    visit.open("/jobs")
+    expect(page.locator("#state")).to_have_text("Live")
+    expect(pending).to_have_text("1")
+    page.route(counts, lambda route: route.fulfill(json={}))
+    with page.expect_event("response", lambda response: response.url.endswith("/api/jobs/status")):
+        sample_data.make_job(queue, INVOICE)
+    page.unroute(counts)
+    expect(pending).to_have_text("2")
+
+
 @pytest.mark.parametrize(("pending", "is_repeated"), [(10_000, False), (10_001, True)])
 def test_the_counts_are_read_again_without_an_event_only_if_they_may_be_old(
     pending: int, is_repeated: bool, visit: Visit, queue: Queue

@@ -100,12 +100,15 @@ const withNames = (open) => attempt(async () => {
 async function count() {
   clearTimeout(later);
   let again = RETRY_INTERVAL; // after a failure; the list shows errors
-  await attempt(async () => {
-    await readStatus();
-    const unfinished = queues.reduce((sum, { states }) => sum + LIVE.reduce((all, state) => all + (states?.[state] ?? 0), 0), 0);
-    again = queues.some(({ running }) => running) || unfinished > MAX_FRESH_COUNT ? STATUS_INTERVAL : LEADER_INTERVAL;
-  }, () => {});
-  later = setTimeout(recount, again);
+  try {
+    await attempt(async () => {
+      await readStatus();
+      const unfinished = queues.reduce((sum, { states }) => sum + LIVE.reduce((all, state) => all + (states?.[state] ?? 0), 0), 0);
+      again = queues.some(({ running }) => running) || unfinished > MAX_FRESH_COUNT ? STATUS_INTERVAL : LEADER_INTERVAL;
+    }, () => {});
+  } finally {
+    later = setTimeout(recount, again);
+  }
 }
 
 const recount = seldom(count, RECOUNT_INTERVAL, { whileHidden: true }); // the page's title counts what failed
