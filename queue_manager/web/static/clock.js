@@ -21,7 +21,8 @@ let base; // the server's time, in ms, at this page's own `performance.now()` of
 let maxError = Infinity; // ms
 let offset = Date.now() - performance.now();
 
-// While a computer sleeps, `performance.now()` may stand still.
+// While a computer sleeps, `performance.now()` may stand still. A computer clock that is put forward looks the same: the
+// time of this page is wrong then until the next response that has the server's.
 function wake() {
   const before = offset;
   offset = Date.now() - performance.now();
