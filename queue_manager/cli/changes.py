@@ -44,7 +44,7 @@ def confirm(
 
     Args:
         of: what follows the noun, such as ` in main`.
-        number: what the question has instead of the count and the noun.
+        number: replaces the count and the noun in the question.
         typed: what must be typed to delete more than 1,000.
     """
     if not count:

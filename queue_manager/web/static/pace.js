@@ -11,8 +11,8 @@ export function nextFrame(draw) {
 }
 
 /**
- * Return a function that calls `act`: soon, `interval` ms after the last call ended, and when the page is seen, unless it
- * is called `whileHidden`, too. After a slow call it waits `rest` times as long as that took, up to `MAX_REST`.
+ * Return a function that calls `act`: soon, `interval` ms after the last call ended, and only while the page is visible, or
+ * also while it is hidden with `whileHidden`. After a slow call it waits `rest` times as long as that took, up to `MAX_REST`.
  * @param {() => Promise<unknown>} act @param {number} interval @param {{ rest?: number, whileHidden?: boolean }} [options]
  */
 export function seldom(act, interval, { rest = 0, whileHidden = false } = {}) {
