@@ -276,9 +276,8 @@ class Leases:
             pipe.time()
             *scores, rank, lost, time_ = pipe.execute()
         step, at = step_of(*scores, now=unix_ms(time_of(time_)))
-        at = scores[-1] if step == "started" else at
         losses = 0 if lost is None else int(lost.split(b":")[0])
-        known_at = None if at is None or step == "ended" else from_unix_ms(at)
+        known_at = None if at is None or step == "ended" else from_unix_ms(scores[-1] if step == "started" else at)
         return LeaseDetail(step=step, at=known_at, ahead_of_it=rank or 0, losses=losses)
 
     def stats(self, *, late: timedelta = timedelta(0)) -> LeaseCounts:
@@ -307,8 +306,7 @@ class Leases:
         with lease_server() as client:
             now = unix_ms(time_of(client.time()))
             for key in (keys.running,) if state == "stuck" else (keys.waiting, keys.running, keys.done):
-                found: Any = client.zscan_iter(key, count=MAX_ARGUMENTS)
-                for one, score in found:
+                for one, score in client.zscan_iter(key, count=MAX_ARGUMENTS):
                     if key == keys.waiting or (score > now) == (state == "in-progress"):
                         names.add(one.decode())
                         if len(names) > limit:
@@ -335,7 +333,7 @@ class Leases:
     def often_lost(self, *, now: datetime) -> Mapping[str, datetime]:
         """Return, by id, items whose process was often lost in a row, the last time in the day before the time `now`.
 
-        The value is the end of its cool-down, if no scan has taken it since, and `now` while its lease is held.
+        The value is the end of its cool-down or lease if no scan has taken it since, and `now` while it is in progress.
         """
         with lease_server() as client:
             losses: Any = client.hgetall(self.keys.losses)
@@ -344,8 +342,10 @@ class Leases:
             count, at = map(int, value.split(b":"))
             if count >= OFTEN_LOST and unix_ms(now) - at <= RETENTION_MS:
                 ends[one.decode()] = from_unix_ms(at) + MustCoolDown(count).cool_down
-        states = [one.state for one in self.statuses([*ends])]
-        return {id_of(one): ends[one] if state == "free" else now for one, state in zip(ends, states, strict=True)}
+        for one, status in zip(ends, self.statuses([*ends]), strict=True):
+            if status.state != "free":
+                ends[one] = (self.detail(one).at or now) if status.state == "stuck" else now
+        return {id_of(one): end for one, end in ends.items()}
 
     @property
     def keys(self) -> Sets:

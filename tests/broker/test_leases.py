@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from queue_manager import leases
-from queue_manager.core.clock import from_unix_ms, hours, local_now, minutes, seconds
-from queue_manager.leases import Leases, MustCoolDown
+from queue_manager.core.clock import from_unix_ms, hours, local_now, minutes, seconds, unix_ms
+from queue_manager.leases import OFTEN_LOST, Leases, MustCoolDown
 from queue_manager.leases.scripts import MAX_ARGUMENTS, RETENTION_MS
 from queue_manager.server_calls import redis_server
 from tests.eventually import eventually
@@ -435,6 +435,11 @@ class TestAttempts:
         ours.release([ONE])
         ((id, end),) = ours.often_lost(now=now).items()
         assert (id, now < end < now + minutes(61)) == ("room-1", True)
+
+    def test_item_whose_worker_died_is_lost_until_a_scan_could_take_it(self, client: redis.Redis, ours: Leases) -> None:
+        client.hset("qm:lease:trial-end:losses", ONE, f"{OFTEN_LOST}:{unix_ms(local_now())}")
+        client.zadd("qm:lease:trial-end:running", {ONE: unix_ms(AT)})  # nobody has released it
+        assert ours.often_lost(now=local_now()) == {"room-1": AT}
 
     def test_losses_are_forgotten_when_the_item_ends(self, client: redis.Redis, ours: Leases) -> None:
         die(ours, ONE)
