@@ -99,6 +99,7 @@ class EmptyQueues:
             self._is_notified = True
             connection._parser.set_invalidation_push_handler(self._lists_changed)
         self._socket = connection._sock
+        self._schedule_poll()
 
     def read_notifications(self, connection: Any) -> None:
         """Read the notifications of the server. Raises a connection error if it closes the connection."""
@@ -120,5 +121,8 @@ class EmptyQueues:
     def poll(self) -> None:
         """Forget which queues are empty if the poll interval has passed, so that all are requested."""
         if time.monotonic() >= self._next_poll_at:
-            self._next_poll_at = time.monotonic() + (POLL_INTERVAL if self._is_notified else FALLBACK_POLL_INTERVAL)
+            self._schedule_poll()
             self._names.clear()
+
+    def _schedule_poll(self) -> None:
+        self._next_poll_at = time.monotonic() + (POLL_INTERVAL if self._is_notified else FALLBACK_POLL_INTERVAL)

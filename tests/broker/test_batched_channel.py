@@ -21,7 +21,7 @@ from redis import Redis
 from redis.exceptions import InvalidResponse, ReadOnlyError, ResponseError
 
 from dev.servers import Valkey
-from queue_manager.broker import dead_letters, transport
+from queue_manager.broker import dead_letters, queue_lists, transport
 from queue_manager.broker.channel import Channel
 from queue_manager.broker.errors import BrokerRefuses, ConnectionLost
 from queue_manager.broker.options import register_transport
@@ -140,8 +140,10 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 
 @pytest.mark.usefixtures("unpolled")
 def test_only_queues_that_have_changed_are_requested(
-    connection: Connection, client: Redis, requested: list[set[str]]
+    connection: Connection, client: Redis, requested: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(queue_lists, "FALLBACK_POLL_INTERVAL", 0)  # not used, because the server sends notifications
+    monkeypatch.setattr(transport, "UPKEEP_INTERVAL", 0.05)
     taker = Taker(connection, "a", "b", "c")
     taker.drain(timeout=0.2)
     assert requested == [{"a", "b", "c"}]
