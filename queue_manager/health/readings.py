@@ -210,6 +210,8 @@ async def _bounded(
 ) -> AnswerT | Problem:
     """Return what `read` returns, or the problem that `server` has with it."""
 
+    unconfirmed = f"{server} did not confirm a write within {limit:g} s"
+
     def in_time() -> AnswerT:
         if not (calls := _calls(read)).acquire(blocking=False):
             raise TimeoutError
@@ -226,12 +228,13 @@ async def _bounded(
         if rule is Rule.UNKNOWN_STATE:
             text = f"Its `stats` did not return within {limit:g} s, perhaps because {server} did not answer"
         if rule is Rule.REFUSED_WRITES:
-            text = f"{server} did not confirm a write within {limit:g} s"
+            text = unconfirmed
     except AppError as error:
         is_unsuitable = isinstance(error, ConfigurationError) or is_forbidden(error.__cause__)
         if rule is not Rule.UNKNOWN_STATE and is_unsuitable:
             rule = Rule.SERVER_UNSUITABLE
-        text = str(error)
+        is_late = rule is Rule.REFUSED_WRITES and getattr(error.__cause__, "timeout", False)  # also by the driver
+        text = unconfirmed if is_late else str(error)
     except redis.RedisError as error:
         text = f"{server}: {reason(error)}"
     except Exception as error:

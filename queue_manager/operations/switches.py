@@ -11,7 +11,7 @@ from typing import Literal
 
 from models import job_queue
 from queue_manager import pauses
-from queue_manager.core.errors import AppError
+from queue_manager.core.errors import AppError, NotFound
 from queue_manager.core.log import get_logger
 from queue_manager.operations.systems import find_system
 from queue_manager.pauses import COMMAND_LINE, PauseState
@@ -42,8 +42,11 @@ def resume_system(actor: Actor, name: str) -> bool:
 
     Also deletes the pause of a system that is not declared any more. Raises like `pause_system`, and `NotFound`.
     """
-    if not pauses.is_paused(name):
+    try:
         _require_items(find_system(name))
+    except (NotFound, CannotPause):
+        if not pauses.is_paused(name):
+            raise
     with _recorded(actor, "resume", name):
         return pauses.resume(name)
 
