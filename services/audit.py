@@ -122,7 +122,7 @@ class AuditedAction:
     filter: Mapping[str, Any] | None = None
     detail: str = ""
     is_complete: bool = True
-    """False if it stopped at its time limit, the detail of the entry states it."""
+    """False if it stopped at its time limit; the detail of the entry states this."""
     count: int | None = None
     """The number of things that it has changed; `None` if that is not known."""
     before: Mapping[str, Any] | None = None
