@@ -1,16 +1,15 @@
 """Counts of finished jobs by name: collection `qm_job_counts`, so that counting does not read every job that is kept.
 
     {_id: name, success, canceled}      finished jobs of a name, except those marked `uncounted`
-    {_id: "*", recounted_at, version}   when all were counted; without it there are no counts yet
-    {_id: "*attempt", at, attempts}     of a recount, while it runs and after it failed
+    {_id: "*", recounted_at, version, attempted_at}     when all were counted, before which there are no counts yet,
+                                        and when that was last attempted
 
 A job is marked in the write that finishes it. `add_finished` adds marked jobs to the counts and removes the marks.
 
 Guarantee: both change in one transaction, as they do when finished jobs are deleted or run again. So after a crash, and
 while processes run concurrently, the counts and the marked jobs together are right. Finished jobs that another program
 stored or deleted are included by the next `recount`. One that fails changes no count; among so many jobs that it always
-takes too long, such changes are never included. If another program made a count malformed, all jobs are counted until
-the next `recount`, which drops it.
+takes too long, such changes are never included. A count that another program made malformed is 0 until the next one.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
+from typing import Any
 
 from bson import ObjectId
 from pymongo import UpdateOne
@@ -29,24 +29,14 @@ from models import database
 from models.database import Document, collection
 from models.job import COUNTED_ATTEMPTS, FINISHED_STATES, LIVE_STATES, MAX_EXACT_COUNT, UNCOUNTED, JobState, jobs, some
 from models.listing import count_by
-from models.malformed import readable_one, typed
 from models.transaction import transact
 from queue_manager.core.clock import hours, minutes, seconds
-from queue_manager.core.retry import doubling
 
 COUNTS_COLLECTION = "qm_job_counts"
-RECOUNT_ID, ATTEMPT_ID = "*", "*attempt"
-RECORD_IDS = (RECOUNT_ID, ATTEMPT_ID)  # jobs of such names, which only other programs can store, are not counted here
+RECOUNT_ID = "*"  # jobs of this name, which only other programs can store, are not counted here
 RECOUNT_INTERVAL = hours(1)  # for jobs that other programs, or release 0.1, finished or deleted
 MAX_RECOUNT_TIME = seconds(60)  # for which a recount occupies a process; a server counts about a million jobs a second
-FIRST_RECOUNT_PAUSE = minutes(5)  # after a failed attempt; doubled after each further one
-_COUNT: Document = {"bsonType": ["int", "long", "double"], "multipleOf": 1, "minimum": 0, "maximum": MAX_EXACT_COUNT}
-_TYPES: Document = {
-    "_id": {"bsonType": "string"},
-    "recounted_at": {"bsonType": "date"},
-    **dict.fromkeys(FINISHED_STATES, _COUNT),
-}
-_MALFORMED: Document = {"$nor": [{"$jsonSchema": {"properties": _TYPES}}]}
+RECOUNT_PAUSE = minutes(15)  # after an attempt that failed
 
 CountsByName = dict[str, dict[str, int]]
 ReadCounts = Callable[[], CountsByName]
@@ -61,11 +51,12 @@ def job_counts() -> Collection[Document]:
 def by_name() -> CountsByName:
     """Count the jobs by name and state, at one moment. The cost does not depend on the finished jobs that are kept."""
     with database.client().start_session(snapshot=True) as session:
-        kept = list(job_counts().find(session=session))
-        is_kept = any(one["_id"] == RECOUNT_ID for one in kept) and not _has_malformed(session)
+        is_kept = (
+            job_counts().find_one({"_id": RECOUNT_ID, "recounted_at": {"$exists": True}}, session=session) is not None
+        )
         numbers = _count([*LIVE_STATES] if is_kept else [*JobState], session)
         if is_kept:
-            numbers.update(_kept_numbers(kept))
+            numbers.update(_kept(session))
             numbers.update(_count_uncounted(session))
     found: CountsByName = {}
     for (name, state), number in numbers.items():
@@ -115,35 +106,22 @@ def _is_counted(one: Document) -> bool:
 
 def begin_recount(now: datetime) -> bool:
     """Record an attempt to recount; return False if none is due yet, or if another process was faster."""
-    counted_at = recounted_at()
-    if counted_at is not None and _is_recent(counted_at, RECOUNT_INTERVAL, now):
+    last = job_counts().find_one(RECOUNT_ID) or {}
+    if _is_recent(last.get("recounted_at"), RECOUNT_INTERVAL, now):
         return False
-    found = job_counts().find_one(ATTEMPT_ID)
-    last = readable_one(found, _attempt, of=COUNTS_COLLECTION)
-    if last is None:
-        if found is not None:
-            job_counts().delete_one({"_id": ATTEMPT_ID})
-        try:
-            job_counts().insert_one({"_id": ATTEMPT_ID, "at": now, "attempts": 1})
-        except DuplicateKeyError:
-            return False
-        return True
-    at, attempts = last
-    if _is_recent(at, doubling(FIRST_RECOUNT_PAUSE, attempts - 1, cap=RECOUNT_INTERVAL), now):
+    attempted_at = last.get("attempted_at")
+    if _is_recent(attempted_at, RECOUNT_PAUSE, now):
         return False
-    attempt = {"$set": {"at": now}, "$inc": {"attempts": 1}}
-    return job_counts().update_one({"_id": ATTEMPT_ID, "attempts": attempts}, attempt).modified_count == 1
+    unchanged = {"_id": RECOUNT_ID, "attempted_at": {"$eq": attempted_at}}
+    try:
+        job_counts().update_one(unchanged, {"$set": {"attempted_at": now}}, upsert=True)
+    except DuplicateKeyError:
+        return False
+    return True
 
 
-def _attempt(found: Document) -> tuple[datetime, int]:
-    attempts = typed(found, "attempts", int)
-    if not 1 <= attempts <= MAX_EXACT_COUNT:
-        raise ValueError(f"attempts must be a count, and is {attempts}")
-    return typed(found, "at", datetime), attempts
-
-
-def _is_recent(moment: datetime, span: timedelta, now: datetime) -> bool:
-    return timedelta(0) <= now - moment < span
+def _is_recent(moment: Any, span: timedelta, now: datetime) -> bool:
+    return isinstance(moment, datetime) and timedelta(0) <= now - moment < span
 
 
 def recount(now: datetime) -> bool:
@@ -157,26 +135,19 @@ def recount(now: datetime) -> bool:
         Contended: the counts are locked by the transaction of a living process.
         PyMongoError: of the driver, also when `MAX_RECOUNT_TIME` is over.
     """
-    _drop_malformed()
     with database.within(MAX_RECOUNT_TIME), database.client().start_session(snapshot=True) as session:
-        kept = {one["_id"]: one for one in job_counts().find(session=session)}
+        last = job_counts().find_one(RECOUNT_ID, session=session) or {}
         lacking = _count(FINISHED_STATES, session)
         lacking.subtract(_count_uncounted(session))
-    last = kept.pop(RECOUNT_ID, None)
-    lacking.subtract(_kept_numbers(kept.values()))
+        lacking.subtract(_kept(session))
 
     def correct(session: ClientSession) -> bool:
+        unchanged = {"_id": RECOUNT_ID, "version": {"$eq": last.get("version")}}
         new = {"recounted_at": now, "version": ObjectId()}
-        if last is None:
-            job_counts().insert_one({"_id": RECOUNT_ID, **new}, session=session)
-        else:
-            unchanged = {"_id": RECOUNT_ID, "recounted_at": last.get("recounted_at"), "version": last.get("version")}
-            if job_counts().update_one(unchanged, {"$set": new}, session=session).matched_count == 0:
-                return False
+        job_counts().update_one(unchanged, {"$set": new}, upsert=True, session=session)
         _increase(lacking, 1, session)
         nothing: Document = {state: {"$in": [0, None]} for state in FINISHED_STATES}
-        job_counts().delete_many({"_id": {"$nin": [*RECORD_IDS]}, **nothing}, session=session)
-        job_counts().delete_one({"_id": ATTEMPT_ID}, session=session)
+        job_counts().delete_many({"_id": {"$ne": RECOUNT_ID}, **nothing}, session=session)
         return True
 
     try:
@@ -185,24 +156,17 @@ def recount(now: datetime) -> bool:
         return False
 
 
-def recounted_at() -> datetime | None:
-    at = (job_counts().find_one({"_id": RECOUNT_ID}) or {}).get("recounted_at")
-    return at if isinstance(at, datetime) else None
-
-
-def _has_malformed(session: ClientSession | None = None) -> bool:
-    return job_counts().find_one(_MALFORMED, {"_id": 1}, session=session) is not None
-
-
-def _drop_malformed() -> None:
-    if _has_malformed():
-        job_counts().delete_one({"_id": RECOUNT_ID})  # first, because the other counts are not used without it
-        job_counts().delete_many(_MALFORMED)
-
-
-def _kept_numbers(kept: Iterable[Document]) -> Numbers:
-    """Return the counts that are stored in documents of this collection."""
-    return Counter({(one["_id"], state): one.get(state, 0) for one in kept for state in FINISHED_STATES})
+def _kept(session: ClientSession) -> Numbers:
+    """Return the counts that are stored in this collection."""
+    kept = job_counts().find({}, {state: _stored(state) for state in FINISHED_STATES}, session=session)
+    return Counter(
+        {
+            (one["_id"], state): int(one[state])
+            for one in kept
+            for state in FINISHED_STATES
+            if isinstance(one["_id"], str)
+        }
+    )
 
 
 def _count(states: Iterable[JobState], session: ClientSession) -> Numbers:
@@ -218,15 +182,16 @@ def _count_uncounted(session: ClientSession) -> Numbers:
 
 def _increase(numbers: Numbers, sign: int, session: ClientSession) -> None:
     writes = [
-        UpdateOne({"_id": name}, [{"$set": {state: _sum(f"${state}", sign * number)}}], upsert=True)
+        UpdateOne({"_id": name}, [{"$set": {state: {"$add": [_stored(state), sign * number]}}}], upsert=True)
         for (name, state), number in numbers.items()
-        if number and name not in RECORD_IDS
+        if number and name != RECOUNT_ID
     ]
     if writes:
         job_counts().bulk_write(writes, session=session)
 
 
-def _sum(count: str, number: int) -> Document:
-    """Return the sum; a malformed count is not changed, because an error would abort the change of the jobs."""
-    if_any = {"$cond": [{"$isNumber": count}, {"$add": [count, number]}, count]}
-    return {"$cond": [{"$eq": [{"$type": count}, "missing"]}, number, if_any]}
+def _stored(state: str) -> Document:
+    """Return the expression of a stored count, or 0 if it is malformed: an error would abort the change of the jobs."""
+    count = f"${state}"
+    is_number = {"$in": [{"$type": count}, ["int", "long", "double"]]}
+    return {"$cond": [{"$and": [is_number, {"$gte": [count, 0]}, {"$lte": [count, MAX_EXACT_COUNT]}]}, count, 0]}

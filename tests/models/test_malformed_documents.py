@@ -17,7 +17,6 @@ from models import (
     failed_item,
     history,
     item_events,
-    job_counts,
     job_queue,
     malformed,
     mark,
@@ -95,15 +94,6 @@ def test_a_malformed_leader_is_replaced(name: str, value: Any) -> None:
     found = job_queue.leader()
     assert found is not None
     assert found["epoch"] == 5
-
-
-@odd
-@pytest.mark.parametrize("name", ["at", "attempts"])
-def test_a_malformed_attempt_to_recount_is_replaced(name: str, value: Any) -> None:
-    known = {"_id": job_counts.ATTEMPT_ID, "at": T0, "attempts": 1}
-    job_counts.job_counts().insert_one(with_odd(known, name, value))
-    assert job_counts.begin_recount(server_now())
-    assert not job_counts.begin_recount(server_now())
 
 
 @pytest.mark.parametrize(
