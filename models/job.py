@@ -27,7 +27,7 @@ from enum import StrEnum
 from math import isfinite
 from typing import Any, TypeVar
 
-from bson import Decimal128, ObjectId
+from bson import ObjectId
 from pymongo import ASCENDING, DESCENDING, IndexModel, UpdateMany
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
@@ -101,30 +101,14 @@ class DuplicateJob(AppError):
 
 
 def is_job(document: Document) -> bool:
-    """Return True if a document meets `IS_JOB`."""
-    attempts = document.get("attempts")
-    numbers = attempts if isinstance(attempts, list) else [attempts]  # a query compares each element
-    return isinstance(document["_id"], ObjectId | str) and any(map(_is_counted, numbers))
-
-
-def _is_counted(attempts: Any) -> bool:
-    if isinstance(attempts, Decimal128):
-        number = attempts.to_decimal()
-        return not number.is_nan() and number >= 0
-    return isinstance(attempts, int | float) and not isinstance(attempts, bool) and attempts >= 0
-
-
-def has_valid_attempts(job: Document) -> bool:
-    """Return True if a job meets `VALID_ATTEMPTS`, without which it is not started."""
-    attempts = job["attempts"]
-    return isinstance(attempts, int | float) and attempts <= MAX_EXACT_COUNT
+    """Return True if a document meets `IS_JOB`, by a number of attempts that is neither in a list nor a decimal."""
+    attempts: Any = document.get("attempts")
+    is_number = isinstance(attempts, int | float) and not isinstance(attempts, bool)
+    return isinstance(document["_id"], JobId) and is_number and attempts >= 0
 
 
 def as_count(value: Any) -> int:
     """Return a number of a stored job as a count; 0 if another program has stored an invalid one."""
-    if isinstance(value, Decimal128):
-        number = value.to_decimal()
-        value = float(number) if number.is_finite() else 0
     return int(min(max(value, 0), MAX_EXACT_COUNT)) if isinstance(value, int | float) and isfinite(value) else 0
 
 

@@ -21,7 +21,8 @@ MAX_NAMED = 1_000  # documents that are remembered
 MAX_ID_LENGTH = 200  # characters that are shown
 MAX_NEWEST = 1_000  # documents of a collection
 EXAMINED_BATCH_SIZE = 100  # some may be large
-_NOT_READABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, PermanentError)
+READ_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, PermanentError)
+"""Errors of reading a malformed document."""
 _named: dict[tuple[str, str], float] = {}
 
 log = get_logger("QM/database")
@@ -32,7 +33,7 @@ def readable(found: Iterable[Document], read: Callable[[Document], T], *, of: st
     for document in found:
         try:
             value = read(document)
-        except _NOT_READABLE as error:
+        except READ_ERRORS as error:
             _name(of, document, error)
         else:
             yield value
@@ -52,7 +53,7 @@ def malformed_ids(of: str, read: Callable[[Document], object]) -> list[str]:
 def _is_readable(document: Document, read: Callable[[Document], object]) -> bool:
     try:
         read(document)
-    except _NOT_READABLE:
+    except READ_ERRORS:
         return False
     return True
 

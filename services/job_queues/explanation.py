@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
-from typing import Any
 from urllib.parse import quote
 
 from models import executing_job, job, job_queue
 from models.database import Document
 from models.document_id import shown_id
 from models.job import RESCHEDULABLE_STATES, JobState
+from models.malformed import READ_ERRORS, typed
+from queue_manager.core.errors import typed_reason
 from queue_manager.core.wording import error_summary, many, ordinal, sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first, pause_text
 
@@ -35,54 +36,24 @@ def explain(id: str, dispatch: DispatchState) -> list[Explanation]:
     explained = partial(
         Explanation, system=system.name, kind=system.item_name, id=id, page=system.page_of_item(id), document=path
     )
-    if (field := _malformed_field(found)) is not None:
-        answer = f"malformed: its field {field} is missing, or has another type or value than that of a job"
-        title, label = str(found.get("name")), str(found.get("state"))
-        return [explained(title=title, label=label, tone="bad", answer=sentence(answer))]
-    state = JobState(found["state"])
-    can_be_retried = state in RESCHEDULABLE_STATES
-    return [
-        explained(
-            title=found["name"],
-            label=state.value,
-            tone=JOB_TONES[state],
-            answer=sentence(*_Reasons(found, dispatch).clauses()),
-            due_at=found["due"],
-            retry=f"{path}/retry" if can_be_retried else None,
-            retry_body={"state": state.value} if can_be_retried else {},
-            timeline=newest_first(_entries(found)),
-        )
-    ]
-
-
-def _malformed_field(document: Document) -> str | None:
-    """Return the first field of a job that is missing or invalid; `None` if there is none."""
-    expected: dict[str, type | tuple[type, ...]] = {
-        "name": str,
-        "arguments": list,
-        "history": list,
-        "priority": (int, float),
-        **dict.fromkeys(("due", "updated", "created"), datetime),
-    }
-    if document.get("state") not in [*JobState]:
-        return "state"
-    if not job.has_valid_attempts(document):
-        return "attempts"
-    if document["state"] == JobState.EXECUTING and not _is_claim(document.get("claim")):
-        return "claim"
-    if not isinstance(document.get("waiting", datetime.min), datetime):
-        return "waiting"
-    return next((name for name, kind in expected.items() if not isinstance(document.get(name), kind)), None) or (
-        None if all(map(_is_history_entry, document["history"])) else "history"
-    )
-
-
-def _is_claim(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("claimed_until"), datetime)
-
-
-def _is_history_entry(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("at"), datetime) and value.get("state") in [*JobState]
+    try:
+        state = JobState(found["state"])
+        can_be_retried = state in RESCHEDULABLE_STATES
+        return [
+            explained(
+                title=typed(found, "name", str),
+                label=state.value,
+                tone=JOB_TONES[state],
+                answer=sentence(*_Reasons(found, dispatch).clauses()),
+                due_at=typed(found, "due", datetime),
+                retry=f"{path}/retry" if can_be_retried else None,
+                retry_body={"state": state.value} if can_be_retried else {},
+                timeline=newest_first(_entries(found)),
+            )
+        ]
+    except READ_ERRORS as error:
+        answer = sentence(f"malformed: {typed_reason(error)}")
+        return [explained(title=str(found.get("name")), label=str(found.get("state")), tone="bad", answer=answer)]
 
 
 class _Reasons:
@@ -175,7 +146,7 @@ def _entries(document: Document) -> Iterator[TimelineEvent]:
             JobState.CANCELED: "Canceled",
         }
         yield TimelineEvent(
-            at=entry["at"],
+            at=typed(entry, "at", datetime),
             event=titles[JobState(entry["state"])],
             worker=entry.get("worker"),
             duration_ms=entry.get("took_ms"),

@@ -142,7 +142,7 @@ def test_jobs_with_malformed_fields_are_shown(lab: Lab, state: str, tmp_path: Pa
         with Client(url_of(process.port)) as client:
             listed = {one.id for one in client.jobs.list()}
             client.jobs.status()
-        assert listed == {id for id in ids if job.is_job(lab.jobs.get(id))}
+        assert {id for id in ids if job.is_job(lab.jobs.get(id))} <= listed
         assert "Traceback" not in process.log
     for command in (["jobs", "list", "--limit", "200"], ["jobs", "status"], ["jobs", "show", ids[0]], ["health"]):
         result = queue_manager(*command, cwd=tmp_path, QM_JOBS="true")

@@ -135,9 +135,7 @@ def test_a_document_is_a_job_exactly_if_it_is_listed(attempts: Any, lab: Lab) ->
     job.jobs().update_one({"_id": ObjectId(lab.run(NAME))}, {"$set": {"attempts": attempts}})
     (document,) = job.jobs().find()
     is_listed = [one["_id"] for one in lab.jobs.list()] == [document["_id"]]
-    assert job.is_job(document) is is_listed
-    is_startable = job.jobs().count_documents(job.VALID_ATTEMPTS) == 1
-    assert (is_listed and job.has_valid_attempts(document)) is is_startable
+    assert job.is_job(document) is (is_listed and not isinstance(attempts, list | Decimal128))
 
 
 @pytest.mark.parametrize(
@@ -162,17 +160,14 @@ def test_an_executing_job_with_an_odd_number_is_requeued_and_does_not_stop_other
     lab.jobs.status()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("-inf"), -1, -1e308, None, "1", [1]], ids=str)
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("-inf"), -1, -1e308, None, "1", [1], Decimal128("1"), Decimal128("sNaN")], ids=str
+)
 def test_invalid_count_is_read_as_zero(value: Any) -> None:
     assert job.as_count(value) == 0
 
 
-@pytest.mark.parametrize("text", ["NaN", "-NaN", "sNaN", "-sNaN", "Infinity", "-Infinity", "-1", "-1E+400", "1E-6176"])
-def test_invalid_decimal_count_is_read_as_zero(text: str) -> None:
-    assert job.as_count(Decimal128(text)) == 0
-
-
-@pytest.mark.parametrize("value", [2**53 + 1, Int64(2**63 - 1), 1e308, Decimal128("9007199254740993")], ids=str)
+@pytest.mark.parametrize("value", [2**53 + 1, Int64(2**63 - 1), 1e308], ids=str)
 def test_large_count_is_limited_to_an_exact_double(value: Any) -> None:
     assert job.as_count(value) == 2**53
 
