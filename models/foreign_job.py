@@ -19,24 +19,8 @@ from models.listing import Sample, sample
 MAX_FOREIGN_COUNT = 10_000
 FOREIGN_FINISHED_STATES = ("success", "canceled", "cancelled")
 READ_FIELDS = ("name", "state", "due", "created", "priority", "arguments", "history")
-OPTIONAL_FIELDS = (
-    "waiting",
-    "first",
-    "claim",
-    "last_error",
-    "losses",
-    "progress",
-    "unique_key",
-    "singular",
-    "singular_key",
-    "repetition",
-    "settled",
-    "page",
-    "reserved",
-    "alone",
-    "uncounted",
-)
-"""Fields that a job has only in some states."""
+
+FIELDS_OF_RELEASE_0_1 = ("waiting", "first", "claim")  # which made documents of other programs due
 
 # Every document meets the condition on the state; with it, the server skips the jobs in the index.
 _IS_FOREIGN: Document = {"attempts": {"$not": COUNTED_ATTEMPTS["attempts"]}, "state": {"$gte": MinKey()}}
@@ -84,4 +68,4 @@ def _unchanged(document: Document) -> Document:
 
 
 def _change(fields: Document) -> Document:
-    return {"$set": fields, "$unset": {name: "" for name in OPTIONAL_FIELDS if name not in fields}}
+    return {"$set": fields, "$unset": {name: "" for name in FIELDS_OF_RELEASE_0_1 if name not in fields}}
