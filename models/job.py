@@ -43,8 +43,7 @@ T = TypeVar("T")
 JOBS_COLLECTION = "jobs_data"
 MAX_HISTORY = 50
 MAX_TRANSACTION_BYTES = 8 * 1024 * 1024
-_BAD_VALUE = 2  # MongoDB's code for an invalid operand, such as a `$push` to a value that is not a list
-_TOO_LARGE = (10334, 17419)  # MongoDB's codes for a document of more than 16 MB
+_HISTORY_REFUSED = (2, 10334, 17419)  # MongoDB's codes for a `$push` to what is not a list, or to more than 16 MB
 MAX_EXACT_COUNT = 2**53  # beyond this, adding one to a double does not change it, so it cannot be a count
 DECLARED_PREFIX = "declared:"
 """Prefix of the ids of repeating jobs that code declares (`models/declared_job.py`)."""
@@ -237,8 +236,7 @@ def next_due(name: str) -> datetime | None:
 def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId] = ()) -> list[Document]:
     """Return the due jobs of `name` in execution order, without those whose ids are `excluded`.
 
-    If they are large, only those that fit into one reply of 16 MB. A malformed history, to which nothing
-    could be added, is removed.
+    If they are large, only those that fit into one reply of 16 MB.
     """
     query = _startable(name, _until(now))
     if excluded:
@@ -246,10 +244,6 @@ def next_jobs(name: str, *, now: datetime, limit: int, excluded: Sequence[JobId]
     # In the order of the index, without a sort; jobs with equal keys are in the order in which they were stored. With a
     # sort, if a job ever had a list of times, the server would sort all due jobs at each read, and shuffle equal ones.
     found, _ = first_reply(jobs(), query, limit=limit, hint="next_of_a_name")
-    if malformed := [one for one in found if not isinstance(one.get("history", []), list)]:
-        remove_malformed_history([one["_id"] for one in malformed])
-        for one in malformed:
-            del one["history"]
     return found
 
 
@@ -298,12 +292,6 @@ def fail_malformed(name: str, now: datetime) -> int:
     return jobs().bulk_write(writes).modified_count
 
 
-def remove_malformed_history(ids: Sequence[JobId]) -> bool:
-    """Remove malformed histories, to which nothing can be added; return True if there was one."""
-    malformed = {"_id": {"$in": [*ids]}, "history": {"$exists": True, "$not": {"$type": "array"}}}
-    return jobs().update_many(malformed, {"$unset": {"history": ""}}, hint="_id_").modified_count > 0
-
-
 def adding_to_history(id: JobId, write: Callable[[], T]) -> T:
     """Call `write`, which adds to a job; repeat it without the history if that is malformed or exceeds 16 MB.
 
@@ -312,10 +300,9 @@ def adding_to_history(id: JobId, write: Callable[[], T]) -> T:
     try:
         return write()
     except OperationFailure as error:
-        if error.code in _TOO_LARGE:
-            jobs().update_one({"_id": id}, {"$unset": {"history": ""}}, hint="_id_")
-        elif error.code != _BAD_VALUE or not remove_malformed_history([id]):
+        if error.code not in _HISTORY_REFUSED:
             raise
+        jobs().update_one({"_id": id}, {"$unset": {"history": ""}}, hint="_id_")
         return write()
 
 

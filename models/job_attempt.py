@@ -143,8 +143,9 @@ def finish_and_start(
 
 
 def may_share_batch(job: Document) -> bool:
-    """Return True if a job may share a batch: it does not repeat, and no worker was lost with it."""
-    return not ("repetition" in job or job.get("losses") or job.get("alone"))
+    """Return True if a job may share a batch: it does not repeat, no worker was lost with it, and it has a history."""
+    is_alone = "repetition" in job or job.get("losses") or job.get("alone")
+    return not is_alone and isinstance(job.get("history"), list)
 
 
 def hand_over(
