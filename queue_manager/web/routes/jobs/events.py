@@ -10,14 +10,13 @@ import re
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from datetime import datetime, timedelta
 from functools import cached_property
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request
 
 from models import database
-from models.database import server_now
+from models.database import estimated_now, server_now
 from models.job_changes import Changes, JobChange, Lost
 from queue_manager.core.background import CallThread
 from queue_manager.core.clock import to_iso
@@ -42,7 +41,6 @@ JOB_EVENT = "job-update"
 TOKEN_INTERVAL = 5.0
 """Seconds. A client without events must still reconnect with a recent token, because MongoDB searches its oplog from
 there. A page in the background is connected for 10 s of each minute."""
-CLOCK_INTERVAL = 1.0  # seconds
 RESUME_TOKEN = re.compile(r"(?:[0-9A-F]{2}){1,1000}")
 
 router = APIRouter()
@@ -68,13 +66,13 @@ class JobEvents(EventSource[str]):
 
     def __init__(self) -> None:
         self.server = f"MongoDB at {redact_url(settings().mongo_db_url)}"
-        self._clock = _Clock()
 
     @cached_property
     def _changes(self) -> Changes:
         return Changes()
 
     async def start(self, last: str | None, reader_position: ReaderPosition[str]) -> StartPosition[str]:
+        await CallThread("job-events").run(server_now)  # a sample of the server's clock, for `estimated_now`
         is_token = last is not None and RESUME_TOKEN.fullmatch(last) is not None
         now = await reader_position(last if is_token else None)
         if last is None:
@@ -89,7 +87,7 @@ class JobEvents(EventSource[str]):
         try:
             async with aclosing(self._changes.since(after)) as steps:
                 async for step in steps:
-                    yield [] if step.change is None else [await self._event(step.token, step.change)]
+                    yield [] if step.change is None else [_event(step.token, step.change)]
                     if step.token >= until:
                         return
         except Lost:
@@ -102,7 +100,7 @@ class JobEvents(EventSource[str]):
                 async for step in steps:
                     events = []
                     if step.change is not None:
-                        events = [await self._event(step.token, step.change)]
+                        events = [_event(step.token, step.change)]
                     elif time.monotonic() - sent_at > TOKEN_INTERVAL:
                         events = [Event(step.token, step.token, PING, b"")]
                         sent_at = time.monotonic()
@@ -113,25 +111,12 @@ class JobEvents(EventSource[str]):
     async def close(self) -> None:
         await self._changes.close()
 
-    async def _event(self, token: str, change: JobChange) -> Event[str]:
-        event = {
-            "id": str(change.id),
-            "kind": "deleted" if change.job is None else "changed",
-            "job": None if change.job is None else job_as_json(change.job),
-            "server_time": to_iso(await self._clock.now()),
-        }
-        return Event(token, token, JOB_EVENT, json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode())
 
-
-class _Clock:
-    """The database server's time, for an event loop, which must not wait for it."""
-
-    def __init__(self) -> None:
-        self._read: tuple[datetime, float] | None = None
-
-    async def now(self) -> datetime:
-        """Raises the driver's errors."""
-        if self._read is None or time.monotonic() - self._read[1] > CLOCK_INTERVAL:
-            self._read = (await CallThread("job-events").run(server_now), time.monotonic())
-        now, read_at = self._read
-        return now + timedelta(seconds=time.monotonic() - read_at)
+def _event(token: str, change: JobChange) -> Event[str]:
+    event = {
+        "id": str(change.id),
+        "kind": "deleted" if change.job is None else "changed",
+        "job": None if change.job is None else job_as_json(change.job),
+        "server_time": to_iso(estimated_now()),
+    }
+    return Event(token, token, JOB_EVENT, json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode())
