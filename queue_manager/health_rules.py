@@ -249,13 +249,6 @@ class Rule(StrEnum):
         "Correct the cause that the problem names: free memory or raise `maxmemory` (Redis); free disk space, start "
         "the members that `rs.status()` shows as unavailable, or `db.fsyncUnlock()` (MongoDB).",
     )
-    WRONG_TYPES = (
-        "wrong-types",
-        CRITICAL,
-        "`redis`",
-        "A key has a value of another type, so that it cannot be read.",
-        "Delete the key, and give the program that wrote it a database of its own.",
-    )
     CLOCKS_APART = (
         "clocks-apart",
         WARNING,

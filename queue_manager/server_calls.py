@@ -51,19 +51,10 @@ def redis_client(url: str) -> redis.Redis:
 
 @contextmanager
 def redis_server() -> Iterator[redis.Redis]:
-    """Yield a Redis client with short timeouts. Raises `Unavailable` for its errors in the block.
-
-    If another program has written a key, the error names the key, its type and what to do.
-    """
+    """Yield a Redis client with short timeouts. Raises `Unavailable` for its errors in the block."""
     try:
         yield redis_client(settings().redis_url)
-    except (redis.RedisError, Unavailable) as error:
-        from queue_manager import redis_keys  # imported here, because it imports all systems
-
-        if (explained := redis_keys.explain_wrong_types(error)) is not None:
-            raise Unavailable(explained) from error.__cause__ or error
-        if isinstance(error, Unavailable):
-            raise
+    except redis.RedisError as error:
         raise Unavailable(describe_outage(settings().redis_url, error)) from error
 
 

@@ -14,7 +14,6 @@ from celery import Task, current_task
 from beat_schedule import systems
 from models import database, scan_run
 from models.database import server_now, within
-from queue_manager import redis_keys
 from queue_manager.batching.publish import UNCERTAIN, publish
 from queue_manager.beat import scan_ticks
 from queue_manager.broker.backlog import Backlog
@@ -184,7 +183,7 @@ def scan_end() -> float:
 
 def report_error(error: Exception) -> ErrorText:
     """Return an error as one line; log an unexpected one with its traceback, and report it."""
-    text = ErrorText.of(redis_keys.explain_wrong_types(error) or f"{type(error).__name__}: {reason(error)}", error)
+    text = ErrorText.of(f"{type(error).__name__}: {reason(error)}", error)
     if not is_expected(error) and not isinstance(error, database.Error):
         log.error("Unexpected error in a scan", error=text, exc_info=error)
         error_reports.report_repeated(error, where=current_task.name if current_task else "scan")

@@ -26,7 +26,7 @@ LAYERS = [
     ["queue_manager.operations"],
     ["queue_manager.health"],
     ["queue_manager.worker"],
-    ["tasks", "queue_manager.batching", "queue_manager.server_calls", "queue_manager.redis_keys"],
+    ["tasks", "queue_manager.batching", "queue_manager.server_calls"],
     ["beat_schedule"],
     ["services"],
     ["models"],

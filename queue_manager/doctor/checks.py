@@ -114,7 +114,6 @@ CHECKS = (
         name="redis-keys",
         statement="No other program has written a value of another type to a key of Queue Manager.",
         find=redis_servers.key_types,
-        rules=(Rule.WRONG_TYPES,),
     ),
     Check(
         name="persistence",

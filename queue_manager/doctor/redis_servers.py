@@ -10,13 +10,13 @@ import redis
 from redis.exceptions import NoPermissionError
 
 from beat_schedule import systems
-from queue_manager import redis_keys
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.redis_client import REDIS_OUTAGES, connect, outage
 from queue_manager.core.server_check import require_server
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.core.wording import many
+from queue_manager.doctor import redis_keys
 from queue_manager.doctor.findings import Finding, Findings, NotChecked
 from queue_manager.health_rules import Rule
 from queue_manager.system import SCANS_QUEUE, item_queues
@@ -134,7 +134,7 @@ def _key_types(client: redis.Redis, url: str, types: Mapping[str, str]) -> Itera
     for text in redis_keys.of_other_types(client, types):
         yield Finding(
             f"In Redis at {redact_url(url)}, the key {text}",
-            f"{redis_keys.WHAT_TO_DO}, and give that program a database of its own.",
+            "Another program wrote it: rename or delete the key, and give that program a database of its own.",
         )
 
 

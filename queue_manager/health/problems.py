@@ -15,7 +15,7 @@ from queue_manager import leases
 from queue_manager.core.clock import MAX_CLOCK_SKEW, seconds
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.core.wording import MAX_IDS, clock, first_ids, many, rounded
-from queue_manager.health.readings import LEADER, WORKERS, InMongoDB, InRedis, Readings
+from queue_manager.health.readings import InMongoDB, InRedis, Readings
 from queue_manager.health_rules import Problem, Rule, by_severity
 from queue_manager.system import SCANS_QUEUE, System, item_queues
 from queue_manager.telemetry import worker_heartbeats
@@ -97,12 +97,9 @@ def _of_servers(readings: Readings) -> Iterator[tuple[str, Rule, str | None]]:
     redis, mongo = readings.in_redis, readings.in_mongodb
     if mongo is not None and (refusal := readings.mongodb_writes) is not None:
         yield refusal.system, refusal.rule, refusal.text
-    if redis is not None:
-        if redis.refused_writes is not None:
-            text = f"Redis at {redact_url(settings().redis_url)} refuses writes ({redis.refused_writes})"
-            yield "redis", Rule.REFUSED_WRITES, text
-        unread = f"Could not read {', '.join(redis.unread)}: {next(iter(redis.unread.values()), '')}"
-        yield "redis", Rule.WRONG_TYPES, unread if redis.unread else None
+    if redis is not None and redis.refused_writes is not None:
+        text = f"Redis at {redact_url(settings().redis_url)} refuses writes ({redis.refused_writes})"
+        yield "redis", Rule.REFUSED_WRITES, text
     if mongo is not None:
         missing = mongo.missing_shared_indexes
         yield "mongodb", Rule.MISSING_INDEXES, _missing(missing) if missing else None
@@ -131,15 +128,14 @@ def _of_processes(readings: Readings) -> Iterator[tuple[str, Rule, str | None]]:
     old = redis.older_leader
     text = f"A beat of release 0.1 leads ({old}), and newer ones stand by"
     yield "beat", Rule.OLD_LEADER, None if old is None else text
-    if LEADER not in redis.unread or old is not None:
-        has_leader = redis.leader is not None or old is not None
-        yield "beat", Rule.NO_LEADER, None if has_leader else "No beat is the leader, so no scans run"
+    has_leader = redis.leader is not None or old is not None
+    yield "beat", Rule.NO_LEADER, None if has_leader else "No beat is the leader, so no scans run"
     if redis.workers and readings.in_mongodb is not None:  # otherwise MongoDB is the cause
         paused = [f"{worker.name}: {worker.paused}" for worker in redis.workers if worker.paused is not None]
         of = f"{len(paused)} of {many(len(redis.workers), 'worker')}"
         text = f"{of} cannot reach MongoDB and cannot take items: {'; '.join(paused[:MAX_IDS])}"
         yield "workers", Rule.PAUSED_WORKERS, text if paused else None
-    if WORKERS in redis.unread or redis.are_workers_starting:
+    if redis.are_workers_starting:
         return
     on = [system for system in systems() if system.is_on(settings())]
     text = f"No worker is online to consume the queues {', '.join([SCANS_QUEUE, *item_queues(on)])}"
@@ -183,13 +179,12 @@ def _are_scans_stopped(readings: Readings) -> bool:
 def _of_queue(system: System, readings: Readings) -> Iterator[tuple[Rule, str | None]]:
     if (redis := readings.in_redis) is None or system.queue is None:
         return
-    if (losses := redis.losses[system.name]) is not None:
-        lost = [id for id, end in losses.items() if not _has_scan_passed(system, end, readings)]
-        text = (
-            f"The process died or hung at least {leases.OFTEN_LOST} times in a row in {many(len(lost), 'item')} "
-            f"({first_ids(lost, len(lost))})"
-        )
-        yield Rule.LOST_ITEMS, text if lost else None
+    lost = [id for id, end in redis.losses[system.name].items() if not _has_scan_passed(system, end, readings)]
+    text = (
+        f"The process died or hung at least {leases.OFTEN_LOST} times in a row in {many(len(lost), 'item')} "
+        f"({first_ids(lost, len(lost))})"
+    )
+    yield Rule.LOST_ITEMS, text if lost else None
     if redis.workers and not redis.are_workers_starting:
         text = f"No worker consumes the queue {system.queue}, so its items are not handled"
         is_missing = worker_heartbeats.unconsumed(redis.workers, [system.queue])

@@ -22,7 +22,7 @@ from beat_schedule import systems
 from models import deployment, scan_run, schema
 from models.database import is_forbidden, require_replica_set, server_now
 from models.scan_run import Scan
-from queue_manager import pauses, redis_keys
+from queue_manager import pauses
 from queue_manager.beat.status import Leadership, leadership, next_runs, older_leader
 from queue_manager.broker import dead_letters, start_check
 from queue_manager.core.background import call_within
@@ -50,8 +50,6 @@ WRITE_TIMEOUT = 2.5  # seconds in which MongoDB must confirm a write
 REPORT_MARGIN = 0.5  # seconds by which a driver gives up earlier, so that it reports what is wrong
 MAX_CALLS = 8  # of one function at a time, because a call that hangs keeps its thread
 MAX_READ_AT_ONCE = 16  # systems, because each call has a thread and a connection
-LEADER, WORKERS = "leader", "workers"
-"""Names in `InRedis.unread`."""
 RECHECK_INTERVAL = 5.0  # seconds until existing indexes, a usable Redis, or writes of MongoDB are checked again
 OF_ALL_SYSTEMS = ""  # in `_checked_until`: the collections that all share
 
@@ -79,18 +77,16 @@ class InRedis:
     workers: Sequence[OnlineWorker]
     dead_letters: int | None
     """`None` if they could not be counted."""
-    losses: Mapping[str, Mapping[str, datetime] | None]
+    losses: Mapping[str, Mapping[str, datetime]]
     """By system and item id, of items whose process was often lost in a row: the end of the cool-down, after which no
-    scan has taken it yet, or `now` while its lease is held. `None` if they could not be read."""
+    scan has taken it yet, or `now` while its lease is held."""
     pauses: Mapping[str, PauseState]
     """By name: of paused systems."""
     recent: Mapping[str, Recent]
-    """By system: what was counted, as far as it could be read."""
+    """By system: what was counted."""
     next_runs: Mapping[str, datetime]
     refused_writes: str | None
     """Why the server refuses writes, if it does."""
-    unread: Mapping[str, str]
-    """By what could not be read, because a key has another type: the error. Its field is empty or `None` then."""
 
     @property
     def are_workers_starting(self) -> bool:
@@ -230,7 +226,8 @@ async def _bounded(
         if rule is Rule.REFUSED_WRITES:
             text = unconfirmed
     except AppError as error:
-        is_unsuitable = isinstance(error, ConfigurationError) or is_forbidden(error.__cause__)
+        is_refused = isinstance(error.__cause__, redis.ResponseError) or is_forbidden(error.__cause__)
+        is_unsuitable = isinstance(error, ConfigurationError) or is_refused
         if rule is not Rule.UNKNOWN_STATE and is_unsuitable:
             rule = Rule.SERVER_UNSUITABLE
         is_late = rule is Rule.REFUSED_WRITES and getattr(error.__cause__, "timeout", False)  # also by the driver
@@ -268,17 +265,6 @@ def _calls(read: Callable[[], object]) -> Semaphore:
 
 
 def _redis() -> InRedis:
-    unread: dict[str, str] = {}
-
-    def read(what: str, of_key: Callable[[], AnswerT], default: AnswerT) -> AnswerT:
-        try:
-            return of_key()
-        except (redis.ResponseError, Unavailable) as error:
-            if not redis_keys.is_wrong_type(error):
-                raise
-            unread[what] = next(iter(unread.values()), None) or redis_keys.wrong_types(error)
-        return default
-
     with redis_server() as client:
         _require_redis(settings().redis_url, client)
         now, ahead = _timed(lambda: time_of(client.time()))
@@ -288,18 +274,15 @@ def _redis() -> InRedis:
         return InRedis(
             now=now,
             clock_ahead=ahead,
-            leader=read(LEADER, lambda: leadership(client), None),
+            leader=leadership(client),
             older_leader=older_leader(client),
-            workers=read(WORKERS, lambda: worker_heartbeats.online(client), []),
-            dead_letters=read("dead letters", lambda: _count_dead_letters(client), None),
-            losses={
-                one: read(f"losses of {one}", partial(Leases(one).often_lost, now=now), None) for one in with_items
-            },
-            pauses=read("pauses", pauses.paused, {}),
-            recent=read("counts", lambda: counters.from_each_server(client, counted, counters.recent), {}),
-            next_runs=read("schedule", lambda: next_runs(client, names), {}),
+            workers=worker_heartbeats.online(client),
+            dead_letters=_count_dead_letters(client),
+            losses={one: Leases(one).often_lost(now=now) for one in with_items},
+            pauses=pauses.paused(),
+            recent=counters.from_each_server(client, counted, counters.recent),
+            next_runs=next_runs(client, names),
             refused_writes=refused_writes(client),
-            unread=unread,
         )
 
 

@@ -11,8 +11,7 @@ import pytest
 from redis.commands.core import CoreCommands
 
 from models import deployment
-from queue_manager import redis_keys
-from queue_manager.doctor import installation, mongodb
+from queue_manager.doctor import installation, mongodb, redis_keys
 from queue_manager.doctor.checks import CHECKS
 from queue_manager.doctor.redis_servers import COMMANDS
 from queue_manager.health_rules import Problem, Rule

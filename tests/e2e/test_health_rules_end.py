@@ -23,7 +23,6 @@ from queue_manager.core.clock import hours, milliseconds, minutes
 from queue_manager.core.redis_client import connect
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
-from queue_manager.pauses import PAUSES_KEY
 from queue_manager.telemetry import worker_heartbeats
 from services import job_queues
 from services.due_documents import work_of
@@ -412,14 +411,6 @@ def memory_of_redis_is_full(servers: Servers, *_: object) -> Iterator[None]:
 def mongodb_confirms_no_writes(servers: Servers, *_: object) -> Iterator[None]:
     with locked_mongodb(servers.mongo.url):
         yield
-
-
-@causes("redis", Rule.WRONG_TYPES, "Could not read pauses: qm:pauses is a string, and must be a hash")
-def another_program_has_written_a_key(servers: Servers, *_: object) -> Iterator[None]:
-    with connect(servers.valkey.url) as client:
-        client.set(PAUSES_KEY, "x")
-        yield
-        client.delete(PAUSES_KEY)
 
 
 @pytest.mark.parametrize(("system", "rule"), CAUSES, ids=lambda one: one.id if isinstance(one, Rule) else one)

@@ -257,10 +257,6 @@ def with_new_leader(found: Readings) -> Readings:
     return change_in_redis(without_worker(found), leader=leader)
 
 
-def with_wrong_type(found: Readings) -> Readings:
-    return change_in_redis(found, dead_letters=None, unread={"dead letters": "qm:dead-letters is a string"})
-
-
 def with_pause(found: Readings) -> Readings:
     return change_in_redis(with_lag(found), pauses={SYSTEM: PauseState()})
 
@@ -283,7 +279,6 @@ def without(server: str) -> Change:
     [
         (with_dead_letter, without_broker, "broker (dead-letters)"),
         (with_dead_letter, without("redis"), "broker (dead-letters)"),
-        (with_dead_letter, with_wrong_type, "broker (dead-letters)"),
         (with_scan_errors, without("mongodb"), "support-snooze (scan-errors)"),
         (with_scan_errors, with_late_scan, "support-snooze (scan-errors)"),
         (without_worker, with_new_leader, "workers (no-workers)"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 
 import redis
 
@@ -16,8 +15,6 @@ from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.beat.status import SCHEDULE_KEY
 from queue_manager.broker import keys
 from queue_manager.broker.dead_letters import DEAD_LETTERS
-from queue_manager.core.errors import reason
-from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
 from queue_manager.leases import Leases
 from queue_manager.pauses import PAUSES_KEY
@@ -27,7 +24,6 @@ from queue_manager.telemetry.counters import source
 from services import message_queue
 from services.due_documents.after import AFTER
 
-WHAT_TO_DO = "Another program wrote it: rename or delete the key"
 _TYPE_NAMES = {"zset": "sorted set"}
 _OF_SERVER = {
     PAUSES_KEY: "hash",
@@ -89,26 +85,6 @@ def _of_leases(name: str) -> dict[str, str]:
         f"qm:lease:{name}:scan": "string",
         f"qm:lease:{name}:slot": "string",
     }
-
-
-def is_wrong_type(error: BaseException) -> bool:
-    """Return True if a key of another type caused an error."""
-    return "WRONGTYPE " in str(error.__cause__ or error)
-
-
-def wrong_types(error: BaseException) -> str:
-    """Return which keys have another type, or the error if that cannot be read. Reads the types of all keys."""
-    found: list[str] = []
-    with suppress(redis.RedisError):
-        for url, of_url in types().items():
-            with connect(url) as client:
-                found += of_other_types(client, of_url)
-    return "; ".join(found) or reason(error.__cause__ or error)
-
-
-def explain_wrong_types(error: BaseException) -> str | None:
-    """Return which keys have another type and what to do, if one caused an error; `None` for other errors."""
-    return f"In Redis, {wrong_types(error)}. {WHAT_TO_DO}" if is_wrong_type(error) else None
 
 
 def of_other_types(client: redis.Redis, types: Mapping[str, str]) -> Iterator[str]:
