@@ -46,16 +46,9 @@ class Verdict(Enum):
     """The time of the batch was over before this item's turn: another batch executes it."""
 
 
-@dataclass(frozen=True)
-class FunctionFailed:
-    """The outcome of an item whose function failed in a batch: its task fails with this error."""
-
-    error: Exception
-
-
 def is_result(outcome: Any) -> bool:
-    """Return True if the outcome of an item in a batch is the result of its task."""
-    return outcome is not None and not isinstance(outcome, Verdict | FunctionFailed)
+    """Return True if the outcome of an item in a batch is the result of its task, neither an error nor `None`."""
+    return outcome is not None and not isinstance(outcome, Verdict | BaseException)
 
 
 @with_config(ALWAYS_PRESENT)

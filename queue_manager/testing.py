@@ -142,12 +142,11 @@ def _results(system: DueDocuments, now: datetime) -> list[dict[str, Any]]:
 def _attempts(work: DocumentWork, item: DueItem, outcome: Any) -> dict[str, Any]:
     """Return the result of the item's task after its last attempt; the first one had this outcome in the batch."""
     from queue_manager.core.errors import PermanentError, typed_reason
-    from queue_manager.items import FunctionFailed
 
     for attempt in range(1, MAX_RUN_ATTEMPTS + 1):
         try:
-            if attempt == 1 and isinstance(outcome, FunctionFailed):
-                raise outcome.error
+            if attempt == 1 and isinstance(outcome, Exception):
+                raise outcome
             return work.execute(*item.args, task_id=item.task_id)
         except Exception as error:
             last = error

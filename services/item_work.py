@@ -88,10 +88,10 @@ class ItemWork:
     def batch_function(self) -> Callable[[Sequence[DueItem]], Sequence[Any]] | None:
         """The function that executes a batch of items, if the system has one.
 
-        It returns, item by item, the result of the item's task, `None` for an item that its own task executes,
-        `FunctionFailed`, or `Verdict.UNREACHED`. It may raise `NotYetDue`, to be called again after the wait. After a
-        timeout of a MongoDB that answers, smaller batches execute the items; any other error leaves all items to their
-        tasks.
+        It returns, item by item, the result of the item's task, the error with which that fails, `None` for an item
+        that its own task executes, or `Verdict.UNREACHED`. It may raise `NotYetDue`, to be called again after the wait.
+        After a timeout of a MongoDB that answers, smaller batches execute the items; any other error leaves all items
+        to their tasks.
         """
         return None
 

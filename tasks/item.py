@@ -33,7 +33,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import REDIS_OUTAGES, RedisError
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
-from queue_manager.items import DueItem, FunctionFailed
+from queue_manager.items import DueItem
 from queue_manager.leases import MustCoolDown
 from queue_manager.telemetry import counters, error_reports, tracing
 from services.item_work import ItemWork
@@ -212,8 +212,8 @@ class ItemTask(BatchedTask):
 
     def _outcome(self, item: DueItem) -> Any:
         outcome = self.batch_outcome()
-        if isinstance(outcome, FunctionFailed):
-            raise outcome.error
+        if isinstance(outcome, BaseException):
+            raise outcome
         if outcome is None:
             began = time.monotonic()
             outcome = require_done(self.use_database(lambda: self.run(*item.args)), self.name)

@@ -15,7 +15,7 @@ from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import milliseconds, minutes, seconds
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
-from queue_manager.items import DueItem, FunctionFailed, Verdict
+from queue_manager.items import DueItem, Verdict
 from services.due_documents import work_of
 from services.due_documents.work import DocumentWork
 from services.due_work import DueWork, Limits
@@ -129,7 +129,7 @@ def execute(work: DocumentWork, item: DueItem) -> dict[str, Any]:
 def execute_batch(work: DocumentWork, items: Sequence[DueItem]) -> list[dict[str, Any] | None]:
     """Do what a batch of these items does, and require that it reaches all of them, and that no function fails."""
     results = work.execute_batch(items)
-    reached = [result for result in results if not isinstance(result, Verdict | FunctionFailed)]
+    reached = [result for result in results if not isinstance(result, Verdict | Exception)]
     assert len(reached) == len(results)
     return reached
 

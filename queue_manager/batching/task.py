@@ -16,7 +16,7 @@ from celery import Task
 from models import database
 from models.database import estimated_now, is_outage
 from queue_manager.core.clock import seconds, unix_ms
-from queue_manager.core.errors import ErrorText, NotYetDue, PermanentError, reason, typed_reason
+from queue_manager.core.errors import ErrorText, NotYetDue, PermanentError, reason
 from queue_manager.core.functions import contained
 from queue_manager.core.log import get_logger
 from queue_manager.items import DueItem, Verdict, is_result
@@ -165,7 +165,8 @@ class BatchedTask(Task):
                 "A batch failed as a whole; its items are executed one by one", task=self.name, error=reason(error)
             )
             return nothing
-        if problem := _problem_of(outcomes, len(items)):
+        if not isinstance(outcomes, list | tuple) or len(outcomes) != len(items):
+            problem = f"A batch of {len(items)} returned {outcomes!r:.100}, not a list of {len(items)} outcomes"
             log.error(f"{problem}; the items are executed one by one", task=self.name)
             return nothing
         return outcomes
@@ -213,13 +214,3 @@ class BatchedTask(Task):
             return self.item(task_id, args, kwargs, work=work)
         except PermanentError:
             return None
-
-
-def _problem_of(outcomes: Any, count: int) -> str | None:
-    """Return what is wrong with the outcomes that the function of a system returned for a batch."""
-    if not isinstance(outcomes, list | tuple):
-        return f"A batch returned a {type(outcomes).__name__} instead of a list of outcomes"
-    if len(outcomes) != count:
-        return f"A batch returned {len(outcomes)} outcomes for {count} items"
-    wrong = next((one for one in outcomes if isinstance(one, BaseException)), None)
-    return None if wrong is None else f"A batch returned an error as an outcome ({typed_reason(wrong)})"

@@ -20,7 +20,7 @@ from queue_manager.core.clock import parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, clear_variables, reason, typed_reason
 from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
-from queue_manager.items import DueItem, FunctionFailed, Verdict
+from queue_manager.items import DueItem, Verdict
 from queue_manager.leases import MAX_COOL_DOWN, Leases, MustCoolDown
 from services.due_documents.after import AFTER, AfterCalls
 from services.due_documents.declaration import DueDocuments, Failure, Run
@@ -132,7 +132,7 @@ class DocumentWork(DueWork):
             return self.system.result(written[key], written_at=run.now)
         return {"skipped": True, "reason": self._reason_to_skip(key, expected, run.now)}
 
-    def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | FunctionFailed | Verdict | None]:
+    def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | Exception | Verdict | None]:
         """Act on many documents as `execute` does, in one transaction, or in several if they are large or take long.
 
         A document whose update is refused is left to its own task. To find it, the batch is halved repeatedly. If a
@@ -148,7 +148,7 @@ class DocumentWork(DueWork):
         if early:
             raise NotYetDue(max(early))
         due_at, unreached = {one[0]: one[1] for one in arguments if one}, set[Any]()
-        results: list[ItemResult | FunctionFailed | None] = [None] * len(items)
+        results: list[ItemResult | Exception | None] = [None] * len(items)
         for written, failed in self._write_in_parts(due_at, run, unreached=unreached):
             for number, one in enumerate(arguments):
                 if one is None:
@@ -158,7 +158,7 @@ class DocumentWork(DueWork):
                     if _is_of_item(found["_id"], self.documents.due_at(found), key, expected):
                         results[number] = self.system.result(found, written_at=run.now)
                 elif (call := failed.get(key)) is not None and _is_of_item(call.id, call.due_at, key, expected):
-                    results[number] = FunctionFailed(call.error)
+                    results[number] = call.error
         return [
             Verdict.UNREACHED if one and one[0] in unreached else result
             for one, result in zip(arguments, results, strict=True)

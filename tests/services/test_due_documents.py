@@ -27,7 +27,7 @@ from queue_manager.core.errors import ConfigurationError, Contended, FunctionExi
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import Rule
-from queue_manager.items import DueItem, FunctionFailed, Verdict
+from queue_manager.items import DueItem, Verdict
 from queue_manager.leases import Leases
 from queue_manager.leases.state import LeaseStatus
 from services.due_documents import DueDocuments, Failure, Run, Written, updates, work, work_of
@@ -552,7 +552,7 @@ class TestBatch:
 
         results = work.execute_batch(items)
 
-        errors = [result.error for result in results if isinstance(result, FunctionFailed)]
+        errors = [result for result in results if isinstance(result, Exception)]
         assert [type(error) for error in errors] == [ValueError, PermanentError, InvalidDocument, FunctionExited]
         assert [get_account(id)["status"] for id in ids] == ["expired", *["trial"] * 4, "expired"]
         for item, error in zip(items[1:-1], errors, strict=True):
@@ -572,7 +572,7 @@ class TestBatch:
 
         work = work_on(declare(end), clock)
         items = [item_of(work, make_account(seats=seats)) for seats in range(4)]
-        errors = [result.error for result in work.execute_batch(items) if isinstance(result, FunctionFailed)]
+        errors = [result for result in work.execute_batch(items) if isinstance(result, Exception)]
         assert len(errors) == 4
         gc.collect()
         assert [one() for one in read] == [None] * 4
@@ -586,7 +586,7 @@ class TestBatch:
         work = work_on(declare(end), clock)
         item = item_of(work, make_account())
         results = work.execute_batch([replace(item, args=(item.args[0], to_iso(T0 - hours(72)))), item])
-        assert [isinstance(result, FunctionFailed) for result in results] == [False, True]
+        assert [isinstance(result, Exception) for result in results] == [False, True]
 
     def test_item_whose_update_leaves_it_due_is_executed_by_its_own_task(self, clock: AgingClock) -> None:
         work = work_on(declare(lambda account: account["update"]), clock)
