@@ -25,7 +25,7 @@ from models import database, item_events, job_pages, schema
 from queue_manager import leases, server_calls
 from queue_manager.batching import task as batched_task
 from queue_manager.beat import scan_ticks
-from queue_manager.core import cached_answer
+from queue_manager.core import cached_answer, redis_client
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import Settings, settings
 from queue_manager.health import readings
@@ -66,9 +66,8 @@ Valkey.fsync = "no"
 # error, those that tests reach with a clock of their own, and those that are longer than any stall.
 _PATIENT_BOUNDS: dict[tuple[Any, str], Any] = {
     # Nothing is recorded, or it is done without an answer.
-    (counters, "COUNT_TIMEOUT"): 30.0,
     (worker_heartbeats, "HEARTBEAT_TIMEOUT"): 30.0,
-    (leases, "START_TIMEOUT"): 30.0,
+    (redis_client, "BEST_EFFORT_TIMEOUT"): 30.0,
     (scan_ticks, "TICK_TIMEOUT"): 30.0,
     (item_events, "EVENT_INSERT_TIMEOUT"): seconds(30),
     (scan, "RECORD_TIMEOUT"): seconds(30),
@@ -157,10 +156,8 @@ def clean(servers: Servers) -> Servers:
 
 def _close_breakers() -> None:
     """Have this process use Redis and MongoDB again for what it leaves out for seconds, such as after a slow call."""
-    for counting in counters._counters._made:
-        counting._try_again_at = 0.0
-    for recorder in leases._recorder._made:
-        recorder._retry_at = 0.0
+    for recorder in (*counters._counters._made, *leases._recorder._made):
+        recorder._try_again_at = 0.0
     for inserter in item_events._inserter._made:
         inserter._retry_at = 0.0
     readings._checked_until.clear()

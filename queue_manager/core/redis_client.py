@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -30,11 +31,14 @@ from redis.retry import Retry
 from queue_manager.core.background import CallThread
 from queue_manager.core.clock import EPOCH
 from queue_manager.core.errors import reason
+from queue_manager.core.log import get_logger
 from queue_manager.core.redis_url import is_encrypted, parse_redis_url
 from queue_manager.core.settings import redact_url, settings
 
 T = TypeVar("T")
 
+BEST_EFFORT_TIMEOUT = 0.5  # seconds that a caller waits for a Redis that hangs
+BEST_EFFORT_PAUSE = 5.0  # seconds after an error
 RedisError = redis.RedisError
 """Base of every error of redis-py."""
 REDIS_OUTAGES = (redis.ConnectionError, redis.TimeoutError)
@@ -60,6 +64,8 @@ TCP_OPTIONS = {
     if hasattr(socket, name)  # macOS does not have them all
 }
 
+
+log = get_logger("QM/redis")
 
 _REFUSALS = (ReadOnlyError, MasterDownError, AskError, ClusterDownError)  # MovedError is a subclass of AskError
 _REFUSAL_CODES = ("MISCONF ", "NOREPLICAS ", "UNBLOCKED ")  # of errors without a class in redis-py
@@ -274,6 +280,39 @@ def time_of(reply: Sequence[int]) -> datetime:
     """Return the time of the server, by its reply to TIME."""
     unix_seconds, micros = reply
     return EPOCH + timedelta(seconds=unix_seconds, microseconds=micros)
+
+
+class BestEffortClient:
+    """Calls Redis for what may be lost, such as counts: waits briefly, and never raises an error of redis-py.
+
+    After an error, nothing is called for `BEST_EFFORT_PAUSE`. The begin and the end of an outage are logged.
+
+    Args:
+        records: what is recorded, for the log.
+    """
+
+    def __init__(self, url: str, *, records: str) -> None:
+        self._url, self._records = url, records
+        self._client = make_client(url, socket_timeout=BEST_EFFORT_TIMEOUT, socket_connect_timeout=BEST_EFFORT_TIMEOUT)
+        self._is_away = False
+        self._try_again_at = 0.0
+
+    def attempt(self, call: Callable[[redis.Redis], T]) -> T | None:
+        """Return what `call` returns; `None` while Redis is unavailable."""
+        if time.monotonic() < self._try_again_at:
+            return None
+        was_away = self._is_away
+        try:
+            result = call(self._client)
+        except redis.RedisError as error:
+            self._is_away, self._try_again_at = True, time.monotonic() + BEST_EFFORT_PAUSE
+            if not was_away:
+                log.warning(f"{self._records} are not recorded: {describe_outage(self._url, error)}")
+            return None
+        self._is_away = False
+        if was_away:
+            log.info(f"{self._records} are recorded again: Redis at {redact_url(self._url)} is back")
+        return result
 
 
 class PerProcess(Generic[T]):

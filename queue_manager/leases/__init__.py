@@ -30,9 +30,15 @@ from uuid import uuid4
 import redis
 
 from queue_manager.core.clock import from_unix_ms, hours, milliseconds, minutes, seconds, unix_ms
-from queue_manager.core.errors import Unavailable, reason
-from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import PerProcess, Script, describe_outage, make_client, time_of
+from queue_manager.core.errors import Unavailable
+from queue_manager.core.redis_client import (
+    BestEffortClient,
+    PerProcess,
+    Script,
+    describe_outage,
+    make_client,
+    time_of,
+)
 from queue_manager.core.retry import doubling
 from queue_manager.core.settings import settings
 from queue_manager.leases.scripts import (
@@ -62,10 +68,6 @@ MIN_COOL_DOWN, MAX_COOL_DOWN = minutes(1), hours(1)
 MAX_LOSSES = 2  # in a row, after which an item cools down before it starts again
 SAMPLED_PARTS = 10
 OFTEN_LOST = 3  # losses in a row after which health names the item
-START_TIMEOUT = 0.5  # seconds that a start waits for a Redis that hangs
-LEASE_RETRY_DELAY = 5.0  # seconds in which starts are not recorded after Redis failed
-
-log = get_logger("QM/leases")
 
 
 def name(id: str, due_at: datetime | None) -> str:
@@ -217,7 +219,7 @@ class Leases:
     @contextmanager
     def batch(self, names: Sequence[str]) -> Iterator[Attempts]:
         """Record a batch of attempts while the block runs. Best effort: without Redis items start unrecorded."""
-        found = _recorder().run(START_BATCH, self, self._lease_ms, *names) if names else None
+        found = self._record(START_BATCH, self._lease_ms, *names) if names else None
         attempts = Attempts(suspects={position - 1 for position in found or ()})
         mine = [name for position, name in enumerate(names) if position not in attempts.suspects]
         with self._ending(mine, attempts):
@@ -226,7 +228,7 @@ class Leases:
     @contextmanager
     def alone(self, name: str) -> Iterator[Attempts]:
         """Record one attempt while the block runs. Best effort like `batch`. Raises MustCoolDown."""
-        if losses := _recorder().run(START_ALONE, self, self._lease_ms, name, MAX_LOSSES):
+        if losses := self._record(START_ALONE, self._lease_ms, name, MAX_LOSSES):
             raise MustCoolDown(losses)
         attempts = Attempts()
         with self._ending([name], attempts):
@@ -238,7 +240,7 @@ class Leases:
             if names:
                 done = [name for name in names if name in attempts.done]
                 others = [name for name in names if name not in attempts.done]
-                _recorder().run(END, self, milliseconds(DONE_FOR), len(done), *done, *others)
+                self._record(END, milliseconds(DONE_FOR), len(done), *done, *others)
 
         try:
             yield
@@ -363,6 +365,10 @@ class Leases:
         with lease_server() as client:
             return script(client, self.keys, arguments)
 
+    def _record(self, script: Script, *arguments: Any) -> Any:
+        """Run a script that records starts or ends; `None` if Redis is unavailable."""
+        return _recorder().attempt(lambda client: script(client, self.keys, arguments))
+
     def _each(self, script: Script, names: Sequence[str | int], *arguments: Any) -> None:
         for first in range(0, len(names), MAX_ARGUMENTS):
             self._run(script, *arguments, *names[first : first + MAX_ARGUMENTS])
@@ -377,24 +383,5 @@ def lease_server() -> Iterator[redis.Redis]:
         raise Unavailable(describe_outage(settings().redis_url, error)) from error
 
 
-class _Recorder:
-    """Records starts and ends without making a worker wait."""
-
-    def __init__(self, url: str) -> None:
-        self._client = make_client(url, socket_timeout=START_TIMEOUT, socket_connect_timeout=START_TIMEOUT)
-        self._retry_at = 0.0
-
-    def run(self, script: Script, leases: Leases, *arguments: Any) -> Any:
-        """Run a script of this module; `None` if Redis is unavailable."""
-        if time.monotonic() < self._retry_at:
-            return None
-        try:
-            return script(self._client, leases.keys, arguments)
-        except redis.RedisError as error:
-            self._retry_at = time.monotonic() + LEASE_RETRY_DELAY
-            log.warning("Starts of items are not recorded for now", system=leases.system, error=reason(error))
-            return None
-
-
 _client = PerProcess(lambda: make_client(settings().redis_url))
-_recorder = PerProcess(lambda: _Recorder(settings().redis_url))
+_recorder = PerProcess(lambda: BestEffortClient(settings().redis_url, records="Starts of items"))

@@ -4,15 +4,13 @@ What is counted of items are their outcomes, and their durations in the buckets 
 ten minutes of one name, with one field per minute and count, and expires soon after a day. Writers and readers use the
 clock of Redis.
 
-Guarantee: counting never raises and waits at most `COUNT_TIMEOUT`. While Redis is unavailable nothing is counted; that
-is logged once, and Redis is tried again every `COUNT_RETRY_DELAY`. If Redis lost its data, counters restart at zero, as
-Prometheus expects. Functions that read take a client of the server at `REDIS_URL` that decodes its replies, and raise
-the errors of redis-py.
+Guarantee: counting never raises and waits at most 0.5 s (`BestEffortClient`). While Redis is unavailable nothing is
+counted. If Redis lost its data, counters restart at zero, as Prometheus expects. Functions that read take a client of
+the server at `REDIS_URL` that decodes its replies, and raise the errors of redis-py.
 """
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,14 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, chain, islice
-from threading import Lock, local
+from threading import local
 from typing import TypeVar
 
 import redis
 
-from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import PerProcess, Script, connect, describe_outage, make_client
-from queue_manager.core.settings import redact_url, settings
+from queue_manager.core.redis_client import BestEffortClient, PerProcess, Script, connect
+from queue_manager.core.settings import settings
 
 Totals = dict[str, int]
 CountedT = TypeVar("CountedT")
@@ -36,8 +33,6 @@ BUCKETS_MS = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60
 """Upper bounds of the histogram of scan durations; one more bucket has longer ones."""
 SCAN_BUCKETS = (*(f"ms_{bound}" for bound in BUCKETS_MS), "ms_longer")
 """The buckets' names in Redis."""
-COUNT_TIMEOUT = 0.5  # seconds that a caller waits for Redis
-COUNT_RETRY_DELAY = 5.0  # seconds after a failure before Redis is tried again
 
 OUTCOMES = ("done", "failed", "retried")
 HISTORY_RETENTION_SECONDS = 24 * 3600 + 2 * 600  # a day, and the keys of ten minutes at its ends
@@ -72,8 +67,6 @@ for i = 2, #ARGV, 2 do
 end
 redis.call('EXPIRE', hour, ARGV[1])
 """)
-
-log = get_logger("QM/counters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,39 +172,7 @@ class _Collected(local):
 _collected = _Collected()
 
 
-class _Counters:
-    """The client that counts in this process, with a circuit breaker."""
-
-    def __init__(self, url: str) -> None:
-        self._client = make_client(url, socket_timeout=COUNT_TIMEOUT, socket_connect_timeout=COUNT_TIMEOUT)
-        self._url = url
-        self._is_away = False
-        self._try_again_at = 0.0
-        self._lock = Lock()
-
-    def attempt(self, count: Callable[[redis.Redis], object]) -> None:
-        """Count, unless Redis failed a moment ago."""
-        if time.monotonic() < self._try_again_at:
-            return
-        try:
-            count(self._client)
-        except redis.RedisError as error:
-            self._try_again_at = time.monotonic() + COUNT_RETRY_DELAY
-            self._log_change(is_away=True, error=error)
-        else:
-            self._log_change(is_away=False)
-
-    def _log_change(self, *, is_away: bool, error: Exception | None = None) -> None:
-        """Log a change of availability once."""
-        with self._lock:
-            has_changed, self._is_away = is_away != self._is_away, is_away
-        if has_changed and error is not None:
-            log.warning(f"Counts are not recorded: {describe_outage(self._url, error)}")
-        elif has_changed:
-            log.info(f"Counts are recorded again: Redis at {redact_url(self._url)} is back")
-
-
-_counters = PerProcess(lambda: _Counters(settings().redis_url))
+_counters = PerProcess(lambda: BestEffortClient(settings().redis_url, records="Counts"))
 _other_servers = PerProcess(lambda: cache(connect))
 
 

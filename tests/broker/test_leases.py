@@ -9,7 +9,9 @@ import pytest
 import redis
 
 from queue_manager import leases
+from queue_manager.core import redis_client
 from queue_manager.core.clock import from_unix_ms, hours, local_now, minutes, seconds, unix_ms
+from queue_manager.core.redis_client import BestEffortClient, make_client
 from queue_manager.leases import OFTEN_LOST, Leases, MustCoolDown
 from queue_manager.leases.scripts import MAX_ARGUMENTS, RETENTION_MS
 from queue_manager.server_calls import redis_server
@@ -468,7 +470,7 @@ class TestAttempts:
     def test_items_start_without_being_recorded_if_redis_is_unavailable(
         self, ours: Leases, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        away = leases._Recorder("redis://127.0.0.1:1/0")
+        away = BestEffortClient("redis://127.0.0.1:1/0", records="Starts")
         monkeypatch.setattr(leases, "_recorder", lambda: away)
         assert suspects(ours, ONE, TWO) == set()
         with ours.alone(ONE):
@@ -477,14 +479,14 @@ class TestAttempts:
     def test_starts_are_recorded_again_only_a_while_after_redis_was_unavailable(
         self, clean: Servers, client: redis.Redis, ours: Leases, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(leases, "LEASE_RETRY_DELAY", 60.0)
-        recorder = leases._Recorder("redis://127.0.0.1:1/0")
+        monkeypatch.setattr(redis_client, "BEST_EFFORT_PAUSE", 60.0)
+        recorder = BestEffortClient("redis://127.0.0.1:1/0", records="Starts")
         monkeypatch.setattr(leases, "_recorder", lambda: recorder)
         with ours.alone(ONE):
             pass
-        recorder._client = leases._Recorder(clean.valkey.url)._client  # it is back
+        recorder._client = make_client(clean.valkey.url)  # it is back
         with ours.alone(ONE):
             assert client.keys("qm:lease:*") == []
-        monkeypatch.setattr(recorder, "_retry_at", 0.0)  # a while later
+        monkeypatch.setattr(recorder, "_try_again_at", 0.0)  # a while later
         with ours.alone(ONE):
             assert "qm:lease:trial-end:started" in client.keys("qm:lease:*")

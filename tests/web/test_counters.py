@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dev.servers import Valkey
+from queue_manager.core import redis_client
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import counters
 from tests.real_servers import Servers
@@ -43,8 +44,8 @@ def test_a_run_of_a_scan_is_counted_with_its_duration(clean: Servers) -> None:
 def test_an_outage_is_logged_once_and_counting_resumes(
     own_valkey: Valkey, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counters, "COUNT_RETRY_DELAY", 0)  # each of the calls tries
-    caplog.set_level(logging.INFO, logger="queue_manager.QM/counters")
+    monkeypatch.setattr(redis_client, "BEST_EFFORT_PAUSE", 0)  # each of the calls tries
+    caplog.set_level(logging.INFO, logger="queue_manager.QM/redis")
     counters.add("items", {"done": 1})
     own_valkey.kill()
     for _ in range(5):
@@ -58,7 +59,7 @@ def test_an_outage_is_logged_once_and_counting_resumes(
 
 @pytest.mark.usefixtures("production_bounds")
 def test_a_hanging_redis_delays_counting_only_once(own_valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters, "COUNT_RETRY_DELAY", 3600)
+    monkeypatch.setattr(redis_client, "BEST_EFFORT_PAUSE", 3600)
     before = connections(own_valkey)
     os.kill(own_valkey.pid, signal.SIGSTOP)  # the system still accepts connections
     try:
