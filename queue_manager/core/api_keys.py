@@ -12,102 +12,84 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import SecretStr
-
-from queue_manager.core.clock import parse_utc
-from queue_manager.core.errors import PermanentError
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    ConfigDict,
+    Field,
+    SecretStr,
+    TypeAdapter,
+    ValidationError,
+    with_config,
+)
 
 Role = Literal["viewer", "operator"]
 ROLES: tuple[Role, ...] = get_args(Role)
 """Roles in ascending order of privilege; each includes the previous ones."""
 
-MIN_KEY_LENGTH, MAX_KEY_LENGTH = 32, 512  # characters
 MIN_DISTINCT_CHARACTERS = 6  # a random key, even of digits only, has more
-API_KEY_MEMBERS = {"name", "key", "role", "expires", "systems"}
 API_KEYS_FORM = 'a JSON list of {"name", "key", "role": "viewer" or "operator", "expires"?, "systems"?}'
-_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
-_KEY = re.compile(rf"[\x21-\x7e]{{{MIN_KEY_LENGTH},{MAX_KEY_LENGTH}}}")
+_KEY = re.compile(r"[\x21-\x7e]{32,512}")
+_ACCEPTED = {
+    "name": "1 to 64 letters, digits, _ . @ or -",
+    "key": f"32 to 512 visible ASCII characters, with at least {MIN_DISTINCT_CHARACTERS} different ones",
+    "role": " or ".join(ROLES),
+    "expires": "an ISO 8601 time with a time zone, such as 2027-01-31T00:00:00Z",
+    "systems": "a list of the names of systems, such as support-snooze",
+}
+"""By member: what it must be. Pydantic's own messages may quote the value."""
 
 
+def _random_key(key: SecretStr) -> SecretStr:
+    text = key.get_secret_value()
+    if not _KEY.fullmatch(text) or len(set(text)) < MIN_DISTINCT_CHARACTERS:
+        raise ValueError
+    return key
+
+
+@with_config(ConfigDict(extra="forbid", strict=True))
 @dataclass(frozen=True, kw_only=True)
 class ApiKey:
     """An API key with its owner, role, expiry and systems; `None` means that it does not expire, or is for all."""
 
-    name: str
-    key: SecretStr
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@-]{1,64}$")]
+    key: Annotated[SecretStr, AfterValidator(_random_key)]
     role: Role
-    expires_at: datetime | None = None
-    systems: tuple[str, ...] | None = None
+    expires_at: Annotated[AwareDatetime | None, Field(validation_alias="expires")] = None
+    systems: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
 
     def is_expired(self, now: datetime) -> bool:
         return self.expires_at is not None and now >= self.expires_at
 
 
+_keys = TypeAdapter(list[ApiKey])
+
+
 def parse(value: Any) -> list[ApiKey]:
     """Parse keys from JSON. Raises `ValueError`, which names the invalid element and what it must be."""
-    keys = [_key(index, one) for index, one in enumerate(_elements(value))]
+    try:
+        keys = _keys.validate_json(value if isinstance(value, str) else json.dumps(value))
+    except ValidationError as error:
+        raise ValueError(_explain(*error.errors(include_input=False)[0]["loc"])) from None
     _refuse_repeated([key.name for key in keys], "name")
     _refuse_repeated([key.key.get_secret_value() for key in keys], "key")
     return keys
 
 
-def _elements(value: Any) -> list[Any]:
-    try:
-        elements = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):  # its text would quote the value
-        raise _invalid("not valid JSON") from None
-    if not isinstance(elements, list):
-        raise ValueError(API_KEYS_FORM)  # noqa: TRY004  # pydantic converts only ValueError
-    return elements
-
-
-def _key(index: int, value: Any) -> ApiKey:
-    if not isinstance(value, dict):
-        raise _invalid(f"[{index}] must be an object")
-    if not value.keys() <= API_KEY_MEMBERS:
-        raise _invalid(f"[{index}] has an unknown member")
-    name, key, role = (value.get(member) for member in ("name", "key", "role"))
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _invalid(f"[{index}].name: 1 to 64 letters, digits, _ . @ or -")
-    if not isinstance(key, str) or not _KEY.fullmatch(key):
-        accepted = f"{MIN_KEY_LENGTH} to {MAX_KEY_LENGTH} visible ASCII characters"
-        raise _invalid(f"[{index}].key: {accepted}")
-    if len(set(key)) < MIN_DISTINCT_CHARACTERS:
-        raise _invalid(f"[{index}].key: random, with at least {MIN_DISTINCT_CHARACTERS} different characters")
-    if role not in ROLES:
-        raise _invalid(f"[{index}].role: {' or '.join(ROLES)}")
-    return ApiKey(
-        name=name,
-        key=SecretStr(key),
-        role=role,
-        expires_at=_expiry(index, value.get("expires")),
-        systems=_systems(index, value.get("systems")),
-    )
-
-
-def _expiry(index: int, value: Any) -> datetime | None:
-    try:
-        return parse_utc(value, field="expires")
-    except PermanentError:
-        accepted = "an ISO 8601 time with a time zone, such as 2027-01-31T00:00:00Z"
-        raise _invalid(f"[{index}].expires: {accepted}") from None
-
-
-def _systems(index: int, value: Any) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
-        raise _invalid(f"[{index}].systems: a list of the names of systems, such as support-snooze")
-    return tuple(value)
+def _explain(index: Any = None, member: Any = None, *_: Any) -> str:
+    """Return what is wrong at a place in the list."""
+    if index is None:
+        return API_KEYS_FORM
+    if member is None:
+        return f"{API_KEYS_FORM}; [{index}] must be an object"
+    if member not in _ACCEPTED:
+        return f"{API_KEYS_FORM}; [{index}] has an unknown member"
+    return f"{API_KEYS_FORM}; [{index}].{member}: {_ACCEPTED[member]}"
 
 
 def _refuse_repeated(values: Sequence[str], member: str) -> None:
     for index, value in enumerate(values):
         if value in values[:index]:
-            raise _invalid(f"[{index}].{member}: must be unique")
-
-
-def _invalid(problem: str) -> ValueError:
-    return ValueError(f"{API_KEYS_FORM}; {problem}")
+            raise ValueError(f"{API_KEYS_FORM}; [{index}].{member}: must be unique")

@@ -188,6 +188,6 @@ def test_a_key_of_few_different_characters_stops_the_start(tmp_path: Path) -> No
     keys = json.dumps([{"name": "weak", "key": given, "role": "viewer"}])
     with forked_web(tmp_path, QM_API_KEYS=keys) as process:
         assert process.child.wait(30) == 2
-    assert "[0].key: random, with at least 6 different characters" in process.log
+    assert "[0].key: 32 to 512 visible ASCII characters, with at least 6 different ones" in process.log
     assert process.log.count("\n") == 1
     assert given not in process.log
