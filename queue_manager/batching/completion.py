@@ -14,7 +14,7 @@ from celery import signals
 from celery.app.trace import task_has_custom
 from celery.utils.saferepr import saferepr
 
-from queue_manager.core.errors import linked
+from queue_manager.core.errors import drop_tracebacks
 from tasks.item import ItemTask
 
 TASK_SIGNALS = (signals.task_prerun, signals.task_postrun, signals.task_success)
@@ -53,16 +53,10 @@ def run(trace: Callable[[], tuple[int, Any, float | None]], seconds: float) -> T
         raise
     except Exception:
         has_failed, value, runtime = 1, ExceptionInfo(), None
-    if isinstance(value, ExceptionInfo):
-        _drop_frames(value)
+    if isinstance(value, ExceptionInfo):  # whose text the worker reports; the frames of a batch of errors take 1 GB
+        value.tb = None
+        drop_tracebacks(value.exception)
     return has_failed, value, (runtime or 0.0) + seconds
-
-
-def _drop_frames(info: ExceptionInfo) -> None:
-    """Drop the frames of an error, whose text the worker reports: those of a whole batch of errors take a gigabyte."""
-    info.tb = None
-    for error in linked(info.exception):
-        error.__traceback__ = None
 
 
 def _shown(result: Any, most: int) -> str:

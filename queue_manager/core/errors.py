@@ -214,6 +214,16 @@ def linked(error: BaseException) -> Iterator[BaseException]:
             left += [one.__cause__, one.__context__, getattr(one, "exc", None), *members]
 
 
+def drop_tracebacks(error: BaseException) -> None:
+    """Release the frames of an error, with all their locals, when the error has been recorded and reported.
+
+    A local that refers to the error makes a cycle, which would stay until a garbage collection, which is rare here.
+    `traceback.clear_frames` would end a coroutine that caught the error and goes on.
+    """
+    for one in linked(error):
+        one.with_traceback(None)  # an assignment fails if the error is a frozen dataclass
+
+
 def clear_variables(error: BaseException) -> None:
     """Clear the local variables of the frames of an error, and of their callers that have ended.
 

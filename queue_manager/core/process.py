@@ -72,18 +72,3 @@ def reduce_garbage_collection(*, threshold: int = GC_THRESHOLD) -> None:
     gc.freeze()
     gc.collect()
     gc.set_threshold(threshold, 10, 10)
-
-
-def drop_tracebacks(error: BaseException) -> None:
-    """Release the frames of an error, with all their locals, when the error has been recorded and reported.
-
-    A local that refers to the error makes a cycle, which would stay until a garbage collection, which is rare here.
-    `traceback.clear_frames` would end a coroutine that caught the error and goes on.
-    """
-    remaining: list[BaseException | None] = [error]
-    while remaining:
-        one = remaining.pop()
-        if one is not None and one.__traceback__ is not None:
-            one.with_traceback(None)  # an assignment fails if the error is a frozen dataclass
-            remaining += [one.__cause__, one.__context__]
-            remaining += one.exceptions if isinstance(one, BaseExceptionGroup) else ()

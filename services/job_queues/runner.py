@@ -25,10 +25,9 @@ from models.job_attempt import RENEWALS_PER_LEASE, EndedAttempt, JobOutcome, Tim
 from queue_manager.core import shutdown
 from queue_manager.core.background import in_thread
 from queue_manager.core.clock import minutes
-from queue_manager.core.errors import Contended, FunctionExited, PermanentError, is_expected, reason
+from queue_manager.core.errors import Contended, FunctionExited, PermanentError, drop_tracebacks, is_expected, reason
 from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
-from queue_manager.core.process import drop_tracebacks
 from queue_manager.telemetry import error_reports
 from services.job_queues.attempt_counts import AttemptCounts
 from services.job_queues.job_run import JOB_RETRY_POLICY, JobRun, as_text
