@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from logging import DEBUG
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from celery import Celery
@@ -24,10 +24,9 @@ from celery.app import trace
 from celery.worker import state
 from celery.worker.strategy import default
 
-from queue_manager.batching import completion, reports
+from queue_manager.batching import completion
 from queue_manager.batching.completion import TaskResult
 from queue_manager.batching.eta import timer_time
-from queue_manager.batching.reports import notify
 from queue_manager.batching.request import is_process_lost
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
@@ -164,7 +163,7 @@ class _BatchingConsumer:
 
     def _execute(self, batch: Sequence[Any]) -> None:
         def accepted(pid: int, at: float) -> None:
-            reports.accepted(batch, pid, at, self._events())
+            report_accepted(batch, pid, at, self._events())
 
         def ended(outcomes: Sequence[TaskResult | Verdict]) -> None:
             self._adapt_size(len(batch), reached=sum(outcome is not Verdict.UNREACHED for outcome in outcomes))
@@ -176,7 +175,7 @@ class _BatchingConsumer:
                     notify(request.on_success, outcome)
                 else:
                     done.append((request, outcome))
-            reports.succeeded(done, self._events())
+            report_succeeded(done, self._events())
 
         def failed(error: Any) -> None:
             again = len(batch) - sum(map(_was_ended, batch))
@@ -203,6 +202,51 @@ class _BatchingConsumer:
             timeout=self._task.batch_timeout,
             correlation_id=batch[0].id,
         )
+
+
+def report_accepted(requests: Sequence[Any], pid: int, at: float, events: Any) -> None:
+    """Report that the process `pid` has begun with requests of one task, at `at` by the monotonic clock.
+
+    Like `Request.on_accepted`, in one pass: Celery's methods would take a quarter of the time of a busy worker.
+    """
+    started_at = time() - (monotonic() - at)
+    for request in requests:
+        request.worker_pid, request.time_start = pid, started_at
+        state.active_requests.add(request)
+    state.total_count[requests[0].name] += len(requests)
+    state.all_total_count[0] += len(requests)
+    _send_events(events, "task-started", [{"uuid": request.id} for request in requests])
+    for request in requests:
+        if request._terminate_on_ack is not None:  # it was revoked on the way to the process
+            notify(request.terminate, *request._terminate_on_ack)
+
+
+def report_succeeded(done: Sequence[tuple[Any, TaskResult]], events: Any) -> None:
+    """Report that requests have succeeded, with the result of each, and acknowledge their messages.
+
+    Like `Request.on_success`, in one pass.
+    """
+    for request, _ in done:
+        # Not added to `successful_requests`, which Celery reads only for tasks that it executes itself.
+        state.task_ready(request)
+        notify(request.acknowledge)
+    fields = [{"uuid": request.id, "result": value, "runtime": runtime} for request, (_, value, runtime) in done]
+    _send_events(events, "task-succeeded", fields)
+
+
+def _send_events(events: Any, type: str, fields: Sequence[dict[str, Any]]) -> None:
+    if events is not None and events.enabled:
+        notify(events.send_all, type, fields)
+
+
+def notify(act: Callable[..., Any], *args: Any) -> None:
+    """Report to one request; an error of one does not affect the others of the batch."""
+    try:
+        act(*args)
+    except MemoryError:
+        raise
+    except Exception as error:
+        log.error("The outcome of a task could not be reported", error=reason(error), exc_info=error)
 
 
 def _was_ended(request: Any) -> bool:

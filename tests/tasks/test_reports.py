@@ -13,7 +13,7 @@ from celery.utils.imports import symbol_by_name
 from celery.worker import control, state
 from celery.worker.request import create_request_cls
 
-from queue_manager.batching import reports
+from queue_manager.batching import strategy
 from queue_manager.batching.completion import TaskResult
 from queue_manager.batching.request import lost_requests
 from tasks import app
@@ -119,7 +119,7 @@ def one_by_one(worker: Worker, requests: list[Any]) -> None:
 
 
 def at_once(worker: Worker, requests: list[Any]) -> None:
-    reports.accepted(requests, 7, monotonic(), worker.events)
+    strategy.report_accepted(requests, 7, monotonic(), worker.events)
 
 
 def ended_one_by_one(worker: Worker, requests: list[Any]) -> None:
@@ -128,7 +128,7 @@ def ended_one_by_one(worker: Worker, requests: list[Any]) -> None:
 
 
 def ended_at_once(worker: Worker, requests: list[Any]) -> None:
-    reports.succeeded(list(zip(requests, RESULTS, strict=True)), worker.events)
+    strategy.report_succeeded(list(zip(requests, RESULTS, strict=True)), worker.events)
 
 
 def observed(accept: Report, end: Report) -> tuple[Any, ...]:
@@ -198,8 +198,8 @@ def test_no_events_are_sent_if_events_are_disabled(is_off: bool) -> None:
     worker = Worker()
     requests = worker.receive()
     worker.events.enabled = False
-    reports.accepted(requests, 7, monotonic(), None if is_off else worker.events)
-    reports.succeeded(list(zip(requests, RESULTS, strict=True)), None if is_off else worker.events)
+    strategy.report_accepted(requests, 7, monotonic(), None if is_off else worker.events)
+    strategy.report_succeeded(list(zip(requests, RESULTS, strict=True)), None if is_off else worker.events)
     assert worker.events.sent == []
     assert worker.acknowledged == ["id-0", "id-1", "id-2"]
 
