@@ -5,12 +5,31 @@ Importing it leaves the current application of the importing program alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import click
 from celery import Celery, signals
 
+from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.imports import require_own_packages
-from tasks.errors import usage_errors
+
+
+class SettingsError(ConfigurationError, click.ClickException):
+    """An invalid setting, in the form that Celery's command line prints without a traceback."""
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, message)
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Raise a ConfigurationError as a `SettingsError`."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise SettingsError(f"invalid settings:\n{error}") from None
 
 
 class Application(Celery):

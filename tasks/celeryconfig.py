@@ -24,7 +24,7 @@ from queue_manager.system import SCANS_QUEUE as _SCANS_QUEUE
 from queue_manager.system import item_queues as _item_queues
 from queue_manager.system import task_modules as _task_modules
 from tasks.app import app as _app
-from tasks.errors import usage_errors as _usage_errors
+from tasks.app import usage_errors as _usage_errors
 from tasks.systems import beat_entries as _beat_entries
 
 with _usage_errors():
