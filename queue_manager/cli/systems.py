@@ -16,6 +16,7 @@ from bson import json_util
 
 from beat_schedule import systems
 from models import database
+from models.database import Document
 from models.document_id import shown_id
 from models.due_documents import MAX_COUNT, DueCollection
 from queue_manager import pauses
@@ -24,14 +25,15 @@ from queue_manager.cli.completion import complete_system
 from queue_manager.cli.system_queries import SystemName, history, scans, schedule, state_text, status
 from queue_manager.cli.terminal import print_line, print_pauses, print_rows
 from queue_manager.core.clock import seconds, to_iso
-from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.errors import ConfigurationError, typed_reason
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import did_you_mean, first_ids, many
 from queue_manager.operations import switches
 from queue_manager.operations.systems import find_system
 from queue_manager.pauses import PauseState
 from queue_manager.system import System, declared, require_distinct
-from services.due_documents import DueDocuments, Preview, previews, work_of
+from services.due_documents import DueDocuments, work_of
+from services.due_documents.work import DocumentWork
 
 T = TypeVar("T")
 
@@ -159,10 +161,7 @@ def _check_documents(system: DueDocuments) -> int:
     if documents is None:
         _print_about("updates", f"not shown: no documents found within {DOCUMENTS_TIMEOUT.total_seconds():g} s")
         return 0
-    shown = list(previews(work, documents, now=now))
-    for one in shown:
-        _print_preview(one)
-    return sum(one.error is not None for one in shown)
+    return sum(not _print_update(work, document, now) for document in documents)
 
 
 def _never_due(ids: Sequence[Any], system: DueDocuments) -> str:
@@ -199,12 +198,16 @@ def _print_index(name: str, *, is_present: bool) -> None:
     _print_about("index", f"{name}  ", ("exists", "green") if is_present else missing)
 
 
-def _print_preview(one: Preview) -> None:
-    if one.error is not None:
-        outcome = (one.error, "red")
-    else:
-        outcome = (json_util.dumps(one.update, json_options=JSON_OPTIONS, ensure_ascii=False), "")
-    _print_about(one.id, (f"due {to_iso(one.due_at)}  ", "dim"), outcome)
+def _print_update(work: DocumentWork, document: Document, now: datetime) -> bool:
+    """Print the update that a document would get; return False, and print the error, if there is none."""
+    due = (f"due {to_iso(work.documents.due_at(document))}  ", "dim")
+    try:
+        update = json_util.dumps(work.preview(document, now=now), json_options=JSON_OPTIONS, ensure_ascii=False)
+    except Exception as error:  # the function is the user's
+        _print_about(shown_id(document["_id"]), due, (typed_reason(error), "red"))
+        return False
+    _print_about(shown_id(document["_id"]), due, (update, ""))
+    return True
 
 
 def _print_about(title: str, *parts: str | tuple[str, str]) -> None:

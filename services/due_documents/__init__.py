@@ -15,7 +15,6 @@ from queue_manager.system import SystemStats
 from services.due_documents.declaration import CallAgain, DueDocuments, Failure, Run, Written
 from services.due_documents.explanation import explain
 from services.due_documents.listing import DocumentList
-from services.due_documents.preview import Preview, previews
 from services.due_documents.stats import stats
 from services.due_documents.work import DocumentWork
 from services.due_work import leases_of
@@ -24,11 +23,9 @@ __all__ = [
     "CallAgain",
     "DueDocuments",
     "Failure",
-    "Preview",
     "Run",
     "Written",
     "implementation",
-    "previews",
     "work_of",
 ]
 

@@ -15,7 +15,7 @@ from structlog.stdlib import BoundLogger
 
 from models import database, failed_item, item_events
 from models.document_id import id_key, id_text, is_same_id, read_id, shown_id
-from models.due_documents import DueCollection, StillDue
+from models.due_documents import DueCollection, StillDue, Update
 from queue_manager.core.clock import parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, clear_variables, reason, typed_reason
 from queue_manager.core.functions import contained, require_done
@@ -24,7 +24,7 @@ from queue_manager.items import DueItem, Verdict
 from queue_manager.leases import MAX_COOL_DOWN, Leases, MustCoolDown
 from services.due_documents.after import AFTER, AfterCalls
 from services.due_documents.declaration import DueDocuments, Failure, Run
-from services.due_documents.updates import FailedCall, Unwritten, grouped_updates, require_update
+from services.due_documents.updates import FailedCall, Unwritten, grouped_updates, require_update, update_of
 from services.due_work import Due, DueWork
 from services.item_work import ItemResult
 
@@ -131,6 +131,18 @@ class DocumentWork(DueWork):
         if key in written:
             return self.system.result(written[key], written_at=run.now)
         return {"skipped": True, "reason": self._reason_to_skip(key, expected, run.now)}
+
+    def preview(self, document: database.Document, *, now: datetime) -> Update:
+        """Return the update that a document which is due `now` would get; try it in a transaction that is aborted.
+
+        Raises PermanentError if it leaves the document due, and the errors of the function and of the driver.
+        """
+        update = update_of(self.system, document, Run(id="preview", now=now))
+        try:
+            self.documents.rehearse(document, update, now=now)
+        except StillDue:
+            raise PermanentError(self.still_due("the document")) from None
+        return update
 
     def execute_batch(self, items: Sequence[DueItem]) -> list[ItemResult | Exception | Verdict | None]:
         """Act on many documents as `execute` does, in one transaction, or in several if they are large or take long.
