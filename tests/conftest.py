@@ -33,7 +33,7 @@ from queue_manager.telemetry import counters, worker_heartbeats
 from services import audit, failures, support_snooze
 from services.due_documents import work as due_documents_work
 from services.due_documents.work import DocumentWork
-from services.message_queue import browser, operations
+from services.message_queue import browser
 from tasks import scan
 from tests.real_servers import Servers
 from tests.rooms import AgingClock, RecordedEvents, make_work
@@ -78,7 +78,6 @@ _PATIENT_BOUNDS: dict[tuple[Any, str], Any] = {
     (item_events, "BATCH_SEARCH_TIMEOUT"): seconds(30),
     (job_pages, "SEARCH_TIMEOUT"): 30.0,
     (failures, "LIST_TIMEOUT"): seconds(30),
-    (operations, "SEARCH_BUDGET"): 30.0,
     (import_module("queue_manager.operations.items"), "SEARCH_TIMEOUT"): 30.0,
     (import_module("services.message_queue.other_programs"), "ADOPT_BUDGET"): seconds(30),
     (browser, "LIST_SEARCH_BUDGET"): seconds(30),

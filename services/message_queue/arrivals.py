@@ -54,7 +54,7 @@ class ArrivalNotifier:
         self._is_late = False  # whether a consumer has stopped waiting for the reader, and may miss messages
 
     def subscribe(self, type: str | None = None) -> Future[str | None]:
-        """Return a future that completes when a message arrives after this call. `unsubscribe` it if it is not used.
+        """Return a future that completes when a message arrives after `wait_for_reader`. `unsubscribe` it if not used.
 
         Its result is `type`: what the consumer waits for, `None` for any message.
         """
@@ -66,11 +66,14 @@ class ArrivalNotifier:
                 self._thread = Thread(target=self._run, name="arrivals", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
-            # Once reading, the reader knows the end of each stream, so no later message is missed. The reader may
-            # already have notified this consumer and stopped before this thread resumes.
+        return arrival
+
+    def wait_for_reader(self, arrival: Future[str | None]) -> None:
+        """Wait until no message that arrives later is missed: the reader knows the end of each stream."""
+        with self._changed:
+            # The reader may have notified this consumer already, and stopped.
             if not self._changed.wait_for(lambda: self._is_reading or arrival.done(), timeout=READ_BLOCK_TIMEOUT):
                 self._is_late = True
-        return arrival
 
     def _run(self) -> None:
         while True:
@@ -132,10 +135,6 @@ class ArrivalNotifier:
         counts = Counter(types)
         self._notify(lambda type: len(types) if type is None else counts[type] + counts[None])
 
-    def pass_on(self, type: str | None) -> None:
-        """Notify the next consumer that waits for this type, `None` for any, instead of one that was notified."""
-        self._notify(lambda other: other == type)
-
     def _notify(self, count_of: Callable[[str | None], float]) -> None:
         """Notify `count_of(type)` of the consumers that wait for each type."""
         with self._changed:
@@ -153,7 +152,7 @@ class ArrivalNotifier:
     def unsubscribe(self, arrival: Future[str | None]) -> None:
         """Stop waiting. An unused notification is passed to the next consumer that waits for the same type."""
         if not arrival.cancel():
-            self.pass_on(arrival.result())
+            self._notify(lambda type: type == arrival.result())
 
 
 def _type_in(fields: Mapping[bytes, bytes]) -> str | None:

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from queue_manager.core.background import CallThread
-from services.message_queue.errors import SearchIncomplete
 from services.message_queue.messages import Message, NewMessage, QueueOptions
 from services.message_queue.operations import EnqueueResult, Operation, Operations, Result, TouchResult
 from services.message_queue.scripts import ScriptCall, Scripts
@@ -41,11 +39,9 @@ class AsyncMessageQueue:
         self, *, ack_timeout: float | None = None, type: str | None = None, consumer_id: str | None = None
     ) -> Message | None:
         """Like `MessageQueue.dequeue`, without waiting."""
-        with suppress(SearchIncomplete):
-            found = self._operations.search(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
-            for message in await self._run(found):
-                return message
-        return None
+        found = self._operations.search(ack_timeout=ack_timeout, type=type, consumer_id=consumer_id)
+        messages = await self._run(found)
+        return messages[0] if messages else None
 
     async def ack(self, id: str, lock_token: str | None = None) -> None:
         """Like `MessageQueue.ack`."""

@@ -28,10 +28,6 @@ class MessageInProgress(AppError):
     """A consumer is processing the message, so it cannot be changed."""
 
 
-class SearchIncomplete(AppError):
-    """The search for a message reached its time limit; the next search continues from there."""
-
-
 class QueueFull(AppError):
     """The server's memory is full: messages cannot be enqueued, but can be dequeued and acknowledged."""
 

@@ -6,7 +6,6 @@ result. `MessageQueue` runs the scripts one by one; `AsyncMessageQueue` sends th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +15,7 @@ from typing import Any, TypeAlias, TypedDict, TypeVar
 from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from services.message_queue.errors import InvalidMessage, LockLost, MessageTooLarge, SearchIncomplete, UnknownMessage
+from services.message_queue.errors import InvalidMessage, LockLost, MessageTooLarge, UnknownMessage
 from services.message_queue.fields import (
     MAX_ENQUEUED_MESSAGES,
     checked_text,
@@ -26,8 +25,6 @@ from services.message_queue.fields import (
 from services.message_queue.messages import Message, NewMessage, QueueOptions
 from services.message_queue.scripts import ScriptCall
 
-SEARCH_BUDGET = 0.25
-"""Seconds that one dequeue searches messages of other producers; the next one continues."""
 MAX_ENQUEUED_BYTES = 512 * 1024
 MAX_RECEIVED_MESSAGES = 100
 UNDECODABLE_REASON = "Undecodable message"
@@ -103,7 +100,6 @@ class Operations:
             int(self._options.is_shared),
         )
         script = "dequeue" if type is None else "dequeue_typed"
-        ends = time.monotonic() + SEARCH_BUDGET
         while True:
             tokens = (token_hex(16) for _ in range(limit))
             next_sweep_ms, is_incomplete, *parts = yield script, (*arguments, *tokens)
@@ -116,8 +112,6 @@ class Operations:
                 return messages
             if not received and not is_incomplete:
                 return []
-            if is_incomplete and time.monotonic() >= ends:
-                raise SearchIncomplete
 
     def ack(self, id: str, lock_token: str | None) -> Operation[None]:
         (is_acknowledged,) = yield from self.ack_many([(id, lock_token)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from threading import Event
@@ -19,7 +19,7 @@ from queue_manager.core.background import in_thread
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from services.message_queue.arrivals import ArrivalNotifier
-from services.message_queue.errors import LockLost, QueueUnavailable, SearchIncomplete, UnknownMessage
+from services.message_queue.errors import LockLost, QueueUnavailable, UnknownMessage
 from services.message_queue.fields import checked_integer, checked_number, checked_text
 from services.message_queue.messages import Message, NewMessage, QueueOptions
 from services.message_queue.operations import (
@@ -127,37 +127,28 @@ class MessageQueue:
         end = time.monotonic() + checked_number(timeout, "timeout", minimum=0, maximum=MAX_POLL_TIMEOUT)
         options: ReceiveOptions = {"ack_timeout": ack_timeout, "type": type, "consumer_id": consumer_id}
         if not timeout:
-            with suppress(SearchIncomplete):
-                return self.search(limit=limit, **options)
-            return []
+            return self.search(limit=limit, **options)
         if type is not None:
             checked_text(type, "type")
-        is_woken = False  # by a message for which it has not searched to the end
-        try:
-            while True:
-                arrival = self.arrivals.subscribe(type)
-                is_used = False
-                try:
-                    messages = self.search(limit=limit, **options)
-                    is_woken = False
-                    if messages:
-                        return messages
+        while True:
+            arrival, is_used = self.arrivals.subscribe(type), False
+            try:
+                self.arrivals.wait_for_reader(arrival)
+                messages = self.search(limit=limit, **options)
+                if not messages:
                     arrival.result(timeout=max(end - time.monotonic(), 0))
-                    is_woken = is_used = True
-                except SearchIncomplete:
-                    if time.monotonic() >= end:
-                        return []
-                except FutureTimeout:
-                    return []
-                finally:
-                    if not is_used:
-                        self.arrivals.unsubscribe(arrival)
-        finally:
-            if is_woken:
-                self.arrivals.pass_on(type)  # another consumer may receive the message
+                    messages = self.search(limit=limit, **options)
+                    is_used = True
+                if messages:
+                    return messages
+            except FutureTimeout:
+                return []
+            finally:
+                if not is_used:
+                    self.arrivals.unsubscribe(arrival)
 
     def search(self, limit: int = 1, **options: Unpack[ReceiveOptions]) -> list[Message]:
-        """Return the next messages without waiting. Raises `SearchIncomplete` if the search must be continued."""
+        """Return the next messages without waiting."""
         return self._run(self._operations.search(limit=limit, **options))
 
     def ack(self, id: str, lock_token: str | None = None) -> None:

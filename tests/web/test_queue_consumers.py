@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import quote
 
 import pytest
 
 from queue_manager.web.routes.messages import delivery
-from queue_manager.web.routes.messages.delivery import _Wait
-from services.message_queue import Message, QueueUnavailable, message_queue
+from queue_manager.web.routes.messages.delivery import _wait_for_message
+from services.message_queue import Message, QueueUnavailable, async_message_queue, message_queue
 from services.message_queue.operations import ReceiveOptions
 from tests.real_servers import Servers
 from tests.web.queue_client import Queue, empty_queue
@@ -249,24 +250,26 @@ def test_without_required_tokens_a_held_message_is_acknowledged_by_its_id(
 
 @pytest.mark.usefixtures("clean")
 def test_a_poll_that_fails_when_woken_passes_the_wake_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, options = message_queue(), ReceiveOptions(ack_timeout=None, type="mail", consumer_id=None)
-    search, searches = own.search, list[list[Message]]()
+    own, options = async_message_queue(), ReceiveOptions(ack_timeout=None, type="mail", consumer_id=None)
+    take, searches = own.take, list[Message | None]()
 
-    def search_unless_third(**given: Any) -> list[Message]:
+    async def take_unless_third(**given: Any) -> Message | None:
         if len(searches) == 2:
-            searches.append([])
+            searches.append(None)
             raise QueueUnavailable("its connection was lost")
-        found = search(**given)
+        found = await take(**given)
         searches.append(found)
         return found
 
     async def poll_twice() -> list[Message | BaseException | None]:
-        polls = [asyncio.create_task(_Wait(options, set()).message(20)) for _ in range(2)]
+        request: Any = Mock()
+        request.app.state.ending = asyncio.Event()
+        polls = [asyncio.create_task(_wait_for_message(options, 20, request)) for _ in range(2)]
         while len(searches) < 2:
             await asyncio.sleep(0.001)
-        await asyncio.to_thread(own.enqueue, "mail")
+        await asyncio.to_thread(message_queue().enqueue, "mail")
         return await asyncio.gather(*polls, return_exceptions=True)
 
-    monkeypatch.setattr(delivery, "message_queue", lambda: own)
-    monkeypatch.setattr(own, "search", search_unless_third)
+    monkeypatch.setattr(own, "take", take_unless_third)
+    monkeypatch.setattr(delivery, "access_check", lambda _: lambda: False)
     assert sorted(type(answer).__name__ for answer in asyncio.run(poll_twice())) == ["Message", "QueueUnavailable"]

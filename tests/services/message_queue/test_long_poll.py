@@ -42,6 +42,14 @@ def waiting(lab: Lab, *of_each: dict[str, Any]) -> Iterator[list[Future[Message 
         yield futures
 
 
+def subscribed(lab: Lab, *types: str | None) -> list[Future[str | None]]:
+    """Subscribe consumers of these types, `None` for any, and wait until they miss no message."""
+    arrivals = [lab.arrivals.subscribe(type) for type in types]
+    for arrival in arrivals:
+        lab.arrivals.wait_for_reader(arrival)
+    return arrivals
+
+
 def is_blocked(lab: Lab) -> bool:
     return any(client["cmd"] == "xread" and "b" in client["flags"] for client in connections(lab))
 
@@ -183,7 +191,7 @@ def test_one_message_wakes_one_of_the_consumers_that_wait_for_types(lab: Lab) ->
 def test_message_wakes_the_longest_waiting_consumer_of_any_type_and_of_its_type(lab: Lab) -> None:
     """Either may take another message that has arrived, so that the other one must look."""
     kinds = ("a", None, "b", None, "b", "c", "c")
-    arrivals = [lab.arrivals.subscribe(kind) for kind in kinds]
+    arrivals = subscribed(lab, *kinds)
     lab.queue.enqueue("b")
     eventually(arrivals[2].done)
     assert [arrival.done() for arrival in arrivals] == [False, True, True, False, False, False, False]
@@ -197,7 +205,7 @@ def test_message_wakes_the_longest_waiting_consumer_of_any_type_and_of_its_type(
 @pytest.mark.parametrize("data", ['{"id": "x", "type": "b", "payload": 1}', '{"type":"b","id":"x"}', "no JSON"])
 def test_message_of_another_program_wakes_one_consumer_of_each_type(lab: Lab, data: str) -> None:
     kinds = ("a", None, "b", None, "b", "a")
-    arrivals = [lab.arrivals.subscribe(kind) for kind in kinds]
+    arrivals = subscribed(lab, *kinds)
     lab.client.xadd("q", {"data": data})
     eventually(arrivals[2].done)
     assert [arrival.done() for arrival in arrivals] == [True, True, True, False, False, False]
@@ -235,7 +243,7 @@ def test_consumer_of_a_type_with_special_characters_is_woken(long_reads: None, l
 def test_consumer_that_times_out_when_woken_passes_the_wake_up_on(lab: Lab) -> None:
     """A consumer's time may end in the moment in which it is woken: the message is for the next one."""
     with waiting(lab, {}) as [patient]:
-        impatient = lab.arrivals.subscribe()
+        (impatient,) = subscribed(lab, None)
         with lab.arrivals._changed:
             lab.arrivals._subscribers.reverse()  # it has waited longest
         lab.queue.enqueue("job", id="a")

@@ -1,7 +1,6 @@
 """The message queue's API for producers and consumers: enqueue, receive, ack, nack and touch.
 
-Guarantee: a poll that waits for a message holds no thread; a few threads, apart from those of other requests, search
-for all polls. A client that has disconnected receives no message.
+Guarantee: a poll that waits for a message holds no thread. A client that has disconnected receives no message.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import Future
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
@@ -44,7 +42,6 @@ from queue_manager.web.routes.messages.requests import (
     missing,
 )
 from services.message_queue import InvalidMessage, Json, Message, NewMessage, async_message_queue, message_queue
-from services.message_queue.errors import SearchIncomplete
 from services.message_queue.fields import (
     MAX_ACK_TIMEOUT,
     MAX_ENQUEUED_MESSAGES,
@@ -59,8 +56,8 @@ from services.message_queue.queue import MAX_POLL_TIMEOUT
 
 T = TypeVar("T")
 
-SEARCH_THREADS = CapacityLimiter(8)
-CONNECTION_CHECK_DELAY = 0.05  # seconds that a request for a message takes before its connection is watched
+READER_THREADS = CapacityLimiter(8)  # apart from those of other requests
+CONNECTION_CHECK_DELAY = 0.05  # seconds that a dequeue takes before its connection is watched
 MAX_POLL_DURATION = 55.0
 """Seconds after which a poll is answered, even if its `timeout` is longer."""
 
@@ -186,14 +183,19 @@ def _token(given: Mapping[str, Json]) -> str | None:
 async def receive_message(options: ReceiveOptions, *, timeout: float, request: Request) -> Message | None:
     """Return the next message, or `None`: after `timeout` seconds, or if the client disconnects or loses access."""
     try:
-        message = await _while_connected(request, async_message_queue().take(**options))
+        message = await _while_connected(request, async_message_queue().take(**options), after=CONNECTION_CHECK_DELAY)
+        if message is None and timeout:
+            message = await _while_connected(request, _wait_for_message(options, timeout, request), after=0)
     except ClientDisconnect:
         return None
-    return await _wait_for_message(options, timeout, request) if message is None and timeout else message
+    return message
 
 
-async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, which is canceled if the client disconnects first. Raises ClientDisconnect."""
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T], *, after: float) -> T:
+    """Await `work`, which is canceled if the client disconnects; this is noticed after `after` seconds.
+
+    Raises ClientDisconnect.
+    """
     task = asyncio.current_task()
     assert task is not None
     watching: asyncio.Task[None] | None = None
@@ -206,7 +208,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         nonlocal watching
         watching = asyncio.create_task(cancel_when_disconnected())
 
-    timer = asyncio.get_running_loop().call_later(CONNECTION_CHECK_DELAY, watch)
+    timer = asyncio.get_running_loop().call_later(after, watch)
     try:
         return await work
     except asyncio.CancelledError:
@@ -220,63 +222,34 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _wait_for_message(options: ReceiveOptions, timeout: float, request: Request) -> Message | None:
+    queue, arrivals, end = async_message_queue(), message_queue().arrivals, time.monotonic() + timeout
     ending: asyncio.Event = request.app.state.ending
-    conditions = (_disconnected(request), until_lost(access_check(request)), ending.wait())
-    tasks: set[asyncio.Task[Any]] = {asyncio.create_task(condition) for condition in conditions}
+    conditions = (until_lost(access_check(request)), ending.wait())
+    over: set[asyncio.Task[Any]] = {asyncio.create_task(condition) for condition in conditions}
     try:
-        return await _Wait(options, tasks).message(timeout)
+        while True:
+            arrival, is_used = arrivals.subscribe(options["type"]), False
+            try:
+                await to_thread.run_sync(arrivals.wait_for_reader, arrival, limiter=READER_THREADS)
+                message = await queue.take(**options)
+                if message is None:
+                    announced = asyncio.wrap_future(arrival)
+                    within = max(end - time.monotonic(), 0)
+                    await asyncio.wait({announced, *over}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+                    if not announced.done() or any(task.done() for task in over):
+                        return None
+                    message = await queue.take(**options)
+                    is_used = True
+                if message is not None:
+                    return message
+            finally:
+                if not is_used:
+                    arrivals.unsubscribe(arrival)
     finally:
-        for task in tasks:
+        for task in over:
             task.cancel()
 
 
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-class _Wait:
-    def __init__(self, options: ReceiveOptions, end_conditions: set[asyncio.Task[Any]]) -> None:
-        self._queue, self._options, self._end_conditions = message_queue(), options, end_conditions
-
-    async def message(self, timeout: float) -> Message | None:
-        end = time.monotonic() + timeout
-        while True:
-            arrival, message, is_finished = await to_thread.run_sync(self._search, limiter=SEARCH_THREADS)
-            is_used = False
-            try:
-                if message is not None:
-                    return message
-                if not is_finished and time.monotonic() < end and not self._must_end():
-                    continue
-                if not await self._arrived(arrival, within=end - time.monotonic()):
-                    return None
-                is_used = True
-            finally:
-                if not is_used:
-                    self._queue.arrivals.unsubscribe(arrival)
-                if self._must_end() or (not is_finished and time.monotonic() >= end):
-                    self._queue.arrivals.pass_on(self._options["type"])  # the arrival is for another poll
-
-    def _search(self) -> tuple[Future[str | None], Message | None, bool]:
-        """Return the future of an arrival, the message if there is one, and whether the search was finished."""
-        arrival = self._queue.arrivals.subscribe(self._options["type"])
-        try:
-            messages = [] if self._must_end() else self._queue.search(**self._options)
-            return arrival, messages[0] if messages else None, True
-        except SearchIncomplete:
-            return arrival, None, False
-        except BaseException:
-            self._queue.arrivals.unsubscribe(arrival)
-            self._queue.arrivals.pass_on(self._options["type"])  # another poll may receive the message
-            raise
-
-    async def _arrived(self, arrival: Future[str | None], *, within: float) -> bool:
-        announced = asyncio.wrap_future(arrival)
-        await asyncio.wait(
-            {announced, *self._end_conditions}, timeout=max(within, 0), return_when=asyncio.FIRST_COMPLETED
-        )
-        return announced.done() and not self._must_end()
-
-    def _must_end(self) -> bool:
-        return any(condition.done() for condition in self._end_conditions)
