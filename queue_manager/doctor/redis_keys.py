@@ -48,10 +48,10 @@ _OF_BROKER = {
 _OF_MESSAGE_QUEUE = {
     **dict.fromkeys(["", "_typed", "_manual", "_dlq", "_acknowledged", "_archived", ":events", ":resumes"], "stream"),
     **dict.fromkeys(["_metadata", ":pauses", ":adopted", ":healed_until", ":folded:kept", ":totals"], "hash"),
-    **dict.fromkeys([":types", ":next_sweep", ":healed", ":forget_cursor", ":recover_cursor", ":folded"], "string"),
+    **dict.fromkeys([":types", ":next_sweep", ":healed", ":forget_cursor", ":folded"], "string"),
     **{f":stats:total_{name}": "string" for name in ("acknowledged", "requeued", "dead_lettered")},
     ":deadlines": "zset",
-    **dict.fromkeys([":pending_ids", ":to_recover"], "set"),
+    ":pending_ids": "set",
 }
 
 

@@ -154,7 +154,7 @@ class Message:
         payload, is_message = _payload_of(data)
         if about.pop("undecodable", False):
             payload, is_message = as_json(data.decode("utf-8", "replace")), False
-        for internal in ("v", "added", "unindexed"):
+        for internal in ("v", "added", "unindexed", "passed_over"):
             about.pop(internal, None)
         packed_events = about.pop("events", "")
         if "lock_token" in about:

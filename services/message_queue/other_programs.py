@@ -43,8 +43,7 @@ class OtherPrograms:
         end_of_first_half = end - budget.total_seconds() / 2  # the rest is for what follows
         queue, levels = self._scripts.queue, self._options.levels
         moved = [f"{queue}_manual", *self._obsolete_streams()]
-        found = self._unless_all_are_missing([*streams(queue, levels), f"{queue}_typed", *moved])
-        left = [*found]
+        left = self._unless_all_are_missing([*streams(queue, levels), f"{queue}_typed", *moved])
         while left and time.monotonic() < end_of_first_half:
             for stream in [*left]:
                 some, is_over = self._scripts.run(
@@ -57,24 +56,16 @@ class OtherPrograms:
             after = ""
             while time.monotonic() < end and (after := self._scripts.run("drain", levels, stream, after)):
                 pass
-        is_done = False
-        while not is_done and time.monotonic() < end:
-            is_done = self._scripts.run("forget_lost") == 1
-        if found:
-            self._recover(end)
-        return healed
-
-    def _recover(self, end: float) -> None:
-        """Requeue messages that the consumer group has passed over, until a time, but at least one slice."""
-        recovered, is_over = self._scripts.run("recover", self._options.levels, 1)
+        requeued, is_over = self._scripts.run("check_records", levels)
         while not is_over and time.monotonic() < end:
-            some, is_over = self._scripts.run("recover", self._options.levels, 0)
-            recovered += some
-        if recovered:
+            some, is_over = self._scripts.run("check_records", levels)
+            requeued += some
+        if requeued:
             log.warning(
                 "Another program has changed the keys of the queue: messages that no consumer would receive wait again",
-                messages=recovered,
+                messages=requeued,
             )
+        return healed
 
     def _obsolete_streams(self) -> list[str]:
         """Return the streams of priorities that no longer exist and that have messages."""

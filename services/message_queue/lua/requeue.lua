@@ -48,7 +48,7 @@ local function sweep(id, record)
   local data = record and record.sid and release(id, record)
   if not data then
     -- Another consumer has acknowledged or requeued it. A requeued message keeps its record, which counts its attempts;
-    -- the record of a deleted one is deleted by forget_lost.lua.
+    -- the record of a deleted one is deleted by check_records.lua.
     end_delivery(id, record or {})
     return record and redis.call('HEXISTS', RECORDS, id) == 1 and record
   elseif record.attempt_count >= (record.custom_max_attempts or tonumber(max_attempts)) then

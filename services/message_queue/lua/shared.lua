@@ -18,6 +18,7 @@
 --   added                          number of bytes appended to the entry of a finished message
 --   undecodable                    the entry is not a valid message, and kept for operators
 --   unindexed                      a waiting message is not in the index of its type
+--   passed_over                    the entry that the last round of check_records.lua found to be passed over
 -- The record of a message that was never delivered is only its location, {"at":"<priority>:<entry id>"}, unless type
 -- indexes are kept: the other fields are in its entry.
 -- Times in records are seconds, times in keys and replies milliseconds.
@@ -716,14 +717,13 @@ local function trim_history(added)
   redis.call('XTRIM', ACKNOWLEDGED, 'MAXLEN', '=', string.format('%d', length - excess))
 end
 
--- Returns the last delivered id of the group, after which all entries wait, and the number of pending entries; and how many
--- wait, or false if the server does not know it.
+-- Returns the last delivered id of the group, after which all entries wait, and the number of pending entries.
 local function last_delivered(stream)
   local groups = redis.pcall('XINFO', 'GROUPS', stream)
   for _, group in ipairs(groups.err and {} or groups) do
     local about = by_name(group)
     if about.name == GROUP then
-      return about['last-delivered-id'], about.pending, about.lag
+      return about['last-delivered-id'], about.pending
     end
   end
   return '0-0', 0

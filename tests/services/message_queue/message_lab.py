@@ -22,7 +22,7 @@ from services.message_queue.other_programs import OtherPrograms
 from services.message_queue.scripts import Scripts, streams
 from services.message_queue.sweeper import Sweeper
 
-ASIDE = ("healed", "healed_until", "forget_cursor", "recover_cursor", "adopted")
+ASIDE = ("healed", "healed_until", "forget_cursor", "adopted")
 """Keys that say how far a search has come: they may change when nothing else does."""
 
 

@@ -403,7 +403,6 @@ def test_message_is_received_again_also_behind_many_parked_ones(lab: Lab) -> Non
         lab.client.delete("q:healed")
         lab.others.heal(budget=seconds(0))  # one slice of 100 entries
     assert lab.take().id == "a"
-    assert not lab.client.exists("q:recover_cursor")
 
 
 def test_entry_deleted_shortly_after_its_ack_stays_acknowledged(lab: Lab) -> None:
