@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -36,7 +35,6 @@ from queue_manager.cli.terminal import (
     print_table,
 )
 from queue_manager.core.clock import minutes
-from queue_manager.core.errors import AppError
 from queue_manager.operations import switches
 from queue_manager.operations.message_activity import activity_page, checked_actions, entries_of
 from queue_manager.operations.message_fields import parse_time
@@ -51,7 +49,7 @@ from queue_manager.operations.messages import (
 from services import message_queue
 from services.audit import AuditedAction
 from services.message_queue import Filter, MessageState, SweepResult
-from services.message_queue.browser import MAX_MESSAGES_PER_PAGE, MESSAGE_STATES
+from services.message_queue.browser import MAX_MESSAGES_PER_PAGE
 from services.message_queue.transfer import import_messages, parse_lines
 
 TRIGGERED_BY = "command line"
@@ -272,15 +270,15 @@ for _command in (add, edit, replay, move, delete, clear):
 def pause(types: MessageTypes, reason: PauseReason = None) -> None:
     """Deliver no messages of these types until they are resumed.
 
-    They wait; `queue list` shows the reason. Messages that a consumer already holds are not affected. A
-    type without messages is paused, too; the output mentions it.
+    They wait; `queue list` shows the reason. Messages that a consumer already holds are not affected. A type without
+    messages is paused, too.
 
     Example: `queue-manager queue pause send_mail --reason "the mail server is down"`
     """
     why = checked_reason(reason)
     switches.pause_types(current_actor(), types, why)
     for type in types:
-        print_line(f"{type}  paused{'' if _is_known(type) else ', but there is no message of this type now'}")
+        print_line(f"{type}  paused")
 
 
 @queue.command()
@@ -294,15 +292,6 @@ def resume(types: MessageTypes) -> None:
     paused = switches.resume_types(current_actor(), types)
     for type in types:
         print_line(f"{type}  {resumed(type in paused)}")
-
-
-def _is_known(type: str) -> bool:
-    """Return False if no message has this type; True if one has, or if the search did not finish."""
-    admin, where = message_queue.queue_admin(), Filter(type=type)
-    with suppress(AppError):  # the type is paused already
-        pages = (admin.list(state, limit=1, where=where) for state in MESSAGE_STATES)
-        return any(page.messages or page.is_partial for page in pages)
-    return True
 
 
 class _Progress:
