@@ -91,7 +91,6 @@ class _JobQueues(msgspec.Struct):
 class _DeletedCount(msgspec.Struct):
     deleted: int
     is_complete: bool = True  # older servers have no time limit
-    undo: str | None = None
 
 
 class JobOperations(Resource):
@@ -212,25 +211,11 @@ class JobOperations(Resource):
 
     @operation
     def clear(self, states: Sequence[str], name: str | None = None) -> Exchange[int]:
-        """Delete the jobs in these states, of one name or of all, except declared ones; return their number.
-
-        If a request fails after others have deleted jobs, notes of the error have their number and the ids to undo it.
-        """
-        body, deleted, undos = {"states": states, "name": name}, 0, list[str]()
+        """Delete the jobs in these states, of one name or of all, except declared ones; return their number."""
+        body, deleted = {"states": states, "name": name}, 0
         while True:
-            try:
-                answer = yield from self._exchange(
-                    "POST", "/api/jobs/clear", _DeletedCount, body=body, wait=MAX_CLEAR_WAIT
-                )
-            except ClientError as error:
-                if deleted:
-                    error.add_note(f"{deleted:,} deleted before")
-                if undos:
-                    error.add_note(f"ids to undo it: {', '.join(undos)}")
-                raise
+            answer = yield from self._exchange("POST", "/api/jobs/clear", _DeletedCount, body=body, wait=MAX_CLEAR_WAIT)
             deleted += answer.deleted
-            if answer.undo is not None:
-                undos.append(answer.undo)
             if answer.is_complete:
                 return deleted
 

@@ -110,16 +110,6 @@ def test_jobs_are_cleared_by_as_many_requests_as_the_server_needs(kind: str) -> 
         assert [client.jobs.clear(["success"]) for _ in range(2)] == [8, 1]
 
 
-def test_an_interrupted_clear_reports_what_was_deleted_before(kind: str) -> None:
-    parts = ({"deleted": 5, "undo": "a"}, {"deleted": 3, "undo": None}, {"deleted": 1, "undo": "b"})
-    turns = [(0.0, response("application/json", json.dumps({**part, "is_complete": False}))) for part in parts]
-    failed = (0.0, "HTTP/1.1 500 Internal Server Error\r\nconnection: close\r\n\r\n")
-    with responding(HandClock(), *turns, failed) as server, connected(kind, server.url) as client:
-        with pytest.raises(ClientError) as caught:
-            client.jobs.clear(["success"])
-    assert caught.value.__notes__ == ["9 deleted before", "ids to undo it: a, b"]
-
-
 @pytest.mark.parametrize("state", [JobState.SUCCESS, JobState.FAILURE])
 def test_a_job_is_waited_for(state: JobState, client: Client) -> None:
     id = client.jobs.run(INVOICE).id
