@@ -80,9 +80,7 @@ def pause_types(actor: Actor, types: Sequence[str], reason: str | None) -> None:
 def resume_types(actor: Actor, types: Sequence[str]) -> Collection[str]:
     """Deliver messages of these types again; return those that were paused. Raises like `pause_types`."""
     with _recorded(actor, "resume", message_queue.system.name, types=types):
-        paused = message_queue.queue_admin().pauses().keys() & {*types}
-        message_queue.queue_admin().resume(types)
-    return paused
+        return message_queue.queue_admin().resume(types)
 
 
 @contextmanager

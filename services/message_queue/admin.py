@@ -81,19 +81,16 @@ class QueueAdmin(MessageBrowser):
     def pause(self, types: Sequence[str], *, by: str, reason: str | None = None) -> None:
         """Deliver no messages of these types until they are resumed: they wait, and those in processing go on.
 
-        Raises `InvalidMessage` if more than 30 types would be paused; none of these is paused then, unless others are
-        paused at the same moment.
+        Raises `InvalidMessage` if more than 30 types would be paused; none of these is paused then.
         """
-        about, names = json.dumps({"by": by, "reason": reason})[1:-1], checked_types(types)
-        is_possible = len({*self.pauses(), *names}) <= MAX_PAUSED_TYPES
-        if not is_possible or not all(self._scripts.run("pause", name, about, MAX_PAUSED_TYPES) for name in names):
+        about = json.dumps({"by": by, "reason": reason})[1:-1]
+        if not self._scripts.run("pause", about, MAX_PAUSED_TYPES, *checked_types(types)):
             at_most = f"at most {MAX_PAUSED_TYPES} in total, with those that are paused already; resume some first"
             raise InvalidMessage("types", at_most)
 
-    def resume(self, types: Sequence[str]) -> None:
-        """Deliver messages of these types again, in the order in which they were added."""
-        for type in checked_types(types):
-            self._scripts.run("resume", type)
+    def resume(self, types: Sequence[str]) -> list[str]:
+        """Deliver messages of these types again, in their original order; return the types that were paused."""
+        return [type for type in checked_types(types) if self._scripts.run("resume", type)]
 
     def move(
         self, ids: Sequence[str], *, to: MessageState, source: MessageState | None = None, reason: str | None = None

@@ -1,21 +1,34 @@
 #!lua flags=allow-oom
--- Pauses a type of messages: they are no longer delivered, and wait. Pausing it again changes who did it and why.
+-- Pauses types of messages: they are no longer delivered, and wait. Pausing one again changes who did it and why.
 --
 -- KEYS[1]  queue name
--- ARGV     type, who pauses it and why as JSON members ('"by":"ada","reason":null'), maximum number of paused types
--- Returns  the time of the pause in ms, or 0 if too many others are paused; nothing is written then
+-- ARGV     who pauses them and why as JSON members ('"by":"ada","reason":null'), maximum number of paused types, then the
+--          types
+-- Returns  1, or 0 if more types would be paused; nothing is written then
 --
 -- Atomic and independent of the number of messages: each is parked by the dequeue that reads it. allow-oom, so that
 -- operators can stop the delivery while the server is full.
 
-local kind, about, most = unpack(ARGV)
-local others = 0
-for other, pause in pairs(pauses()) do
-  others = others + (other ~= kind and pause ~= '' and 1 or 0)
+local paused, count = {}, 0
+
+local function add(kind)
+  count = count + (paused[kind] and 0 or 1)
+  paused[kind] = true
 end
-if others >= tonumber(most) then
+
+for kind in pairs(pauses()) do
+  if is_paused(kind) then
+    add(kind)
+  end
+end
+for i = 3, #ARGV do
+  add(ARGV[i])
+end
+if count > tonumber(ARGV[2]) then
   return 0
 end
-redis.call('HSET', PAUSES, kind, '{"at":' .. NOW_MS .. ',' .. about .. '}')
-announce('pause', '{"count":0,"ids":[],"message_type":' .. cjson.encode(kind) .. '}')
-return NOW_MS
+for i = 3, #ARGV do
+  redis.call('HSET', PAUSES, ARGV[i], '{"at":' .. NOW_MS .. ',' .. ARGV[1] .. '}')
+  announce('pause', '{"count":0,"ids":[],"message_type":' .. cjson.encode(ARGV[i]) .. '}')
+end
+return 1
