@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Locator, expect
 
+from models import scan_run
 from models.database import server_now
 from models.job import JobState
+from queue_manager.core.clock import seconds
 from tests.any_jobs import INVOICE
 from tests.browser import sample_data
 from tests.browser.visit import Visit, Visiting
@@ -173,6 +175,67 @@ def test_a_changing_number_keeps_the_focus(visit: Visit, clean: Servers) -> None
     tab_to(visit, page.get_by_role("link", name="1", exact=True).first)
     make_room(server_now())
     expect(page.locator("a:focus")).to_have_text("2")
+
+
+def test_the_focus_leaves_what_is_hidden(visit: Visit, queue: Queue) -> None:
+    page = visit.open("/messages?search=nothing")
+    clear = page.get_by_role("button", name="Clear the filter")
+    clear.press("Enter")
+    expect(clear).to_be_hidden()
+    expect(page.locator("#main")).to_be_focused()
+    for ago in range(11):
+        run = {"found": 0, "claimed": 0, "enqueued": 0, "errors": 0, "duration_ms": 1}
+        scan_run.record(sample_data.ROOM_SCAN, run, error=None, now=server_now() - seconds(ago))
+    page = visit.open("/rooms")
+    older = page.get_by_role("button", name="Show older")
+    older.press("Enter")
+    expect(older).to_be_hidden()
+    expect(page.locator("#main")).to_be_focused()
+
+
+def test_a_resumed_type_does_not_give_the_focus_to_the_button_of_another(visit: Visit, queue: Queue) -> None:
+    queue.post("/queue/pause", {"types": ["letter", "mail"]})
+    page = visit.open("/messages")
+    resume = page.get_by_role("button", name="Resume letter")
+    resume.press("Enter")
+    expect(resume).to_have_count(0)
+    expect(page.locator("#main")).to_be_focused()
+
+
+def test_undo_keeps_the_focus_until_it_is_done(visit: Visit, queue: Queue) -> None:
+    ids = [queue.add() for _ in range(2)]
+    for id in ids:
+        queue.post("/queue/messages/delete?queueType=main", {"messageIds": [id]})
+    page = visit.open("/audit")
+    row = page.locator("#rows > tr").last
+    row.get_by_role("button", name="Undo").press("Enter")
+    expect(page.locator("#rows > tr")).to_have_count(3)
+    expect(row.get_by_role("link", name=ids[0])).to_be_focused()
+    page.clock.install()
+    page = visit.open("/messages")
+    visit.select(ids[0])
+    visit.press("Delete …")
+    visit.press("Delete", visit.dialog)
+    undo = page.get_by_role("button", name="Undo")
+    undo.focus()
+    page.clock.fast_forward(60_000)
+    expect(undo).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(undo).to_be_hidden()
+    expect(page.locator("#main")).to_be_focused()
+    assert queue.ids("main") == [ids[0]]
+
+
+def test_a_refused_form_gives_the_focus_back_to_its_button(visit: Visit, queue: Queue) -> None:
+    visit.expect_status(503)
+    page = visit.open("/messages")
+    visit.press("Add message")
+    visit.dialog.get_by_label("Type", exact=True).fill("mail")
+    page.route("**/api/queue/message", lambda route: route.fulfill(status=503, json={"message": "Try again later"}))
+    add = visit.dialog.get_by_role("button", name="Add", exact=True)
+    add.press("Enter")
+    expect(visit.dialog).to_contain_text("Try again later")
+    expect(add).to_be_focused()
 
 
 def test_an_item_is_retried(visit: Visit, clean: Servers) -> None:

@@ -199,6 +199,7 @@ def test_a_search_shows_its_progress_and_can_be_stopped(visiting: Visiting, queu
     stop.click()
     expect(bar).to_contain_text("Stopped after 2,500 of 5,000: “Older” continues")
     expect(stop).to_be_hidden()
+    expect(page.get_by_role("button", name="Older")).to_be_focused()
     assert page.evaluate("searches[0].signal.aborted")
     queue.add(type="letter")  # what happens later does not start it again
     expect(page.locator('[data-count="main"]')).to_have_text("3")

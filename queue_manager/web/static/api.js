@@ -1,7 +1,7 @@
 // Requests to the API, and its live events.
 
 import { sync } from "./clock.js";
-import { PREFIX, button, showConnecting, showState, toast } from "./dom.js";
+import { PREFIX, button, hide, showConnecting, showState, toast } from "./dom.js";
 
 const RETRY_DELAY = 1000; // ms
 const MAX_SILENCE = 20000; // ms without an event; the server sends a ping every 15 s
@@ -48,14 +48,16 @@ export const withUndo = (text, undo) => (undo ? [`${text}. `, undoButton(undo)] 
 export const undoButton = (id, done) => {
   /** @param {string} message */
   const failed = (message) => {
-    Object.assign(pressed, { disabled: false, textContent: "Undo" });
+    Object.assign(pressed, { ariaDisabled: null, textContent: "Undo" });
     toast(message);
   };
   const pressed = button("Undo", () => attempt(async () => {
-    Object.assign(pressed, { disabled: true, textContent: "Restoring …" });
+    if (pressed.ariaDisabled) return undefined;
+    Object.assign(pressed, { ariaDisabled: "true", textContent: "Restoring …" }); // `disabled` would lose the focus
     const { message, is_complete: isAll } = await post(`/audit/${id}/undo`);
     if (!isAll) return failed(message);
-    (pressed.closest("#toasts p") ?? pressed).remove();
+    const note = /** @type {HTMLElement | null} */ (pressed.closest("#toasts p"));
+    if (note) hide(note); // a list draws its row again
     toast(message);
     return done?.();
   }, (problem) => failed(problem.message)), "quiet");

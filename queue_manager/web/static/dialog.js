@@ -101,7 +101,7 @@ export function askFor({ title, text, fields: asked = [], verb, kind = "", typed
       (note ?? whole).textContent = message;
       if (control) control.ariaInvalid = "true";
     }
-    form.querySelector("[aria-invalid]")?.focus();
+    (form.querySelector("[aria-invalid]") ?? (document.activeElement === document.body ? submit : null))?.focus(); // which lost it
   }
 }
 

@@ -30,9 +30,15 @@ export const nodes = (children) => /** @type {any[]} */ (children).flat(Infinity
 /** @param {Element} place @returns {HTMLElement[]} */
 const controlsIn = (place) => [...place.querySelectorAll("a, button, input, select, summary, [tabindex]")].filter((one) => one instanceof HTMLElement);
 
+/** Hide a part of the page, or show it. The focus moves from a hidden part to the content of the page. @param {HTMLElement} place */
+export function hide(place, isHidden = true) {
+  if (isHidden && place.contains(document.activeElement)) byId("main").focus({ preventScroll: true });
+  place.hidden = isHidden;
+}
+
 /**
  * Call `change`, which replaces `before` and returns its replacement. The focus stays on the same control, and never moves
- * to a button with another name.
+ * to a button with another name, except in a dialog, where *Close* is the first.
  * @param {Element} before @param {() => Element} change
  */
 export function keepingFocus(before, change) {
@@ -44,7 +50,7 @@ export function keepingFocus(before, change) {
   /** @param {HTMLElement | undefined} one */
   const isSame = (one) => one?.tagName === focused.tagName && (one.tagName !== "BUTTON" || (one.textContent === focused.textContent && one.ariaLabel === focused.ariaLabel));
   const same = isSame(all[index]) ? all[index] : all.find(isSame);
-  (same ?? all[0] ?? byId("main")).focus({ preventScroll: true });
+  (same ?? all.find((one) => one.tagName !== "BUTTON" || one.closest("dialog")) ?? byId("main")).focus({ preventScroll: true });
 }
 
 /**
@@ -120,11 +126,12 @@ export const PREFIX = new URL("..", import.meta.url).pathname.slice(0, -1);
 const NOTE_SHOWN = 6000; // ms
 const UNDO_SHOWN = 30000; // ms, as somebody who wants to press the button has to read it first
 
-/** @param {Child} text */
+/** A note with the focus stays. @param {Child} text */
 export function toast(text) {
   const note = element("p", {}, text);
   byId("toasts").append(note);
-  setTimeout(() => note.remove(), note.querySelector("button") ? UNDO_SHOWN : NOTE_SHOWN);
+  const end = () => (note.contains(document.activeElement) ? setTimeout(end, NOTE_SHOWN) : note.remove());
+  setTimeout(end, note.querySelector("button") ? UNDO_SHOWN : NOTE_SHOWN);
 }
 
 /** A button that copies a text; null if the browser does not allow it. @param {string} what @param {string} text */

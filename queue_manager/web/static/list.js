@@ -3,7 +3,7 @@
 
 import { AWAY, Problem, attempt, query } from "./api.js";
 import { number } from "./clock.js";
-import { byId, complain, element, keepingFocus, setText, toast, valuesOf } from "./dom.js";
+import { byId, complain, element, hide, keepingFocus, setText, toast, valuesOf } from "./dom.js";
 import { MAX_REST, Pace, nextFrame } from "./pace.js";
 import { Views } from "./views.js";
 
@@ -277,7 +277,7 @@ export class List {
   /** Remove a row that is gone; return the next one. @param {HTMLElement} tr */
   erase(tr) {
     const next = /** @type {HTMLElement | null} */ (tr.nextElementSibling);
-    if (tr.contains(document.activeElement)) ((next ?? tr.previousElementSibling)?.querySelector("a, button") ?? byId("main")).focus();
+    if (tr.contains(document.activeElement)) ((next ?? tr.previousElementSibling)?.querySelector("a") ?? byId("main")).focus();
     tr.remove();
     this.drawn.delete(tr.dataset.id ?? "");
     return next;
@@ -325,20 +325,21 @@ export class List {
     const { unfocused } = this;
     this.unfocused = undefined;
     if (!unfocused || (document.activeElement !== unfocused && document.activeElement !== document.body)) return;
-    ([unfocused, byId("previous"), byId("next")].find((one) => !one.disabled) ?? byId("main")).focus();
+    ([unfocused, byId("next"), byId("previous")].find((one) => !one.disabled) ?? byId("main")).focus();
   }
 
   showWhere() {
     const isEmpty = this.rows.size === 0;
     const { isFiltered, progress, isStopped, values: { cursor } } = this;
     const isSearching = progress !== undefined && !isStopped;
-    byId("rows").closest(".sheet").hidden = isEmpty;
+    hide(byId("rows").closest(".sheet"), isEmpty);
     const isPartOfList = isFiltered || Boolean(cursor || this.cursor);
     byId("empty").hidden = !isEmpty || isPartOfList;
-    byId("nothing").hidden = !isEmpty || !isPartOfList;
+    hide(byId("nothing"), !isEmpty || !isPartOfList);
     byId("nothing").querySelector("h2").textContent = this.cursor ? "Nothing found so far" : "Nothing matches";
     byId("further").hidden = !this.cursor || Boolean(progress);
     byId("nothing").querySelector("button").hidden = !isFiltered;
+    this.enable(byId("stop"), isSearching);
     byId("searching").hidden = !progress;
     byId("stop").hidden = !isSearching;
     if (progress) {
@@ -356,7 +357,7 @@ export class List {
     this.enable(byId("previous"), Boolean(cursor));
     this.enable(byId("next"), (Boolean(this.cursor) || this.isCut) && !isSearching);
     if (!isSearching) this.restoreFocus();
-    byId("previous").closest(".pages").hidden = isEmpty && !cursor && !this.cursor;
+    hide(byId("previous").closest(".pages"), isEmpty && !cursor && !this.cursor);
     this.selection.show();
   }
 }
@@ -421,8 +422,7 @@ class Selection {
     all.checked = this.list.rows.size > 0 && this.ids.size === this.list.rows.size;
     all.indeterminate = this.ids.size > 0 && !all.checked;
     const bar = byId("picked");
-    if (!this.ids.size && bar.contains(document.activeElement)) byId("main").focus(); // what has it goes away
-    bar.hidden = this.ids.size === 0;
+    hide(bar, this.ids.size === 0);
     setText(byId("picked-count"), `${number(this.ids.size)} selected`);
   }
 }

@@ -3,7 +3,7 @@
 import { Events, UNDO, ask, attempt, get, parseExactly, post, query, stream, withUndo } from "./api.js";
 import { at, countdown, many, moment, number, zonedMoment } from "./clock.js";
 import { Records, TYPED_FROM, askFor, jsonProblem, numberFrom, numeric } from "./dialog.js";
-import { byId, button, copier, countInTitle, element, errorInList, errorText, facts, filled, jsonText, link, mayAct, pill, put, reasonText, recordLink, toast } from "./dom.js";
+import { byId, button, copier, countInTitle, element, errorInList, errorText, facts, filled, hide, jsonText, link, mayAct, pill, put, reasonText, recordLink, toast } from "./dom.js";
 import { List, cell } from "./list.js";
 import { nextFrame, seldom } from "./pace.js";
 import { PAUSE_REASON, pauseNote } from "./systems.js";
@@ -424,7 +424,7 @@ function showCounts(counts) {
   const clearing = byId("clear");
   if (!clearing) return;
   clearing.textContent = `Clear ${PLACES[place]}: ${many(here, "message")} …`;
-  clearing.hidden = !here;
+  hide(clearing, !here);
 }
 
 function reload() {

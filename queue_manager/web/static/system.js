@@ -3,7 +3,7 @@
 import { attempt, get, onOverview, post, query } from "./api.js";
 import { moment, number, span } from "./clock.js";
 import { askFor } from "./dialog.js";
-import { byId, button, countInTitle, element, errorInList, isPlainClick, mayAct, put, toast } from "./dom.js";
+import { byId, button, countInTitle, element, errorInList, hide, isPlainClick, mayAct, put, toast } from "./dom.js";
 import { speed } from "./latency.js";
 import { List, cell, fill } from "./list.js";
 import { PAUSED, PAUSE_REASON, awayServers, dueText, howToTurnOn, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
@@ -161,7 +161,7 @@ async function scansFrom(cursor) {
   byId("scans").closest(".sheet").hidden = isEmpty;
   byId("scans-where").textContent = isEmpty ? "No scan ran in the last 24 hours." : "";
   byId("scans-sort").hidden = isEmpty;
-  byId("scans-more").hidden = !older || shownScans.length >= MAX_SCANS;
+  hide(byId("scans-more"), !older || shownScans.length >= MAX_SCANS);
 }
 
 function sortScans() {
