@@ -37,6 +37,13 @@ TOO_SMALL = """() => {
     && boxes.some((other, place) => place !== index && isNear(boxes[index], other)))
     .map((one) => one.outerHTML.slice(0, 200));
 }"""
+# By WCAG 1.4.12; an inline style would be refused by the page's policy.
+TEXT_SPACING = """() => {
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync(`p { margin-bottom: 2em !important; }
+    * { line-height: 1.5 !important; letter-spacing: 0.12em !important; word-spacing: 0.16em !important; }`);
+  document.adoptedStyleSheets.push(sheet);
+}"""
 SMALL_BUTTONS = """() => document.querySelector("main").prepend(...["a", "b"].map((text) => Object.assign(
   document.createElement("button"), { textContent: text, style: "all: unset; display: block; font-size: 8px" })))"""
 PAGES = {
@@ -85,6 +92,8 @@ def test_pages_fit_320_px_and_touch_targets_are_large_enough(visit: Visit, queue
         expect(page.locator(content).first).to_be_visible()
         wrongs += [f"{path} is wider than the screen"] * visit.is_wider_than_screen()
         wrongs += [f"{path}: {one}" for one in page.evaluate(TOO_SMALL)]
+        page.evaluate(TEXT_SPACING)
+        wrongs += [f"{path} with more text spacing is wider than the screen"] * visit.is_wider_than_screen()
     assert not wrongs
     page.evaluate(SMALL_BUTTONS)
     assert len(page.evaluate(TOO_SMALL)) == 2  # or the above would prove nothing

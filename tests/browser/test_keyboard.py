@@ -21,6 +21,14 @@ from tests.web.queue_client import Queue
 pytestmark = pytest.mark.browser
 
 MAX_TABS = 120  # presses of Tab until something is reached
+# Something of what has the focus is in the window, and not covered.
+IS_SEEN = """() => {
+  const { left, right, top, bottom } = document.activeElement.getBoundingClientRect();
+  return [0.1, 0.5, 0.9].some((part) => {
+    const seen = document.elementFromPoint((left + right) / 2, top + part * (bottom - top));
+    return seen !== null && document.activeElement.contains(seen);
+  });
+}"""
 
 
 def tab_to(visit: Visit, wanted: Locator) -> None:
@@ -167,6 +175,31 @@ def test_a_row_keeps_the_focus_while_others_come_and_go(visit: Visit, queue: Que
     queue.delete(f"/queue/message/{second}")
     expect(visit.row(second)).to_have_count(0)
     expect(row).to_be_focused()
+
+
+def test_the_bar_of_the_selection_does_not_cover_the_focus(visit: Visit, queue: Queue) -> None:
+    for _ in range(30):
+        queue.add()
+    page = visit.open("/messages")
+    page.locator("#rows input").first.press("Space")
+    expect(page.locator("#picked")).to_be_in_viewport()
+    for _ in range(2 * 30 - 1):
+        press(visit, "Tab")
+        assert page.evaluate(IS_SEEN)
+    expect(page.locator("#rows a").last).to_be_focused()
+
+
+def test_a_low_window_shows_the_whole_navigation_and_records(visit: Visit, queue: Queue) -> None:
+    id = queue.dead()
+    page = visit.open("/messages/failed")
+    expect(visit.row(id)).to_be_visible()
+    page.set_viewport_size({"width": 1100, "height": 300})
+    tab_to(visit, page.get_by_role("link", name="API", exact=True))
+    assert page.evaluate(IS_SEEN)
+    page.set_viewport_size({"width": 320, "height": 200})  # a screen of 1280 by 800, enlarged to 400 %
+    visit.row(id).get_by_role("link").press("Enter")
+    tab_to(visit, visit.dialog.get_by_label("Payload"))
+    assert page.evaluate(IS_SEEN)
 
 
 def test_a_changing_number_keeps_the_focus(visit: Visit, clean: Servers) -> None:
