@@ -3,8 +3,8 @@
 `/readyz?deep` also names the problems of all systems.
 
 Guarantee: a response within about `SERVER_TIMEOUT` (a second more if deep), however a server hangs. A server gets at
-most one write per `WRITE_INTERVAL`, and pings in between. Responses name no address; the log has the details, at each
-change.
+most one write per `WRITE_INTERVAL`; requests in between get the same answer. Responses name no address; the log has the
+details, at each change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pydantic import BaseModel, Field
 from pymongo.errors import NotPrimaryError, OperationFailure, WTimeoutError
 
 from models import deployment
-from models.database import ping
 from queue_manager.core.background import call_within
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
@@ -88,49 +87,43 @@ async def readyz(request: Request, deep: Deep = None) -> JSONResponse | Alive:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A server that is needed. `problem` describes an error without an address."""
+    """A server that is needed. `problem` describes an error of `write` without an address."""
 
     name: str
     url: str
     write: Callable[[], object]
-    ping: Callable[[], object]
     problem: Callable[[Exception], str]
 
 
 class Readiness:
-    """The check of `/readyz`, shared by concurrent requests."""
+    """The check of `/readyz`, shared by the requests of a second."""
 
     def __init__(self) -> None:
-        self._written_at: dict[str, float] = {}
-        self._failed_writes: dict[str, str] = {}
         self._logged: dict[str, str] = {}
         self._check: asyncio.Task[list[str]] | None = None
+        self._began_at = 0.0
 
     async def problems(self) -> list[str]:
         """Return one sentence per server that this process cannot use; empty when it is ready."""
-        if self._check is None:
-            self._check = asyncio.create_task(self._check_all())
+        now = time.monotonic()
+        if self._check is None or (self._check.done() and now - self._began_at >= WRITE_INTERVAL):
+            self._check, self._began_at = asyncio.create_task(self._check_all()), now
         return await asyncio.shield(self._check)
 
     async def _check_all(self) -> list[str]:
-        try:
-            servers = needed_servers()
-            problems = await asyncio.gather(*map(self._problem_of, servers))
-            return [f"{one.name} {problem}" for one, problem in zip(servers, problems, strict=True) if problem]
-        finally:
-            self._check = None
+        servers = needed_servers()
+        problems = await asyncio.gather(*map(self._problem_of, servers))
+        return [f"{one.name} {problem}" for one, problem in zip(servers, problems, strict=True) if problem]
 
     async def _problem_of(self, server: Server) -> str | None:
-        now = time.monotonic()
-        is_write = now - self._written_at.get(server.name, -WRITE_INTERVAL) >= WRITE_INTERVAL
-        if not is_write and (failed := self._failed_writes.get(server.name)) is not None:
-            return failed
-        if is_write:
-            self._written_at[server.name] = now
-            self._failed_writes.pop(server.name, None)
-        problem, details = await _try(server, server.write if is_write else server.ping)
-        if problem is not None and is_write:
-            self._failed_writes[server.name] = problem
+        """Return the problem of a server, if any; log the driver's error."""
+        problem, details = None, ""
+        try:
+            await call_within(SERVER_TIMEOUT, server.write)  # not in a thread of requests, which may all be busy
+        except TimeoutError:
+            problem, details = NO_ANSWER, f"no answer within {SERVER_TIMEOUT:g} s"
+        except Exception as error:  # any error means that the server cannot be used
+            problem, details = server.problem(error), reason(error)
         self._log_change(server, problem, details)
         return problem
 
@@ -148,17 +141,6 @@ class Readiness:
 _readiness = Readiness()
 
 
-async def _try(server: Server, call: Callable[[], object]) -> tuple[str | None, str]:
-    """Return the problem of a server, if any, and the driver's error."""
-    try:
-        await call_within(SERVER_TIMEOUT, call)  # not in a thread of requests, which may all be busy
-    except TimeoutError:
-        return NO_ANSWER, f"no answer within {SERVER_TIMEOUT:g} s"
-    except Exception as error:  # any error means that the server cannot be used
-        return server.problem(error), reason(error)
-    return None, ""
-
-
 def needed_servers() -> list[Server]:
     """Return the servers that the settings require."""
     chosen = settings()
@@ -171,8 +153,7 @@ def needed_servers() -> list[Server]:
     mongo = Server(
         name="MongoDB",
         url=redact_url(chosen.mongo_db_url),
-        write=lambda: _in_time(deployment.probe_write),
-        ping=lambda: _in_time(ping),
+        write=_write_to_mongodb,
         problem=_problem_of_mongodb,
     )
     return [mongo, *servers]
@@ -183,13 +164,12 @@ def _redis(name: str, url: str, client: Callable[[], redis.Redis], *, key: str) 
         name=name,
         url=redact_url(url),
         write=lambda: client().set(key, "1", px=READINESS_KEY_TTL_MS),
-        ping=lambda: client().ping(),
         problem=_problem_of_redis,
     )
 
 
 def _broker(url: str) -> Server:
-    return Server(name="The broker", url=redact_url(url), write=_connect, ping=_connect, problem=lambda _: NO_ANSWER)
+    return Server(name="The broker", url=redact_url(url), write=_connect, problem=lambda _: NO_ANSWER)
 
 
 def _connect() -> None:
@@ -205,9 +185,9 @@ _main = PerProcess(lambda: _client(settings().redis_url))
 _queue = PerProcess(lambda: _client(server_url()))
 
 
-def _in_time(call: Callable[[], object]) -> None:
+def _write_to_mongodb() -> None:
     with pymongo.timeout(MONGODB_PROBE_TIMEOUT):
-        call()
+        deployment.probe_write()
 
 
 def _problem_of_redis(error: Exception) -> str:
