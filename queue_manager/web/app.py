@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
-from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.types import ASGIApp
 
 from models import database
@@ -29,7 +29,6 @@ from queue_manager.web.auth.authorization import (
 )
 from queue_manager.web.http import exception_handlers
 from queue_manager.web.http.middleware import (
-    CompressionMiddleware,
     DirectRoutes,
     HeadMiddleware,
     PrefixMiddleware,
@@ -150,7 +149,7 @@ def _install(api: FastAPI, chosen: Settings) -> None:
     pages.install(api)
     # Message traffic is not compressed: its routes are served before the framework.
     api.add_middleware(
-        CompressionMiddleware,
+        GZipMiddleware,
         minimum_size=MIN_COMPRESSED,
         compresslevel=COMPRESSION_LEVEL,
         exclude_content_types=UNCOMPRESSED,

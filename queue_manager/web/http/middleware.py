@@ -1,9 +1,8 @@
-"""ASGI middleware: prefix, security headers, `Host` check, `HEAD`, compression, shutdown, direct routes."""
+"""ASGI middleware: prefix, security headers, `Host` check, `HEAD`, shutdown, direct routes."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,7 +11,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.datastructures import Headers
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -29,7 +27,6 @@ _SECURITY_HEADERS = [
     (b"referrer-policy", b"same-origin"),  # without it, browsers send our own forms with `Origin: null`
 ]
 _NO_STORE = (b"cache-control", b"no-store")
-_REFUSED_GZIP = re.compile(r"\bgzip\s*;\s*q=0(\.0*)?\s*(,|$)", re.IGNORECASE)
 
 
 class SecurityMiddleware:
@@ -99,15 +96,6 @@ class HeadMiddleware:
 
         state = {**scope.get("state", {}), "is_head": True}
         await self._app({**scope, "method": "GET", "state": state}, receive, send_headers)
-
-
-class CompressionMiddleware(GZipMiddleware):
-    """Compresses responses, but not for a client that sends `gzip;q=0`, which Starlette takes for a consent."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _REFUSED_GZIP.search(Headers(scope=scope).get("accept-encoding", "")):
-            scope = {**scope, "headers": [header for header in scope["headers"] if header[0] != b"accept-encoding"]}
-        await super().__call__(scope, receive, send)
 
 
 class ShutdownMiddleware:
