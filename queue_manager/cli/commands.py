@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -26,7 +25,6 @@ from queue_manager.core.errors import ConfigurationError, Unavailable
 from queue_manager.core.process import end_at_sigterm
 from queue_manager.core.server_check import until_reachable
 from queue_manager.core.settings import settings
-from queue_manager.core.wording import did_you_mean
 from queue_manager.health import Health, health
 from queue_manager.health_rules import CRITICAL
 from queue_manager.operations import systems as operations
@@ -38,14 +36,8 @@ PortOption = Annotated[
     int | None, typer.Option(min=1, max=65_535, help="Port of the web process; default: the setting QM_WEB_PORT.")
 ]
 
-NOT_ONE_OF = re.compile(r"'([^']*)' is not one of (.*)\.")
-"""The error of a value that is not one of those allowed."""
-
 PAGE_WORDS = {"pending": "due", "cooling_off": "failed", "dead": "failed"}
 """The words of the pages for numbers of systems whose names differ."""
-
-STATE_NAMES = {"waiting": "main", "failed": "dead"}
-"""The states of messages as commands take them, by the words of the pages, for suggestions."""
 
 OTHERS = {
     "start": "queue_manager.cli.start:start",
@@ -87,10 +79,7 @@ def _command(name: str, found: typer.Typer | Callable[..., Any]) -> Any:
 
 
 class Commands(TyperGroup):
-    """The commands, whose errors are reported in one line.
-
-    A value that is not one of those allowed gets a suggestion, as a misspelt command does.
-    """
+    """The commands, whose errors are reported in one line."""
 
     def __init__(self, *, commands: dict[str, Any], **options: Any) -> None:
         found: Any = LazyCommands({**commands, **OTHERS})
@@ -102,10 +91,6 @@ class Commands(TyperGroup):
                 return super().invoke(ctx)
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")  # of the validator
-            if (choice := NOT_ONE_OF.fullmatch(error.message)) is not None:
-                allowed = re.findall(r"'([^']+)'", choice[2])
-                near = did_you_mean(STATE_NAMES.get(choice[1], ""), allowed) or did_you_mean(choice[1], allowed)
-                error.message = f"{error.message.removesuffix('.')}{near}."
             raise
 
 
