@@ -24,18 +24,15 @@ from queue_manager.cli.terminal import (
     print_json,
     print_line,
     print_table,
-    printable,
 )
 from queue_manager.cli.why import print_diagnosis
 from queue_manager.core.wording import many, without_traceback
-from queue_manager.items import STATES, Item, State
+from queue_manager.items import Item, State
 from queue_manager.operations import items as operations
 from queue_manager.operations.diagnosis import diagnose
 from queue_manager.operations.schemas import validated
 from queue_manager.operations.system_schemas import MAX_RETRIED, RetriedItems
 from queue_manager.operations.systems import find_system
-from queue_manager.server_calls import mongodb
-from queue_manager.system import System
 
 ITEM_COLUMNS = ("id", "title", "state", "due_at", "since", "attempts", "next_at", "reason")
 EXPORTED_FIELDS = [one.name for one in fields(Item) if one.name != "position"]
@@ -82,14 +79,12 @@ def list_items(
     found = find_system(system)
     order = _order(is_oldest_first)
     page = operations.item_page(found, state, search=search, cursor=cursor, limit=limit, order=order)
-    is_empty = not (page.items or page.cursor or search or cursor or as_json)
-    nothing = _describe_others(found, state) if is_empty else "no items"
     if as_json:
         print_answer(page)
     else:
         titles = {"since": "in this state since", "attempts": found.attempts_name.lower()}
         rows = [{**vars(item), "reason": without_traceback(item.reason or "")} for item in page.items]
-        print_table(rows, ITEM_COLUMNS, nothing=nothing, cursor=page.cursor, renamed=titles)
+        print_table(rows, ITEM_COLUMNS, nothing="no items", cursor=page.cursor, renamed=titles)
 
 
 @items_cli.command()
@@ -162,7 +157,7 @@ def retry(
     """Dispatch due items, and retry stuck or failed ones.
 
     At most 1,000 are dispatched at once. Items that are in progress, not due or gone are left alone. `--state` asks for
-    confirmation with the number of items. Exit code 1 if not all were dispatched; ids that no item has are named.
+    confirmation with the number of items. Exit code 1 if not all were dispatched.
 
     Examples: `queue-manager items retry support-snooze 65a1b2c3d4e5f60718293a4b`, `queue-manager items retry
     support-snooze --state failed --search timeout --yes`
@@ -188,29 +183,9 @@ def retry(
         return
     if answer.of > MAX_RETRIED:
         typer.echo("run the command again for the rest", err=True)
-    with mongodb():
-        listed = found.open_items()
-        unknown = [id for id in dict.fromkeys(body.ids or ()) if not listed.has(id)]
-    for id in unknown:
-        typer.echo(f"{printable(id)}: there is no such item", err=True)
-    if body.ids and answer.sent + len(unknown) < answer.of:
-        typer.echo("the others are in progress or not due", err=True)
+    if body.ids:
+        typer.echo("the others are in progress or not due, or there are no such items", err=True)
     raise typer.Exit(1)
-
-
-def _describe_others(system: System, state: State) -> str:
-    """Return that no items are in a state, how many are in the others, and how to list them."""
-    counts = {other: operations.count_items(system, other) for other in reversed(STATES) if other != state}
-    others = {other: counted for other, counted in counts.items() if counted.count}
-    nothing = f"no items are {_words(state)}"
-    if not others:
-        return nothing
-    numbers = [f"{one} {_words(other)}" for other, one in others.items()]
-    return f"{nothing}; {', '.join(numbers)}: queue-manager items list {system.name} {next(iter(others))}"
-
-
-def _words(state: State) -> str:
-    return state.replace("-", " ")
 
 
 def _order(is_oldest_first: bool) -> Literal["newest", "oldest"]:
