@@ -43,11 +43,10 @@ RuleId = Annotated[
 def list_alerts() -> None:
     """List active alerts and silences.
 
-    An alert is active while a problem that was sent lasts. That of a system that is off or does not exist here can end
-    only in a web process that has it.
+    An alert is active while a problem that was sent lasts.
     """
     sent, silences = alert.sent(), list(alert.silences(server_now()))
-    listed = [(*key, f"sent{_why_not_seen(key.system)}", text) for key, text in sorted(sent.items())]
+    listed = [(*key, "sent", text) for key, text in sorted(sent.items())]
     listed += [(*one.key, f"silenced until {to_iso(one.until)}", f"{one.reason} (by {one.by})") for one in silences]
     rows = [dict(zip(("system", "rule", "state", "text"), row, strict=True)) for row in listed]
     print_rows(rows, nothing="no active alerts, no silences")
@@ -103,16 +102,6 @@ def unsilence(system: SystemArgument, rule: RuleId) -> None:
     if not was_silenced:
         fail(f"{system} {rule} is not silenced", code=1)
     print_line(f"{system}  {rule}  unsilenced")
-
-
-def _why_not_seen(name: str) -> str:
-    """Return why it cannot be seen here whether the problems of a system have ended, or nothing."""
-    if name in COMPONENTS:
-        return ""
-    system = next((one for one in systems() if one.name == name), None)
-    if system is None:
-        return ", no such system here"
-    return "" if system.is_on(settings()) else ", system is off here"
 
 
 def _key(system: str, rule: str) -> Key:

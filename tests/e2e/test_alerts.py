@@ -20,13 +20,9 @@ from typing import Any
 import pytest
 
 from dev.ports import LOOPBACK
-from models import alert
-from models.alert import Key
-from models.database import server_now
 from queue_manager.alerts import Notification, send_to_channels
 from queue_manager.cli.completion import complete_alert_system, complete_rule
 from queue_manager.core.background import in_thread
-from queue_manager.core.clock import hours
 from queue_manager.health_rules import COMPONENTS
 from tests.deployment.programs import replaced
 from tests.documented import DOCS, block, options
@@ -202,19 +198,6 @@ def test_invalid_alert_commands_are_refused_in_one_line(
 ) -> None:
     answered, text = alerts(*arguments)
     assert (answered, said in text) == (code, True), text
-
-
-def test_active_alerts_of_systems_that_are_off_or_removed_are_marked(clean: Servers) -> None:
-    for system in ("beat", "support-snooze", "job-queues", "trial-end"):
-        alert.may_send(Key(system, "lag"), "late", repeat=hours(4), now=server_now())
-    lines = alerts("list", QM_CONVERSATIONS="true", QM_JOBS="false")[1].splitlines()
-    rows = [re.split(r"  +", line.strip()) for line in lines if "lag" in line]
-    assert rows == [
-        ["beat", "lag", "sent", "late"],
-        ["job-queues", "lag", "sent, system is off here", "late"],
-        ["support-snooze", "lag", "sent", "late"],
-        ["trial-end", "lag", "sent, no such system here", "late"],
-    ]
 
 
 def test_every_documented_component_can_be_silenced() -> None:
