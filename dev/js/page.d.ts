@@ -3,7 +3,7 @@
 /** Elements of the templates by id; null where a page, a role or a setting leaves one out. */
 type ElementsById =
   & Record<
-    "all-off" | "attention" | "bounds" | "empty" | "entries" | "found" | "further" | "health" | "leader" |
+    "all-off" | "announced" | "attention" | "bounds" | "empty" | "entries" | "found" | "further" | "health" | "leader" |
     "leaderless" | "main" | "more" | "names" | "nothing" | "past" | "pauses" | "picked" | "picked-count" |
     "problem" | "queues" | "rows" | "scans" | "scans-where" | "schedule" | "searching" | "state" | "status" | "strip" |
     "systems" | "tabs" | "toasts" | "types" | "unconsumed" | "views" | "where" | "workers",

@@ -211,6 +211,31 @@ def test_selections_and_error_messages_have_no_violations(visit: Visit, queue: Q
     assert not wrongs
 
 
+def test_on_a_narrow_screen_each_cell_is_in_the_column_of_its_head(visit: Visit, queue: Queue, clean: Servers) -> None:
+    sample_data.everything(queue, clean.valkey.url)
+    visit.page.set_viewport_size(NARROW)
+    for path in ("/rooms?state=failed", "/messages", "/jobs", "/schedule", "/audit", "/failures"):
+        page = visit.open(path)
+        expect(page.locator(PAGES[path]).first).to_be_visible()
+        for table in page.get_by_role("table").all():
+            heads = table.get_by_role("columnheader").count()
+            assert heads > 1
+            for row in table.get_by_role("row").all()[1:]:
+                assert row.get_by_role("rowheader").or_(row.get_by_role("cell")).count() == heads
+
+
+def test_the_result_of_a_filter_is_announced(visit: Visit, queue: Queue) -> None:
+    queue.add(type="mail")
+    page = visit.open("/messages")
+    status = page.get_by_role("status")
+    expect(status.filter(has_text="1 of 1")).to_have_count(1)
+    page.get_by_label("Search").fill("nothing")
+    expect(status.filter(has_text="Nothing matches")).to_have_count(1)
+    expect(page.locator("#announced")).to_have_attribute("aria-live", "polite")
+    visit.open("/messages/failed")
+    expect(status.filter(has_text="Nothing has failed")).to_have_count(1)
+
+
 def test_insufficient_contrast_is_detected(visit: Visit) -> None:
     """Or the tests above would prove nothing."""
     page = visit.open("/messages/archived")

@@ -243,7 +243,7 @@ def test_live_regions_are_changed_only_if_their_text_changes(visit: Visit, queue
     id = queue.add()
     page = open_read(visit, "main")
     visit.select(id)
-    expect(page.locator("#where")).to_have_attribute("aria-live", "off")
+    expect(page.locator("#announced")).to_have_attribute("aria-live", "off")
     page.evaluate(
         """() => {
           globalThis.changes = [];

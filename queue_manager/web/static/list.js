@@ -350,8 +350,10 @@ export class List {
     const isPart = isFiltered && (cursor || this.isPartial);
     const total = isPart ? undefined : this.total ?? (this.cursor || cursor ? undefined : this.rows.size);
     const found = total === undefined ? "shown" : `of ${number(total)}`;
-    byId("where").ariaLive = this.complete === location.search ? "off" : "polite"; // live changes are not announced
     setText(byId("where"), isEmpty ? "" : `${number(this.rows.size)} ${found}`);
+    byId("announced").ariaLive = this.complete === location.search ? "off" : "polite"; // live changes are not announced
+    const shown = byId(!isEmpty ? "where" : isPartOfList ? "nothing" : "empty");
+    if (!isSearching) setText(byId("announced"), (shown.querySelector("h2") ?? shown).textContent ?? "");
     // The link of a page does not say what comes before it.
     byId("previous").textContent = cursor && !this.trail.length ? "Newest" : "Newer";
     this.enable(byId("previous"), Boolean(cursor));
