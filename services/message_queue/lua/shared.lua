@@ -480,10 +480,6 @@ end
 
 local function park(id, record)
   redis.call('ZADD', PARKED .. record.type, 0, parked_member(id, record))
-  if not pauses()[record.type] then -- an operator has changed its type
-    redis.call('HSET', PAUSES, record.type, '')
-    pauses_by_type[record.type] = ''
-  end
 end
 
 -- Removes a member of the parked messages of a type. Returns true if it was one.

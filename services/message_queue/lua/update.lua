@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- Changes a message that is not being processed. A new payload or priority moves it to the tail of its stream.
+-- Changes a message that is not being processed. A waiting one, and one that gets a new payload, moves to the tail of its
+-- stream.
 --
 -- KEYS[1]  queue name
 -- ARGV     id, required state ('' for any), changes as JSON (type, priority, custom_ack_timeout, custom_max_attempts;
@@ -37,30 +38,25 @@ if not data then
   return 'NOT_FOUND'
 end
 local reply = { data, cjson.encode(record) }
-local was_parked = state == 'main' and unindex(id, record)
-local stream, sid, kind, priority = record.stream, record.sid, record.type, record.priority
+if state == 'main' then
+  unindex(id, record)
+end
+local stream, sid = record.stream, record.sid
 for name, value in pairs(cjson.decode(changes)) do
   record[name] = value ~= cjson.null and value or nil
 end
-local is_moved = payload ~= '' or (state == 'main' and record.priority ~= priority)
-if is_moved then
-  if payload ~= '' then
-    record.added = nil
-    data = entry_of(record, payload)
-  elseif waiting_record(stream, sid, data) then -- its payload is its last member
-    data = entry_of(record, string.match(data, ',"payload":(.*)}$'))
-  end
-  append(state == 'main' and stream_of(record.priority) or stream, id, record, data)
-  redis.call('XDEL', stream, sid)
+if payload ~= '' then
+  record.added = nil
+  data = entry_of(record, payload)
+elseif state == 'main' and waiting_record(stream, sid, data) then -- its payload is its last member
+  data = entry_of(record, string.match(data, ',"payload":(.*)}$'))
 end
 if state == 'main' then
-  index(id, record)
-end
-if was_parked and not is_moved then
-  park(id, record)
-end
-if state == 'main' and not is_moved and record.type ~= kind then
-  redis.call('XADD', RESUMES, 'MAXLEN', 1, '*', 'type', record.type) -- wakes consumers that wait for it
+  requeue(id, record, data)
+  redis.call('XDEL', stream, sid)
+elseif payload ~= '' then
+  append(stream, id, record, data)
+  redis.call('XDEL', stream, sid)
 end
 save(id, record)
 announce_ids('update', { id })

@@ -173,9 +173,8 @@ class QueueModel:
         for name, value in changes.items():
             setattr(message, name, value)
         if place == "main":
-            if "payload" in changes or message.priority != old_priority:
-                self.main[old_priority].remove(id)
-                self.main[message.priority].append(id)
+            self.main[old_priority].remove(id)
+            self.main[message.priority].append(id)
         elif "payload" in changes:
             ids = self.kept[str(place)]
             ids.remove(id)
