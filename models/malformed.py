@@ -1,4 +1,4 @@
-"""Documents of our own collections that another program has made unreadable: left out, logged, and counted."""
+"""Documents of our own collections that another program has made unreadable: left out, and logged."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from pymongo import DESCENDING
-
-from models.database import Document, collection
+from models.database import Document
 from models.document_id import shown_id
 from queue_manager.core.errors import PermanentError, typed_reason
 from queue_manager.core.log import get_logger
@@ -19,8 +17,6 @@ V = TypeVar("V")
 MALFORMED_LOG_INTERVAL = 600.0  # seconds after which the same document is logged again
 MAX_NAMED = 1_000  # documents that are remembered
 MAX_ID_LENGTH = 200  # characters that are shown
-MAX_NEWEST = 1_000  # documents of a collection
-EXAMINED_BATCH_SIZE = 100  # some may be large
 READ_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, PermanentError)
 """Errors of reading a malformed document."""
 _named: dict[tuple[str, str], float] = {}
@@ -42,20 +38,6 @@ def readable(found: Iterable[Document], read: Callable[[Document], T], *, of: st
 def readable_one(found: Document | None, read: Callable[[Document], T], *, of: str) -> T | None:
     """Return what `read` returns for a document; `None` if there is none, or if it fails."""
     return next(readable([] if found is None else [found], read, of=of), None)
-
-
-def malformed_ids(of: str, read: Callable[[Document], object]) -> list[str]:
-    """Return the ids of documents for which `read` fails, among the newest `MAX_NEWEST` of a collection."""
-    found = collection(of).find(sort=[("$natural", DESCENDING)], limit=MAX_NEWEST, batch_size=EXAMINED_BATCH_SIZE)
-    return [_shown_id(one) for one in found if not _is_readable(one, read)]
-
-
-def _is_readable(document: Document, read: Callable[[Document], object]) -> bool:
-    try:
-        read(document)
-    except READ_ERRORS:
-        return False
-    return True
 
 
 def typed(document: Document, name: str, *kinds: type[V]) -> V:

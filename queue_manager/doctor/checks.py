@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from models.malformed import MAX_NEWEST
 from queue_manager.core.clock import MAX_CLOCK_SKEW
 from queue_manager.doctor import installation, mongodb, processes, redis_servers
 from queue_manager.doctor.findings import Findings
@@ -87,12 +86,6 @@ CHECKS = (
         statement="Every index exists, and no document violates one or makes it slow.",
         find=mongodb.indexes,
         rules=(Rule.MISSING_INDEXES,),
-        needs=(SETTINGS, "mongodb"),
-    ),
-    Check(
-        name="documents",
-        statement=f"None of the newest {MAX_NEWEST:,} documents in each collection of Queue Manager is malformed.",
-        find=mongodb.malformed,
         needs=(SETTINGS, "mongodb"),
     ),
     Check(

@@ -1,30 +1,13 @@
-"""Checks of MongoDB beyond those of health: rights, durability, documents that are malformed or in the way."""
+"""Checks of MongoDB beyond those of health: rights, durability, and documents that are in the way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 from pymongo.errors import OperationFailure
 
 from beat_schedule import systems
-from models import (
-    alert,
-    audit,
-    database,
-    deployment,
-    failed_item,
-    history,
-    item_events,
-    job,
-    job_queue,
-    mark,
-    outbox,
-    scan_run,
-    schema,
-    site,
-)
-from models.database import Document
-from models.malformed import malformed_ids
+from models import database, deployment, job, outbox, schema
 from queue_manager.core.errors import reason
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import first_ids, many
@@ -33,20 +16,6 @@ from queue_manager.system import System
 from services.due_documents import DueDocuments
 
 MIN_MONGODB_VERSION = (6, 0)
-
-_COLLECTION_READERS: Mapping[str, Callable[[Document], object]] = {
-    job_queue.QUEUES_COLLECTION: job_queue.read_pause,
-    outbox.OUTBOX_COLLECTION: outbox.read_pending,
-    failed_item.FAILED_ITEMS_COLLECTION: failed_item.read_failure,
-    alert.ALERTS_COLLECTION: alert.read_sent,
-    alert.SILENCES_COLLECTION: alert.read_silence,
-    audit.AUDIT_COLLECTION: audit.read_entry,
-    scan_run.RUNS_COLLECTION: scan_run.read_run,
-    history.HISTORY_COLLECTION: history.read_bucket,
-    mark.MARKS_COLLECTION: lambda one: one["_id"] == mark.LAST_SEEN or mark.read_mark(one),
-    site.RESETS_COLLECTION: site.read_failed,
-    item_events.ITEM_EVENTS_COLLECTION: item_events.read_event,
-}
 
 
 def version() -> Iterator[Findings]:
@@ -97,21 +66,6 @@ def indexes() -> Iterator[Findings]:
             "Correct the job if it still exists, drop these indexes in mongosh, and run `queue-manager migrate`. No "
             "jobs are started in between.",
         )
-
-
-def malformed() -> Iterator[Findings]:
-    """Yield our own collections in which another program has made documents malformed.
-
-    Not those of jobs, which fail with this reason, nor those that are replaced: marks of scans, the leader, counts of
-    jobs.
-    """
-    used = deployment.used_collections(_systems())
-    for name, read in _COLLECTION_READERS.items():
-        if name in used and (ids := malformed_ids(name, read)):
-            yield Finding(
-                f"{many(len(ids), 'malformed document')} in {name}: {first_ids(ids, len(ids))}",
-                "Another program wrote them: correct or delete them.",
-            )
 
 
 def calls_of_no_system() -> Iterator[Findings]:

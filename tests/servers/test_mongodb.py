@@ -131,7 +131,6 @@ def test_collections_of_systems_that_are_off_may_be_left_out(
         client[DATABASE].command("revokePrivilegesFromRole", "queueManager", privileges=revoked)
 
     assert list(doctor.permissions()) == []
-    assert list(doctor.malformed()) == []
     assert diagnose(str(ObjectId())).unread == {}
     assert {one.problem for one in read_failures(systems()).sources} == {None}
 
