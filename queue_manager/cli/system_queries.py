@@ -30,9 +30,16 @@ from queue_manager.core.json_types import Number
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import many
 from queue_manager.health_rules import Problem
-from queue_manager.operations.overview import read_overview
 from queue_manager.operations.system_schemas import History, ScheduleEntry, SystemHistory, SystemState
-from queue_manager.operations.systems import find_system, last_day, one_system, read_schedule, scan_page, system_history
+from queue_manager.operations.systems import (
+    find_system,
+    last_day,
+    one_system,
+    read_overview,
+    read_schedule,
+    scan_page,
+    system_history,
+)
 from queue_manager.server_calls import mongodb
 from services.history import Range
 

@@ -17,7 +17,7 @@ from models import database, scan_run, site, subscription, support_room
 from models.database import collection, server_now
 from queue_manager.core.clock import hours, seconds
 from queue_manager.items import STATES, Listed
-from queue_manager.operations.overview import read_overview
+from queue_manager.operations.systems import read_overview
 from services import stale_thumbnails
 from services.due_documents.listing import DocumentList
 from services.review_requests import review_requests

@@ -27,7 +27,8 @@ from queue_manager.core.redis_client import connect
 from queue_manager.core.wording import clock
 from queue_manager.health import Readings, read
 from queue_manager.health_rules import Problem, Rule
-from queue_manager.operations import overview
+from queue_manager.operations import systems as operations
+from queue_manager.operations.systems import read_overview
 from queue_manager.system import SystemStats
 from queue_manager.telemetry import counters, worker_heartbeats
 from tests.e2e.celery_processes import CeleryProcess
@@ -306,8 +307,8 @@ def test_overview_has_the_numbers_from_redis_while_mongodb_is_away(
         of_messages = {"overdue-messages": SystemStats(numbers={"pending": 7, "dead": 2})}
         return replace(await read(), mongodb=away, stats={**stats, **of_messages})
 
-    monkeypatch.setattr(overview, "read", without_mongodb)
-    states = {one.name: one for one in asyncio.run(overview.read_overview()).systems}
+    monkeypatch.setattr(operations, "read", without_mongodb)
+    states = {one.name: one for one in asyncio.run(read_overview()).systems}
     messages = states["overdue-messages"]
     assert (messages.due, messages.failed, messages.numbers) == (7, 2, {"pending": 7, "dead": 2})
     assert messages.pages == {"due": "/messages", "failed": "/messages/failed"}
@@ -318,7 +319,7 @@ def test_each_system_has_the_number_where_counting_its_due_items_stops(
     clean: Servers, change_settings: Callable[..., None]
 ) -> None:
     change_settings(QM_PROJECTS="true")
-    counted_to = {one.name: one.counted_to for one in asyncio.run(overview.read_overview()).systems}
+    counted_to = {one.name: one.counted_to for one in asyncio.run(read_overview()).systems}
     assert (counted_to[QUEUE], counted_to["review-requests"], counted_to["overdue-messages"]) == (100_000, 10_000, None)
 
 
@@ -328,7 +329,7 @@ def test_errors_of_scans_are_unknown_while_a_shared_index_is_missing(
     scan_run.record(SCAN, {**RUN, "errors": 3}, error="x", now=server_now())
 
     def errors() -> int | None:
-        return next(one.errors for one in asyncio.run(overview.read_overview()).systems if one.name == QUEUE)
+        return next(one.errors for one in asyncio.run(read_overview()).systems if one.name == QUEUE)
 
     assert errors() == 3
     monkeypatch.setattr(schema, "missing", lambda _: ["scan_runs latest"])

@@ -17,9 +17,8 @@ from fastapi import APIRouter, Request
 
 from beat_schedule import systems
 from queue_manager.health import Readings, read
-from queue_manager.operations.overview import overview_of
 from queue_manager.operations.system_schemas import History, Overview
-from queue_manager.operations.systems import last_day
+from queue_manager.operations.systems import last_day, overview_of
 from queue_manager.web.auth.authorization import CurrentPrincipal
 from queue_manager.web.http.errors import errors
 from queue_manager.web.live.event_feed import (
