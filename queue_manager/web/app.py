@@ -17,16 +17,7 @@ from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import Settings
 from queue_manager.web.auth import login
 from queue_manager.web.auth.authentication import Authenticator
-from queue_manager.web.auth.authorization import (
-    EACH,
-    AccessLogMiddleware,
-    operator,
-    operator_of,
-    public,
-    required_roles,
-    viewer,
-    viewer_of,
-)
+from queue_manager.web.auth.authorization import AccessLogMiddleware, required_roles
 from queue_manager.web.http import exception_handlers
 from queue_manager.web.http.middleware import (
     DirectRoutes,
@@ -47,14 +38,21 @@ from queue_manager.web.routes import (
     pages,
     probes,
     search,
-    systems,
     triggers,
 )
+from queue_manager.web.routes.systems import endpoints, events
+from queue_manager.web.routes.systems.events import OverviewStates
 from tasks.systems import require_tasks
 
 MIN_COMPRESSED = 1_000  # bytes
 COMPRESSION_LEVEL = 4  # 16 kB of JSON: 120 us for a tenth of the size; higher levels take longer and gain a hundredth
 UNCOMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/x-ndjson")  # of a stream, each part arrives at once
+
+ROUTERS = (
+    *(events.router, endpoints.queries, endpoints.queries_of_all, endpoints.queries_of_each),
+    *(endpoints.commands, endpoints.commands_of_all, docs.router, probes.router, metrics.router, search.router),
+    *(audit.queries, audit.commands, failures.queries, failures.commands),
+)
 
 
 def create(chosen: Settings, ending: asyncio.Event) -> ASGIApp:
@@ -93,7 +91,7 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
     live = Live(chosen, authenticator)
     message_feed = Feed(messages.MessageEvents(), ending) if chosen.qm_message_queue else None
     job_feed = Feed(jobs.JobEvents(), ending) if chosen.runs_jobs else None
-    overview = Feed(systems.OverviewStates(), ending)
+    overview = Feed(OverviewStates(), ending)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -125,27 +123,11 @@ def api_of(chosen: Settings, ending: asyncio.Event) -> FastAPI:
     api.state.authenticator, api.state.live, api.state.ending = authenticator, live, ending
     exception_handlers.install(api)
     login.install(api)
-    systems.install(api, overview)
-    _install(api, chosen)
-    if message_feed is not None:
-        messages.install(api, message_feed)
-    if job_feed is not None:
-        jobs.install(api, job_feed)
-    list(required_roles(api))  # every route has one
-    return api
-
-
-def _install(api: FastAPI, chosen: Settings) -> None:
-    docs.install(api)
-    api.include_router(probes.router, dependencies=[public], tags=["probes"])
-    api.include_router(metrics.router, dependencies=[viewer], tags=["probes"])
-    api.include_router(search.router, prefix="/api", dependencies=[viewer_of(EACH)], tags=["search"])
-    api.include_router(audit.router, prefix="/api", dependencies=[viewer], tags=["audit"])
-    api.include_router(audit.commands, prefix="/api", dependencies=[operator_of(EACH)], tags=["audit"])
-    api.include_router(failures.queries, prefix="/api", dependencies=[viewer], tags=["failures"])
-    api.include_router(failures.commands, prefix="/api", dependencies=[operator], tags=["failures"])
+    api.state.overview_feed = overview
+    for router in ROUTERS:
+        api.include_router(router)
     if chosen.qm_hooks:
-        api.include_router(triggers.router, dependencies=[operator_of(EACH)], tags=["systems"])
+        api.include_router(triggers.router)
     pages.install(api)
     # Message traffic is not compressed: its routes are served before the framework.
     api.add_middleware(
@@ -154,3 +136,9 @@ def _install(api: FastAPI, chosen: Settings) -> None:
         compresslevel=COMPRESSION_LEVEL,
         exclude_content_types=UNCOMPRESSED,
     )
+    if message_feed is not None:
+        messages.install(api, message_feed)
+    if job_feed is not None:
+        jobs.install(api, job_feed)
+    list(required_roles(api))  # every route has one
+    return api

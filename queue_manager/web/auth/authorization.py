@@ -1,6 +1,6 @@
 """Authorization: the role that each route requires, who sends a request from which site, the access log of actions.
 
-    api.include_router(listing.router, prefix="/api", dependencies=[viewer])
+    router = APIRouter(prefix="/api", dependencies=[viewer])
 
 A `viewer` reads, an `operator` acts; a `public` route needs no key. A key that is for some systems only is refused by
 all routes but those of its systems (`viewer_of`, `operator_of`), and those that answer for its systems (`EACH`).

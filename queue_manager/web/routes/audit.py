@@ -15,22 +15,29 @@ from queue_manager.operations.audit import MAX_AUDIT_PAGE, AuditedChange, AuditP
 from queue_manager.operations.diagnosis import MAX_SEARCH_ID_LENGTH
 from queue_manager.operations.schemas import At, EmptyIsNone
 from queue_manager.server_calls import mongodb
-from queue_manager.web.auth.authorization import CurrentActor, CurrentPrincipal, require_system
+from queue_manager.web.auth.authorization import (
+    EACH,
+    CurrentActor,
+    CurrentPrincipal,
+    operator_of,
+    require_system,
+    viewer,
+)
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import Cursor, NoBody
 from services.undo import Undone
 
 MAX_NAME_LENGTH = 256
 
-router = APIRouter(responses=errors(503))
-commands = APIRouter(responses=errors(503))
+queries = APIRouter(prefix="/api", dependencies=[viewer], responses=errors(503), tags=["audit"])
+commands = APIRouter(prefix="/api", dependencies=[operator_of(EACH)], responses=errors(503), tags=["audit"])
 
 NameFilter = Annotated[Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None, EmptyIsNone]
 IdFilter = Annotated[Annotated[str, Field(max_length=MAX_SEARCH_ID_LENGTH)] | None, EmptyIsNone]
 TimeFilter = Annotated[At, EmptyIsNone]
 
 
-@router.get("/audit")
+@queries.get("/audit")
 def list_audit(
     who: NameFilter = None,
     action: Annotated[ActionName | None, EmptyIsNone] = None,
@@ -46,7 +53,7 @@ def list_audit(
     return audit_page(query, cursor=cursor, limit=limit)
 
 
-@router.get("/audit/{id}", responses=errors(404))
+@queries.get("/audit/{id}", responses=errors(404))
 def show_audit(id: str) -> AuditedChange:
     """Return one entry."""
     with mongodb():

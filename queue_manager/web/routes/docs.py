@@ -20,7 +20,7 @@ SECURITY_SCHEMES = {
     "session": {"type": "apiKey", "in": "cookie", "name": "qm_session"},
 }
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(dependencies=[viewer_of(EACH)], include_in_schema=False)
 OpenApi = dict[str, Any]
 
 
@@ -37,10 +37,6 @@ async def page(request: Request, principal: CurrentPrincipal) -> HTMLResponse:
         for method, operation in methods.items():
             parts.setdefault(operation["tags"][0], []).append(_shown(method, path, operation, schema))
     return render_page("docs.html", request, principal, parts=parts)
-
-
-def install(api: FastAPI) -> None:
-    api.include_router(router, dependencies=[viewer_of(EACH)])
 
 
 def openapi_of(api: FastAPI) -> OpenApi:

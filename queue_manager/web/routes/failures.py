@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from beat_schedule import systems
 from queue_manager.operations.failures import GroupedFailures, find_group, grouped, replay
 from queue_manager.operations.schemas import At, EmptyIsNone, Members
-from queue_manager.web.auth.authorization import CurrentActor
+from queue_manager.web.auth.authorization import CurrentActor, operator, viewer
 from queue_manager.web.http.errors import errors
 from queue_manager.web.http.requests import JsonBody, time_check
 from services.failures import Failures, read_failures
@@ -28,8 +28,8 @@ MAX_READ_SHARE = 0.1  # of the time, unless a list cannot be read
 
 SearchText = Annotated[str, Field(max_length=256)]
 
-queries = APIRouter(responses=errors(503))
-commands = APIRouter(responses=errors(404, 503))
+queries = APIRouter(prefix="/api", dependencies=[viewer], responses=errors(503), tags=["failures"])
+commands = APIRouter(prefix="/api", dependencies=[operator], responses=errors(404, 503), tags=["failures"])
 
 
 class ReplayUntil(Members):

@@ -39,6 +39,7 @@ from queue_manager.system import SCANS_QUEUE, SystemStats, item_queues, sources
 from queue_manager.telemetry import counters, latency, worker_heartbeats
 from queue_manager.telemetry.counters import Totals
 from queue_manager.telemetry.latency import Measure
+from queue_manager.web.auth.authorization import viewer
 from queue_manager.web.routes.systems.events import overview_states
 from services.job_queues import jobs_by_state
 
@@ -83,7 +84,7 @@ STATISTICS = {
 """What each statistic of the built-in systems means; a name that ends in `_total` is a counter."""
 
 log = get_logger("QM/metrics")
-router = APIRouter()
+router = APIRouter(dependencies=[viewer], tags=["probes"])
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

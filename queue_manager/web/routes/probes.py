@@ -30,6 +30,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import PerProcess, make_client
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.server_calls import broker
+from queue_manager.web.auth.authorization import public
 from queue_manager.web.http.errors import Error
 from queue_manager.web.routes.systems.events import overview_states
 from services.message_queue import server_url
@@ -51,7 +52,7 @@ Deep = Annotated[
 ]
 
 log = get_logger("QM/ready")
-router = APIRouter()
+router = APIRouter(dependencies=[public], tags=["probes"])
 
 
 class Alive(BaseModel):

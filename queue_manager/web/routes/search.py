@@ -8,10 +8,10 @@ from fastapi import APIRouter, Query
 
 from queue_manager.operations.diagnosis import MAX_SEARCH_ID_LENGTH, Diagnosis, diagnose
 from queue_manager.operations.systems import find_system
-from queue_manager.web.auth.authorization import CurrentPrincipal, require_system
+from queue_manager.web.auth.authorization import EACH, CurrentPrincipal, require_system, viewer_of
 from queue_manager.web.http.errors import errors
 
-router = APIRouter(responses=errors(404, 503))
+router = APIRouter(prefix="/api", dependencies=[viewer_of(EACH)], responses=errors(404, 503), tags=["search"])
 
 
 @router.get("/search")

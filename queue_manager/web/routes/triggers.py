@@ -21,13 +21,13 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
 from queue_manager.server_calls import broker, mongodb, redis_server
 from queue_manager.system import SCANS_QUEUE, System
-from queue_manager.web.auth.authorization import CurrentActor, CurrentPrincipal, require_system
+from queue_manager.web.auth.authorization import EACH, CurrentActor, CurrentPrincipal, operator_of, require_system
 from queue_manager.web.http.errors import ApiError, errors
 from services.audit import recorded
 from tasks import app
 
 log = get_logger("QM/triggers")
-router = APIRouter()
+router = APIRouter(dependencies=[operator_of(EACH)], tags=["systems"])
 
 
 def spellings(trigger: str) -> tuple[str, str]:

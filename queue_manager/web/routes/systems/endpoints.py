@@ -35,7 +35,16 @@ from queue_manager.operations.system_schemas import (
 from queue_manager.operations.workers import Workers, read_workers
 from queue_manager.server_calls import mongodb
 from queue_manager.system import System
-from queue_manager.web.auth.authorization import CurrentActor, CurrentPrincipal
+from queue_manager.web.auth.authorization import (
+    EACH,
+    IN_PATH,
+    CurrentActor,
+    CurrentPrincipal,
+    operator,
+    operator_of,
+    viewer,
+    viewer_of,
+)
 from queue_manager.web.http.errors import ApiError, errors
 from queue_manager.web.http.requests import Cursor, JsonBody, NoBody
 from queue_manager.web.routes.systems.events import overview_states
@@ -46,11 +55,11 @@ from tasks.retry import retry
 MAX_RETRY_BODY = 256 * 1024  # bytes
 
 log = get_logger("QM/items")
-queries = APIRouter(responses=errors(404))
-queries_of_all = APIRouter(responses=errors(503))
-queries_of_each = APIRouter(responses=errors(503))
-commands = APIRouter(responses=errors(404, 503))
-commands_of_all = APIRouter(responses=errors(503))
+queries = APIRouter(prefix="/api", dependencies=[viewer_of(IN_PATH)], responses=errors(404), tags=["systems"])
+queries_of_all = APIRouter(prefix="/api", dependencies=[viewer], responses=errors(503), tags=["systems"])
+queries_of_each = APIRouter(prefix="/api", dependencies=[viewer_of(EACH)], responses=errors(503), tags=["systems"])
+commands = APIRouter(prefix="/api", dependencies=[operator_of(IN_PATH)], responses=errors(404, 503), tags=["systems"])
+commands_of_all = APIRouter(prefix="/api", dependencies=[operator], responses=errors(503), tags=["systems"])
 
 
 def _system_in_path(name: Annotated[str, Path()]) -> System:

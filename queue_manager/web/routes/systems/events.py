@@ -19,7 +19,7 @@ from beat_schedule import systems
 from queue_manager.health import Readings, read
 from queue_manager.operations.system_schemas import History, Overview
 from queue_manager.operations.systems import last_day, overview_of
-from queue_manager.web.auth.authorization import CurrentPrincipal
+from queue_manager.web.auth.authorization import EACH, CurrentPrincipal, viewer_of
 from queue_manager.web.http.errors import errors
 from queue_manager.web.live.event_feed import (
     Event,
@@ -40,7 +40,7 @@ FREQUENT_CHANGES: dict[str, Any] = {
 }
 """Changes of these fields are not sent at once."""
 
-router = APIRouter()
+router = APIRouter(prefix="/api", dependencies=[viewer_of(EACH)], tags=["systems"])
 
 
 def overview_states(request: Request) -> OverviewStates:
