@@ -78,8 +78,7 @@ def serve(*, host: str, port: int, workers: int = 1) -> None:
     # uvicorn shuts down at the first signal and then raises it again.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server = _Server(config, ending)
-    _require_free_address(host, port)
-    listener = config.bind_socket()
+    listener = _listener(config)
     names = [f"web-{number}" for number in range(1, workers + 1)]
     with suppress(KeyboardInterrupt):
         if workers == 1 or ChildProcesses(names, fatal_code=STARTUP_FAILURE).run():
@@ -184,17 +183,13 @@ def _require_keys_or_loopback(host: str, chosen: Settings) -> None:
         )
 
 
-def _require_free_address(host: str, port: int) -> None:
+def _listener(config: uvicorn.Config) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
+        return config.bind_socket()
+    except SystemExit:  # uvicorn has logged why
         raise ConfigurationError(
-            f"--host {host} --port {port}: cannot be used ({error.strerror}); choose another, for example with "
-            "QM_WEB_PORT"
-        ) from error
+            f"--host {config.host} --port {config.port}: cannot be used; choose another, for example with QM_WEB_PORT"
+        ) from None
 
 
 def _require_queue_server(url: str) -> None:

@@ -56,7 +56,8 @@ def test_a_port_in_use_is_refused(workers: str, servers: Servers, tmp_path: Path
         result = start("--port", port, "--workers", workers, cwd=tmp_path, QM_MESSAGE_QUEUE="true")
     assert result.returncode == 2
     last = result.stderr.splitlines()[-1]
-    assert last.startswith(f"queue-manager: --host 127.0.0.1 --port {port}: cannot be used (Address already in use)")
+    assert "Address already in use" in result.stderr
+    assert last.startswith(f"queue-manager: --host 127.0.0.1 --port {port}: cannot be used; choose another")
 
 
 def test_the_port_is_a_setting_that_an_option_overrides(servers: Servers, tmp_path: Path) -> None:
