@@ -12,7 +12,7 @@ from models.alert import Key
 from models.database import server_now
 from queue_manager.alerts import Alert, Notification, has_channels, send_to_channels
 from queue_manager.cli.changes import audited, checked_reason, user_name
-from queue_manager.cli.completion import complete_alert_system, complete_rule
+from queue_manager.cli.completion import complete_alert_system
 from queue_manager.cli.errors import fail
 from queue_manager.cli.terminal import print_line, print_rows
 from queue_manager.core.clock import minutes, to_iso
@@ -33,10 +33,7 @@ SystemArgument = Annotated[
         help="The system or component, as health names it.", metavar="SYSTEM", autocompletion=complete_alert_system
     ),
 ]
-RuleId = Annotated[
-    str,
-    typer.Argument(help="The rule, as health names it, such as `lag`.", metavar="RULE", autocompletion=complete_rule),
-]
+RuleArgument = Annotated[Rule, typer.Argument(help="The rule, as health names it, such as `lag`.", metavar="RULE")]
 
 
 @alerts_cli.command("list")
@@ -67,7 +64,7 @@ def test() -> None:
 @alerts_cli.command()
 def silence(
     system: SystemArgument,
-    rule: RuleId,
+    rule: RuleArgument,
     for_minutes: Annotated[float, typer.Option("--minutes", min=1, max=43_200, help="How long.")] = 60,
     reason: Annotated[str, typer.Option(help="Reason, shown to other operators.")] = "",
 ) -> None:
@@ -78,34 +75,27 @@ def silence(
     Example: `queue-manager alerts silence support-snooze lag --minutes 120 --reason "import is running"`
     """
     why = checked_reason(reason) or ""
-    key, names = _key(system, rule), [*(one.name for one in systems()), *COMPONENTS]
+    key, names = Key(system, rule.id), [*(one.name for one in systems()), *COMPONENTS]
     if system not in names:
         near = did_you_mean(system, names)
         fail(f"There is no system or component {system!r}{near}; there are: {', '.join(names)}", code=2)
     until = server_now() + minutes(for_minutes)
     detail = "; ".join(filter(None, [f"until {to_iso(until)}", why]))
-    with audited("silence", system=system, filter={"rule": rule}, detail=detail):
+    with audited("silence", system=system, filter={"rule": rule.id}, detail=detail):
         alert.silence(key, until=until, by=user_name(), reason=why)
     print_line(f"{system}  {rule}  silenced until {to_iso(until)}")
 
 
 @alerts_cli.command()
-def unsilence(system: SystemArgument, rule: RuleId) -> None:
+def unsilence(system: SystemArgument, rule: RuleArgument) -> None:
     """End a silence. Exit code 1 if there is none.
 
     Example: `queue-manager alerts unsilence support-snooze lag`
     """
-    key = _key(system, rule)
-    with audited("unsilence", system=system, filter={"rule": rule}) as action:
+    key = Key(system, rule.id)
+    with audited("unsilence", system=system, filter={"rule": rule.id}) as action:
         was_silenced = alert.unsilence(key)
         action.count = int(was_silenced)
     if not was_silenced:
         fail(f"{system} {rule} is not silenced", code=1)
     print_line(f"{system}  {rule}  unsilenced")
-
-
-def _key(system: str, rule: str) -> Key:
-    known = [one.id for one in Rule]
-    if rule not in known:
-        fail(f"There is no rule {rule!r}{did_you_mean(rule, known)}; the rules are: {', '.join(known)}", code=2)
-    return Key(system, rule)

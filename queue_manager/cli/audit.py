@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 from models import audit
-from models.audit import AUDITED_ACTIONS, AuditEntry, AuditQuery
+from models.audit import AUDITED_ACTIONS, ActionName, AuditEntry, AuditQuery
 from queue_manager.cli.changes import current_actor
-from queue_manager.cli.completion import complete_action, complete_system
+from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, moment
 from queue_manager.cli.terminal import AnswerJsonOption, CursorOption, print_answer, print_cursor, print_line
 from queue_manager.core.clock import to_iso
-from queue_manager.core.wording import did_you_mean
 from queue_manager.operations import audit as operations
 from queue_manager.operations.audit import MAX_AUDIT_PAGE, AuditedChange, audit_page, one_change
 from services.audit import changes_of
@@ -34,8 +33,7 @@ def list_entries(
     context: typer.Context,
     who: Annotated[str | None, typer.Option(help="Only of this key, or of this user of the operating system.")] = None,
     action: Annotated[
-        str | None,
-        typer.Option(help=f"Only this action: {', '.join(AUDITED_ACTIONS)}.", autocompletion=complete_action),
+        ActionName | None, typer.Option(help=f"Only this action: {', '.join(AUDITED_ACTIONS)}.", metavar="ACTION")
     ] = None,
     system: Annotated[str | None, typer.Option(help="Only of this system.", autocompletion=complete_system)] = None,
     id: Annotated[str | None, typer.Option(help="Only what was done to this item, message or job.")] = None,
@@ -53,9 +51,6 @@ def list_entries(
     """
     if context.invoked_subcommand is not None:
         return
-    if action is not None and action not in AUDITED_ACTIONS:
-        near = did_you_mean(action, AUDITED_ACTIONS)
-        fail(f"There is no action {action!r}{near}; the actions are: {', '.join(AUDITED_ACTIONS)}", code=2)
     times = {"since": moment(since, "--since"), "until": moment(until, "--until")}
     query = AuditQuery(who=who, action=action, system=system, id=id, **times)
     page = audit_page(query, cursor=cursor, limit=limit)

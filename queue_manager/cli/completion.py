@@ -7,10 +7,9 @@ from contextlib import suppress
 
 from beat_schedule import systems
 from models import job
-from models.audit import AUDITED_ACTIONS
 from models.job import JobState
 from queue_manager.core.errors import AppError
-from queue_manager.health_rules import COMPONENTS, Rule
+from queue_manager.health_rules import COMPONENTS
 from queue_manager.server_calls import mongodb
 from services.job_queues.fields import JOB_NAME
 
@@ -31,8 +30,6 @@ def _completion_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[s
 complete_system = _completion_of(lambda: (one.name for one in systems()))
 complete_system_with_items = _completion_of(lambda: (one.name for one in systems() if one.items is not None))
 complete_alert_system = _completion_of(lambda: (*(one.name for one in systems()), *COMPONENTS))
-complete_rule = _completion_of(lambda: Rule)
 # Another program may have stored a name that the shell would execute.
 complete_job_name = _completion_of(lambda: filter(JOB_NAME.fullmatch, job.names()))
 complete_job_state = _completion_of(lambda: JobState)
-complete_action = _completion_of(lambda: AUDITED_ACTIONS)

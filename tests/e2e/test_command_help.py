@@ -46,6 +46,8 @@ def test_a_width_that_is_not_above_0_is_ignored(clean: Servers) -> None:
     [
         (["queue", "list", "daed"], "Invalid value for 'STATE': 'daed' is not one of 'main', "),
         (["items", "list", "support-snooze", "faild"], "'faild' is not one of 'due', "),
+        (["audit", "--action", "look"], "'look' is not one of "),
+        (["alerts", "silence", "beat", "nothing-like-it"], "'nothing-like-it' is not one of "),
         (["queue", "list", "--limit", "x"], "Invalid value for '--limit': "),
     ],
 )
