@@ -25,11 +25,10 @@ from queue_manager.cli.terminal import (
     print_line,
     print_table,
 )
-from queue_manager.cli.why import print_diagnosis
+from queue_manager.cli.why import why
 from queue_manager.core.wording import many, without_traceback
 from queue_manager.items import Item, State
 from queue_manager.operations import items as operations
-from queue_manager.operations.diagnosis import diagnose
 from queue_manager.operations.schemas import validated
 from queue_manager.operations.system_schemas import MAX_RETRIED, RetriedItems
 from queue_manager.operations.systems import find_system
@@ -115,13 +114,7 @@ def show(
         print_json(operations.item_document(found, id))
         return
     found.open_items()  # a system without items is refused
-    diagnosis = diagnose(id, system_names=[system])
-    if as_json:
-        print_answer(diagnosis)
-    else:
-        print_diagnosis(diagnosis, id)
-    if not diagnosis.found:
-        raise typer.Exit(1)
+    why(id, system, as_json)
 
 
 @items_cli.command("export")

@@ -34,12 +34,12 @@ def why(
     if as_json:
         print_answer(diagnosis)
     else:
-        print_diagnosis(diagnosis, id)
+        _print_diagnosis(diagnosis, id)
     if not diagnosis.found:
         raise typer.Exit(1)
 
 
-def print_diagnosis(diagnosis: Diagnosis, id: str) -> None:
+def _print_diagnosis(diagnosis: Diagnosis, id: str) -> None:
     """Print what an id names, why that is in its state, and its timeline."""
     for number, found in enumerate(diagnosis.found):
         if number:
