@@ -4,14 +4,10 @@ import { chosen } from "./choices.js";
 import { element } from "./dom.js";
 
 const times = chosen("times");
-const local = new Intl.DateTimeFormat("en", { timeZoneName: "short" });
 
 /** The name of the zone of the times that the page shows, such as Europe/Berlin; relative ones have none. */
-export const ZONE = times === "local" ? local.resolvedOptions().timeZone : "UTC";
+export const ZONE = times === "local" ? new Intl.DateTimeFormat().resolvedOptions().timeZone : "UTC";
 export const ARE_RELATIVE = times === "relative";
-
-/** The zone at a moment, such as GMT+1, because daylight saving changes it. @param {number} ms */
-const zoneAt = (ms) => (times === "local" ? local.formatToParts(ms).find(({ type }) => type === "timeZoneName")?.value : "UTC");
 
 /** A moment whose UTC fields are those of the zone. @param {number} ms */
 export const zoned = (ms) => new Date(times === "local" ? ms - new Date(ms).getTimezoneOffset() * 60000 : ms);
@@ -19,22 +15,10 @@ export const zoned = (ms) => new Date(times === "local" ? ms - new Date(ms).getT
 /** @type {number | undefined} */
 let base; // the server's time, in ms, at this page's own `performance.now()` of 0
 let maxError = Infinity; // ms
-let offset = Date.now() - performance.now();
-
-// While a computer sleeps, `performance.now()` may stand still. A computer clock that is put forward looks the same: the
-// time of this page is wrong then until the next response that has the server's.
-function wake() {
-  const before = offset;
-  offset = Date.now() - performance.now();
-  const slept = offset - before;
-  if (base !== undefined && slept > 1000) base += slept;
-}
-
 /** The server read its clock between the two moments. @param {Moment} serverTime @param {number} began */
 export function sync(serverTime, began, ended = performance.now()) {
   const time = typeof serverTime === "number" ? serverTime * 1000 : Date.parse(serverTime);
   if (Number.isNaN(time)) return;
-  wake(); // so that the sleep is not added later to what is set here
   const uncertainty = (ended - began) / 2;
   if (uncertainty > maxError + 50 && base !== undefined && Math.abs(time - now()) < 2000) return;
   base = time - (began + ended) / 2;
@@ -71,7 +55,7 @@ function timeText(ms) {
 const dateOf = (ms) => zoned(ms).toISOString().slice(0, 10);
 
 /** The same with its time zone, for places where the zone of the page is not shown. @param {Moment | null | undefined} value @returns {Child} */
-export const zonedMoment = (value) => (value == null ? null : ARE_RELATIVE ? moment(value) : [moment(value), ` ${zoneAt(at(value))}`]);
+export const zonedMoment = (value) => (value == null ? null : ARE_RELATIVE ? moment(value) : [moment(value), ` ${ZONE}`]);
 
 /** A short text for a duration. @param {number} ms */
 export function span(ms) {
@@ -125,7 +109,6 @@ function showDay() {
 }
 
 setInterval(() => {
-  wake();
   document.querySelectorAll(".countdown").forEach(update);
   showDay();
 }, 1000);
