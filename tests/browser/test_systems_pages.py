@@ -36,21 +36,6 @@ def begin_scans(messages: list[Message]) -> None:
         scan_run.begin(message.task, message.id, now=server_now())
 
 
-NOTICE = """(text) => import("/static/systems.js").then(({ notice }) =>
-  [...notice({ severity: "warning", text }).querySelectorAll("p, small")].map((part) => part.textContent))"""
-
-
-def test_only_ids_are_taken_out_of_the_text_of_a_problem(visit: Visit) -> None:
-    page = visit.open("/")
-    names = "3 failing jobs: demo.order (2), demo.import (1)"
-    assert page.evaluate(NOTICE, names) == [names, ""]
-    for text, ids in (
-        ("2 stuck rooms (a, b)", " (a, b)"),
-        ("7 dead letters: used all attempts (a, b and 5 more)", " (a, b and 5 more)"),
-    ):
-        assert page.evaluate(NOTICE, text) == [text, ids]
-
-
 def figure(card: Locator, name: str) -> Locator:
     """Return where a figure stands."""
     return card.locator("dl.facts > div").filter(has=card.page.locator(f"dt:text-is('{name}')")).locator("dd")

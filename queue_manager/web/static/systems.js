@@ -8,13 +8,10 @@ const TONES = { critical: "bad", warning: "warn" };
 /** @param {Severity} severity */
 const severityPill = (severity) => pill(severity, TONES[severity]);
 
-/** What is wrong, with a link to the items, and what to do. Ids in brackets at the end of the text, but no count, are shown below it. @param {Need} need */
-export function notice({ severity, text, action, page }) {
-  const [, what = text, ids = ""] = /^(.*?)( \((?!\d+\))[^()]*\))$/s.exec(text) ?? [];
-  return element("div", { class: "need" }, severityPill(severity), element("div", {},
-    element("p", { class: TONES[severity] }, link(page, withCode(what)), element("small", { class: "soft" }, ids)),
-    action && element("p", { class: "hint" }, withCode(action))));
-}
+/** What is wrong, with a link to the items, and what to do. @param {Need} need */
+export const notice = ({ severity, text, action, page }) => element("div", { class: "need" }, severityPill(severity), element("div", {},
+  element("p", { class: TONES[severity] }, link(page, withCode(text))),
+  action && element("p", { class: "hint" }, withCode(action))));
 
 /** Why servers that every system needs do not answer. @param {ServerProblems} servers */
 export const awayServers = (servers) => Object.values(servers).filter(Boolean).join(" · ");
