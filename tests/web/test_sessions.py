@@ -227,7 +227,6 @@ def test_the_login_page_has_strict_headers_and_shows_errors(guarded: Web) -> Non
         assert shown.headers["referrer-policy"] == "same-origin"  # else browsers say that its form is from nowhere
         assert shown.headers["cache-control"] == "no-store"
         text = shown.text.replace('<script src="/static/theme.js"></script>', "", 1)
-        text = text.replace('<script type="module" src="/static/login.js"></script>', "", 1)
         assert not re.search(r"<script|\son\w+=|style=|<style|https?://", text)
         assert '<label for="key">' in shown.text
     assert '<p id="problem" class="field-problem" role="alert">The key is unknown or has expired</p>' in wrong.text
