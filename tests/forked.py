@@ -11,6 +11,7 @@ import site
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,6 +23,13 @@ from queue_manager.cli.commands import OTHERS
 from queue_manager.core.settings import settings
 
 PR_SET_PDEATHSIG = 1
+PAUSES = {
+    ("queue_manager.web.routes.failures", "MAX_READ_SHARE"): 1.0,
+    ("queue_manager.web.routes.failures", "MIN_READ_INTERVAL"): 0.1,
+    ("queue_manager.web.routes.jobs.events", "TOKEN_INTERVAL"): 0.5,
+    ("queue_manager.web.routes.systems.events", "READ_INTERVAL"): 0.1,
+}
+"""How often a web process reads again. In production, longer pauses spare its servers; here a test waits for each."""
 
 server = multiprocessing.get_context("forkserver")
 """The context of all tests. The process of the tests has one server, and one list of what it imports."""
@@ -89,6 +97,8 @@ def _run(arguments: Sequence[str], env: Mapping[str, str], cwd: Path | str, stre
     for number, (stream, mode) in enumerate(zip(streams, modes, strict=True)):
         os.dup2(os.open(stream, mode), number)
     sys.stdin = os.fdopen(0)
+    for (module, name), pause in PAUSES.items():
+        setattr(import_module(module), name, pause)
     assert settings.cache_info().currsize == 0, "importing the application read settings"
     try:
         main()
