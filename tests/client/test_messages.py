@@ -9,7 +9,7 @@ from itertools import islice
 
 import pytest
 
-from queue_manager.client import Client, ClientError, OutgoingMessage
+from queue_manager.client import Client, ClientError, OutgoingMessage, received_messages
 from tests.client.clients import url_of
 from tests.eventually import eventually
 from tests.web.credentials import OPERATOR
@@ -162,7 +162,8 @@ def test_a_block_may_settle_the_message_itself(client: Client) -> None:
     assert client.messages.status().dead == 1
 
 
-def test_the_deadline_is_extended_while_the_block_runs(client: Client) -> None:
+def test_the_deadline_is_extended_while_the_block_runs(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(received_messages, "TOUCHES_PER_DEADLINE", 12)
     id = client.messages.enqueue("mail")
     message = client.messages.dequeue(ack_timeout=6)
     assert message is not None

@@ -225,6 +225,7 @@ def test_heartbeats_end_when_the_lock_is_lost(
 
 
 def test_an_interrupted_block_does_not_wait_for_its_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("queue_manager.client.received_messages.INTERRUPTED_TIMEOUT", 0.2)
     intervals = chain([0.0], repeat(60.0))  # seconds; the first one comes at once
     monkeypatch.setattr(ReceivedMessage, "_heartbeat_interval", property(lambda _: next(intervals)))
     with (

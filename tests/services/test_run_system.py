@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +18,13 @@ from tests.real_servers import Servers
 from tests.rooms import T0
 
 pytestmark = pytest.mark.usefixtures("servers")
+
+
+@pytest.fixture(autouse=True)
+def _without_other_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the runs of pytest in a test load only the plugin that it names: the others take seconds to import."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
 
 DAY = timedelta(days=1)
 
@@ -98,10 +104,10 @@ def test_an_update_that_leaves_it_due_is_an_error(run_system: RunSystem) -> None
 
 
 def test_a_function_that_takes_longer_than_a_transaction_is_an_error(
-    run_system: RunSystem, monkeypatch: pytest.MonkeyPatch
+    run_system: RunSystem, elapsed: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def takes_long(_: Any) -> dict[str, Any]:
-        time.sleep(2.1)
+        elapsed[0] += 2.1
         return {"$unset": {"ends_at": ""}}
 
     monkeypatch.setattr(transaction, "MAX_TRANSACTION", seconds(2))
@@ -145,7 +151,7 @@ def test_run_system_uses_a_temporary_database_and_drops_it(servers: Servers, pyt
             assert database.database().name.startswith("test_")
         """
     )
-    pytester.runpytest_subprocess("-p", "queue_manager.testing", "-p", "no:randomly").assert_outcomes(passed=1)
+    pytester.runpytest_subprocess("-p", "queue_manager.testing").assert_outcomes(passed=1)
     assert database.client().list_database_names() == before
 
 
@@ -154,8 +160,18 @@ def test_a_mongodb_that_does_not_answer_fails_the_test_in_one_line(
 ) -> None:
     url = f"mongodb://127.0.0.1:{free_port()}/qm"  # nothing listens there
     monkeypatch.setenv("MONGO_DB_URL", f"{url}?serverSelectionTimeoutMS=200")
-    pytester.makepyfile("def test_it(run_system): pass")
-    result = pytester.runpytest_subprocess("-p", "queue_manager.testing", "-p", "no:randomly")
+    pytester.makepyfile(
+        """
+        from datetime import timedelta
+        from models import database
+
+        database.CLOCK_TIMEOUT = timedelta(seconds=0.2)
+
+        def test_it(run_system):
+            pass
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "queue_manager.testing")
     result.assert_outcomes(errors=1)
     line = f"run_system: MongoDB at {url}?serverSelectionTimeoutMS=*** does not answer; start it (make up), or set "
     result.stdout.fnmatch_lines([line.replace("*", "[*]") + "MONGO_DB_URL"])
@@ -186,5 +202,5 @@ def test_loading_the_pytest_plugin_imports_no_other_module_of_ours(pytester: pyt
             assert "celery" not in sys.modules
         """
     )
-    arguments = ("-p", "queue_manager.testing", "-p", "no:randomly", "-p", "no:celery")
+    arguments = ("-p", "queue_manager.testing")
     pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=1)

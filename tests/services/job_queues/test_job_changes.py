@@ -437,7 +437,7 @@ def test_job_that_is_canceled_before_its_failure_is_written_is_not_retried(
                 eventually(lambda: lab.state(ids[3]) == "executing")
 
     lab.works["mail"] = work
-    lab.run_through()
+    lab.run_through(lease=seconds(1))  # whose heartbeat comes soon
     canceled = lab.jobs.get(ids[1])
     assert (canceled["state"], "waiting" in canceled) == ("canceled", False)
     assert [lab.state(id) for id in ids if id != ids[1]] == ["success"] * 7
