@@ -5,18 +5,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Any
 
 import typer
 
-from models.database import server_now
-from models.job import JobState, is_job
+from models.database import Document, server_now
+from models.foreign_job import MAX_FOREIGN_COUNT
+from models.job import WAITING_STATES, JobState, is_job
 from models.job import names as stored_names
 from queue_manager.cli.completion import complete_job_state
 from queue_manager.cli.job_changes import OneJobName, cancel, clear, pause, remove, reschedule, resume, retry, run
-from queue_manager.cli.jobs_render import json_text, print_document, print_job, print_jobs, print_status
 from queue_manager.cli.terminal import (
+    MAX_ERROR_LENGTH,
+    MAX_PAYLOAD_LENGTH,
     AnswerJsonOption,
     CursorOption,
     FormatOption,
@@ -24,12 +29,17 @@ from queue_manager.cli.terminal import (
     export_rows,
     print_answer,
     print_cursor,
+    print_json,
+    print_line,
+    print_pauses,
+    print_rows,
     print_table,
 )
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.wording import did_you_mean
+from queue_manager.core.wording import did_you_mean, many, rounded, without_traceback
 from queue_manager.operations.job_schemas import job_as_json
 from queue_manager.operations.jobs import JobList, jobs_status, read_latency
+from queue_manager.pauses import PauseState
 from services import job_queues
 from services.job_queues import as_json
 from services.job_queues.fields import checked_state
@@ -40,6 +50,11 @@ CSV_JOB_FIELDS = (
     *("_id", "name", "arguments", "state", "due", "priority", "created", "updated", "attempts", "last_error"),
     *("repetition", "progress", "losses"),
 )
+HIDDEN_STATUS_COLUMNS = ("next due", "canceled", "running", "oldest due", "success", "executing")
+"""Columns of the status that a narrow terminal does not show, the least important first."""
+JOB_FIELDS = {"id": "_id", "name": "name", "state": "state", "priority": "priority", "attempts": "attempts"}
+JOB_NUMBERS = ("priority", "attempts", "due")
+HIDDEN_JOB_COLUMNS = ("priority", "attempts", "arguments", "due", "last error", "name", "state")
 
 jobs = typer.Typer(
     help="Run, list, reschedule, retry, cancel and delete jobs.\n\n"
@@ -81,11 +96,11 @@ def list_jobs(
     )
     page = listed.page(cursor, limit)
     if is_json:
-        print_document(listed.answer(page))
+        _print_document(listed.answer(page))
         return
     now = server_now()
     about_name = "" if name is None or page.jobs else _about_unknown(name)
-    print_jobs(page.jobs, now, nothing=f"no jobs{about_name}")
+    _print_jobs(page.jobs, now, nothing=f"no jobs{about_name}")
     print_cursor(page.cursor)
 
 
@@ -101,7 +116,7 @@ def export_jobs(
     """
     listed = JobList(name=name, state=_state(state), search=search)
     pages = every_page(lambda cursor: listed.page(cursor, EXPORT_PAGE_SIZE))
-    rows = (json_text(job_as_json(job)) for page in pages for job in page.jobs)
+    rows = (_json_text(job_as_json(job)) for page in pages for job in page.jobs)
     export_rows(rows, form, columns=CSV_JOB_FIELDS)
 
 
@@ -115,9 +130,9 @@ def show(
     """
     job = job_queues.jobs.get(id)
     if is_json:
-        print_document(job_as_json(job) if is_job(job) else as_json(job))
+        _print_document(job_as_json(job) if is_job(job) else as_json(job))
     else:
-        print_job(job)
+        _print_job(job)
 
 
 for _command in (run, cancel, retry, remove, reschedule, clear, pause, resume):
@@ -134,11 +149,11 @@ def status(is_json: ApiJsonOption = False) -> None:
     Example: `queue-manager jobs status --json`
     """
     if is_json:
-        print_document(jobs_status())
+        _print_document(jobs_status())
         return
     found = job_queues.jobs.status()
     now = server_now()
-    print_status(found, now)
+    _print_status(found, now)
 
 
 @jobs.command()
@@ -177,3 +192,90 @@ def _about_unknown(name: str) -> str:
     with suppress(ConfigurationError):  # jobs can be listed while an import fails
         known |= set(job_queues.registry.names())
     return "" if name in known else f": no job has the name {name!r}{did_you_mean(name, known)}"
+
+
+# Output
+
+
+def _print_document(content: Document) -> None:
+    print_json(_json_text(content))
+
+
+def _print_jobs(jobs: Sequence[Document], now: datetime, *, nothing: str) -> None:
+    """Print a table of jobs, with times relative to `now`; `nothing` if there are none."""
+    rows = [_job_row(job, now) for job in jobs]
+    print_rows(rows, nothing=nothing, numbers=JOB_NUMBERS, rest="arguments", hidden_first=HIDDEN_JOB_COLUMNS)
+
+
+def _job_row(job: Document, now: datetime) -> dict[str, str]:
+    # Any field may be missing, or have any type: another program may have written it.
+    known = {title: str(job.get(name, "")) for title, name in JOB_FIELDS.items()}
+    state, due_at = job.get("state"), job.get("due")
+    due = _from(due_at, now) if state in WAITING_STATES and isinstance(due_at, datetime) else ""
+    error = without_traceback(str(job.get("last_error", "")))[:MAX_ERROR_LENGTH] if state == JobState.FAILURE else ""
+    arguments = _json_text(as_json(job).get("arguments"))[:MAX_PAYLOAD_LENGTH]
+    return {**known, "due": due, "last error": error, "arguments": arguments}
+
+
+def _print_job(job: Document) -> None:
+    """Print a job with one field per line, and its history."""
+    shown = as_json(job)
+    history = shown.pop("history") if _has_entries(shown.get("history")) else []
+    for name, value in shown.items():
+        text = value if isinstance(value, str) else _json_text(value)
+        print_line((f"{name:<12}", "bold"), text)
+    print_line(("history", "bold"))
+    for entry in history:
+        text = "  ".join(f"{name} {value}" for name, value in entry.items() if name not in ("at", "state"))
+        print_line(f"  {entry.get('at', '')}  {entry.get('state', '')!s:<9}  {text}".rstrip())
+
+
+def _has_entries(history: Any) -> bool:
+    """Return True if a history, which another program may have written, is a list of documents."""
+    return isinstance(history, list) and all(isinstance(entry, dict) for entry in history)
+
+
+def _print_status(status: dict[str, Any], now: datetime) -> None:
+    """Print the leader, and a table of the queues."""
+    leader = status["leader"]
+    if leader is None:
+        text = "no leader has dispatched jobs yet: start `celery -A tasks beat` and workers with QM_JOBS=true"
+    else:
+        heartbeat, since = _ago(leader["heartbeat"], now), _ago(leader["since"], now)
+        text = f"leader: epoch {leader['epoch']}, took over {since}, last heartbeat {heartbeat}"
+    print_line(text)
+    if others := status["other_documents"]:
+        documents = many(others, "document", limit=MAX_FOREIGN_COUNT)
+        print_line(f"ignored: {documents} that another program stored; see `queue-manager adopt jobs`")
+    rows = [_status_row(queue, now) for queue in status["queues"]]
+    print_rows(rows, nothing="no queue", numbers=[*JobState], hidden_first=HIDDEN_STATUS_COLUMNS)
+    print_pauses({queue["name"]: PauseState(**queue["pause"]) for queue in status["queues"] if queue["is_paused"]})
+
+
+def _status_row(queue: Document, now: datetime) -> dict[str, str]:
+    """Return the cells of a queue by their titles."""
+    name = f"{queue['name']} (paused)" if queue["is_paused"] else queue["name"]
+    counts = {state.value: str(queue["states"][state]) for state in JobState}
+    oldest, following = (_from(queue[one], now) if queue[one] else "" for one in ("oldest_due", "next_due"))
+    running = _running(queue["running"], now)
+    return {"name": name, **counts, "running": running, "oldest due": oldest, "next due": following}
+
+
+def _running(running: Document | None, now: datetime) -> str:
+    if running is None:
+        return ""
+    left = (running["claimed_until"] - now).total_seconds()
+    where = f" on {running['worker']}" if "worker" in running else ""
+    return f"{running['id']}{where}, lease {f'{left:.0f} s' if left > 0 else 'over'}"
+
+
+def _from(moment: datetime, now: datetime) -> str:
+    return f"in {rounded(moment - now, least=1)}" if moment > now else _ago(moment, now)
+
+
+def _ago(moment: datetime, now: datetime) -> str:
+    return f"{rounded(now - moment, least=1)} ago"
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
