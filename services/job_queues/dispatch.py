@@ -2,6 +2,7 @@
 
 What is due: a queue that is not paused, executes no job, and has a job that is due before the next dispatch.
 Guarantee: only the newest leader dispatches. A queue in flight is not dispatched again; its lease ends with its run.
+A job whose worker was lost is due again, at once after the first loss, and with backoff after further ones in a row.
 The cost grows with the number of names and of executing jobs, not of waiting jobs.
 """
 
@@ -16,26 +17,33 @@ from typing import Any
 
 from models import database, executing_job, job, job_attempt, job_counts, job_operations, job_queue, schema
 from models.database import Document
+from models.executing_job import ExecutingJob
+from models.job import JobState
+from models.job_attempt import RENEWALS_PER_LEASE, JobOutcome
 from queue_manager.beat import leader_lock
 from queue_manager.broker.backlog import Backlog
-from queue_manager.core.clock import seconds
+from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import Contended, Unavailable, reason
 from queue_manager.core.log import get_logger
+from queue_manager.core.process import has_ended
+from queue_manager.core.retry import doubling
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem
 from queue_manager.leases import Attempts, Leases, lease_server
 from queue_manager.system import System, SystemStats
 from services.due_work import Due, DueBatch, DueWork
-from services.job_queues import lost_jobs
 from services.job_queues.adoption import adoption_notes
-from services.job_queues.attempt_counts import JOBS_INITIATOR
+from services.job_queues.attempt_counts import JOBS_INITIATOR, AttemptCounts
 from services.job_queues.explanation import explain
+from services.job_queues.job_run import CANCELED, Stop, timed_out
 from services.job_queues.registry import registry
 from services.job_queues.repetition import declared_details, store_declared
 from services.job_queues.stats import read_stats
 
 FINISHED_BATCH_SIZE = 1_000  # finished jobs that one transaction deletes, or adds to the counts
 MAX_FINISHED_TIME = 1.0  # seconds for each of the two in one dispatch
+LOST_ERROR = "The worker was lost while it executed the job"
+MIN_LOSS_BACKOFF, MAX_LOSS_BACKOFF = seconds(5), minutes(10)
 
 log = get_logger(JOBS_INITIATOR)
 
@@ -68,7 +76,7 @@ class Dispatch(DueWork):
         store_declared(self.declared, now)
         if malformed := executing_job.fail_unclaimed(now):
             log.warning(executing_job.MALFORMED_CLAIM_ERROR, jobs=malformed)
-        if reaped := lost_jobs.reap_all(now, lease=self.leases.lease):
+        if reaped := _reap_all(now, lease=self.leases.lease):
             yield DueBatch(other_counts={"reaped": len(reaped)})
             epoch = self._current_epoch()
             self.leases.release([lease_name(name, epoch) for name in reaped])
@@ -106,7 +114,7 @@ class Dispatch(DueWork):
                 )
 
     def lost(self, item: DueItem, why: str) -> None:
-        lost_jobs.reap_of_task(item.task_id, self.clock())
+        _reap_of_task(item.task_id, self.clock())
         super().lost(item, why)
 
     def renew_claims(self, running: Mapping[str, int]) -> None:
@@ -114,7 +122,7 @@ class Dispatch(DueWork):
 
     def over_limit(self, running: Mapping[str, int]) -> dict[str, str]:
         found = job_attempt.over_limit(running, self.clock())
-        return {one.token: f"The job {one.id} of {one.name} {lost_jobs.stop_of(one).text}" for one in found}
+        return {one.token: f"The job {one.id} of {one.name} {_stop_of(one).text}" for one in found}
 
     def give_up(self, item: DueItem, *, error: str) -> None:
         """Start a cool-down of one lease duration: the run itself failed, not one of its jobs."""
@@ -137,7 +145,7 @@ class Dispatch(DueWork):
             return True
         try:
             # A lease lasts longer after its last renewal, and dispatches are more frequent.
-            min_gap = max(self.leases.lease / job_attempt.RENEWALS_PER_LEASE, 2 * self.ahead)
+            min_gap = max(self.leases.lease / RENEWALS_PER_LEASE, 2 * self.ahead)
             is_settling = job_queue.lead(self.epoch, now=now, min_gap=min_gap)
         except job_queue.NewerLeader:
             log.warning("A dispatch of an older leader was refused", epoch=self.epoch)
@@ -188,6 +196,63 @@ def _recount(now: datetime) -> None:
         job_counts.recount(now)
     except (database.Error, Contended) as error:
         log.warning("Finished jobs could not be recounted; a later dispatch tries again", error=reason(error))
+
+
+# Jobs whose process is gone
+
+
+def _reap_all(now: datetime, *, lease: timedelta) -> list[str]:
+    """Reap the jobs whose lease has ended; return their names.
+
+    If it ended while the database was unavailable, or no dispatch ran, its worker may be alive, so it gets time for a
+    renewal first.
+    """
+    ended = [one for one in executing_job.find() if one.claimed_until <= now]
+    gap = job_queue.last_gap() if ended else None
+    if gap is not None and now < gap.ended + lease / RENEWALS_PER_LEASE:
+        ended = [one for one in ended if one.claimed_until <= gap.began]
+    return [lost.name for lost in ended if reap(lost, now)]
+
+
+def _reap_of_task(token: str, now: datetime) -> None:
+    """Reap the jobs of a task whose process died or was killed."""
+    for lost in executing_job.find({"claim.token": token}):
+        is_over_limit = lost.ends_at is not None and lost.ends_at <= now
+        # A task that is delivered twice has one token: the job may belong to another process, which is alive.
+        if is_over_limit or lost.worker is None or has_ended(lost.worker):
+            reap(lost, now, is_over_limit=is_over_limit)
+
+
+def reap(lost: ExecutingJob, now: datetime, *, is_over_limit: bool = False) -> bool:
+    """Record the end of an attempt whose process is gone; return False if that was not possible or not necessary."""
+    if is_loss := not (lost.is_canceled or is_over_limit):
+        backoff = doubling(MIN_LOSS_BACKOFF, lost.losses - 1, cap=MAX_LOSS_BACKOFF) if lost.losses else seconds(0)
+        outcome = JobOutcome(state=JobState.FAILURE, backoff=backoff, error=LOST_ERROR)
+    else:
+        outcome = _stop_of(lost).outcome(lost.attempt)
+    try:
+        is_reaped = job_attempt.reap(lost, outcome, now=now, is_loss=is_loss)
+    except database.Error as error:
+        if database.is_outage(error):
+            raise
+        # One document that cannot be changed, such as one of 16 MB, must not stop the dispatch of all jobs.
+        log.error("The end of a job could not be recorded", job=str(lost.id), name=lost.name, error=reason(error))
+        return False
+    if is_reaped:
+        counts = AttemptCounts(lost.name)
+        counts.add(outcome)
+        counts.write()
+    if is_reaped and is_loss:
+        log.warning(LOST_ERROR, job=str(lost.id), name=lost.name)
+    return is_reaped
+
+
+def _stop_of(executing: ExecutingJob) -> Stop:
+    """Return why the process of a job is killed."""
+    return CANCELED if executing.is_canceled else timed_out(seconds(executing.timeout_seconds or 0))
+
+
+# The declaration
 
 
 def dispatch(epoch: int | None = None) -> Dispatch:

@@ -12,7 +12,7 @@ import pytest
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.settings import settings
-from services.job_queues.lost_jobs import LOST_ERROR
+from services.job_queues.dispatch import LOST_ERROR
 from tests.e2e.job_processes import LONG, LONG_LEASE, job_beat, job_lab, job_worker, notes
 from tests.eventually import eventually
 

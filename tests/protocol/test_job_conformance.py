@@ -21,7 +21,7 @@ from models.job import INACTIVE_STATES, JobState, NameBusy
 from models.job_attempt import EndedAttempt, JobOutcome
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.process import process_name
-from services.job_queues.lost_jobs import reap
+from services.job_queues.dispatch import reap
 from tests.job_lab import LEASE, Lab
 from tests.protocol.checker import reachable
 from tests.protocol.jobs import Claim, Ended, Job, JobProtocol, Queue, Read, Reservation, Run

@@ -20,8 +20,7 @@ from queue_manager.core.process import process_name
 from queue_manager.core.settings import settings
 from queue_manager.items import DueItem
 from services.job_queues import InvalidJob, JobCancelled, JobRun, UnknownJob, job_run
-from services.job_queues.dispatch import lease_name
-from services.job_queues.lost_jobs import LOST_ERROR
+from services.job_queues.dispatch import LOST_ERROR, lease_name
 from tests.eventually import eventually
 from tests.job_lab import LEASE, Lab, count_jobs, lost_lease
 from tests.real_servers import Servers
