@@ -15,12 +15,12 @@ The life of a job, and the module of each step:
 
     stored      `jobs`: `pending` in MongoDB, due now or later (`models/job.py` has its fields, states and indexes)
     dispatched  `dispatch`: every few seconds, the leader sends one message for each name that has a due job
-    run         `queue_run`, `runner`: a worker runs the due jobs of that name: `executing`, then `success` or `failure`
+    run         `runner`: a worker runs the due jobs of that name: `executing`, then `success` or `failure`
     limited     `job_run`: the function sees that it should stop; `dispatch`: the worker's main process kills it
     repeated    `runner`: a repeating job that succeeded is `pending` again (`repetition` has its due times, and stores
                 the jobs that code declares)
-    retried     `runner`: a failed job is due again after a backoff; `lost_jobs`: a job whose worker was lost, once its
-                lease has expired; `dispatch`: every failed job when a new leader takes over
+    retried     `runner`: a failed job is due again after a backoff; `dispatch`: a job whose worker was lost, once its
+                lease has expired, and every failed job when a new leader takes over
     counted     `attempt_counts`: each attempt that ended, in Redis
     adopted     `adoption`: documents of the JavaScript package become jobs, by an operator
     read        `jobs`: one job, pages, search; `stats`: the numbers and problems that the dashboard shows
@@ -35,7 +35,6 @@ from services.job_queues.dispatch import dispatch, stats, system
 from services.job_queues.fields import InvalidJob, as_json, changeable
 from services.job_queues.job_run import JobCancelled, JobRun
 from services.job_queues.jobs import Jobs, WrongState, jobs
-from services.job_queues.queue_run import run_queue
 from services.job_queues.registry import UnknownJob, job, registry
 from services.job_queues.stats import executing_by_task, jobs_by_state
 
@@ -59,7 +58,6 @@ __all__ = [
     "jobs",
     "jobs_by_state",
     "registry",
-    "run_queue",
     "stats",
     "system",
 ]

@@ -20,8 +20,9 @@ from models.job import JobState
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.errors import ContinueLater, NotYetDue
 from queue_manager.core.settings import Settings
-from services.job_queues import Jobs, run_queue
+from services.job_queues import Jobs
 from services.job_queues import jobs as service
+from tasks.job_queues import run_jobs
 from tests.dev.demo_process import running
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -53,7 +54,7 @@ def run_once_more(name: str) -> Document:
     """Run the one job of `name`, and make it due again when it fails."""
     model.make_failed_due(server_now())
     with suppress(NotYetDue, ContinueLater):
-        run_queue(name, None, token=str(ObjectId()))
+        run_jobs(name, None, token=str(ObjectId()))
     (job,) = service.list(name=name)
     return job
 

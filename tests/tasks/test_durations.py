@@ -16,8 +16,8 @@ from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import counters, latency
 from queue_manager.telemetry.latency import SENT_HEADER, Histogram, Measure
 from services import job_queues
-from services.job_queues import queue_run
 from services.stale_thumbnails import threshold
+from tasks import job_queues as tasks
 from tasks.job_queues import JOBS_QUEUE, dispatch_due_jobs
 from tasks.stale_thumbnails import reset_stale_thumbnail
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
@@ -120,7 +120,7 @@ def test_a_site_is_due_when_its_build_is_stale(clean: Servers) -> None:
 
 def test_job_durations_are_recorded_in_total_and_by_name(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(server_now)
-    monkeypatch.setattr(queue_run, "registry", lab.registry)
+    monkeypatch.setattr(tasks, "registry", lab.registry)
     lab.works = {"report": lambda *_, run: 1 / 0}
     for name in ("mail", "mail", "report"):
         lab.run(name)

@@ -17,7 +17,7 @@ from models.due_documents import DueCollection
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import ConfigurationError, PermanentError, ScanFailed
 from queue_manager.telemetry import error_reports
-from services.job_queues import queue_run
+from tasks import job_queues as tasks
 from tasks.item import MAX_FREE_REPEATS
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
 from tests.job_lab import Lab
@@ -115,7 +115,7 @@ def test_a_job_failure_is_reported_only_if_it_is_not_retried(
     clean: Servers, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = Lab(server_now)
-    monkeypatch.setattr(queue_run, "registry", lab.registry)
+    monkeypatch.setattr(tasks, "registry", lab.registry)
 
     def fail(error: str, *_: Any, run: Any) -> None:
         raise PermanentError("no such address") if error == "permanent" else ValueError("try again")

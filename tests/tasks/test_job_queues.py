@@ -19,7 +19,8 @@ from queue_manager.core.settings import Settings, settings
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
 from services import job_queues
-from services.job_queues import queue_run, runner
+from services.job_queues import runner
+from tasks import job_queues as tasks
 from tasks.job_queues import JOBS_QUEUE, dispatch_due_jobs, run_queue
 from tasks.systems import beat_entries
 from tests.job_lab import Lab
@@ -50,7 +51,7 @@ def require_close(eta: datetime | None, due: datetime, pace: Pace) -> None:
 def lab(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """The installation's own jobs, with the laboratory's functions."""
     lab = Lab(server_now)
-    monkeypatch.setattr(queue_run, "registry", lab.registry)
+    monkeypatch.setattr(tasks, "registry", lab.registry)
     return lab
 
 
@@ -122,12 +123,12 @@ def test_queue_message_is_rescheduled_for_a_job_that_falls_due_soon(lab: Lab, br
 def test_queue_message_is_requeued_when_its_time_budget_is_used_up(
     lab: Lab, broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_run, "RUN_BUDGET", seconds(0))
+    monkeypatch.setattr(tasks, "RUN_BUDGET", seconds(0))
     lab.run("mail")
     dispatch_due_jobs(epoch=1)
     first = take(broker, JOBS_QUEUE)
     assert isinstance(run(first), Ignore)
-    monkeypatch.setattr(queue_run, "RUN_BUDGET", seconds(30))
+    monkeypatch.setattr(tasks, "RUN_BUDGET", seconds(30))
     again = take(broker, JOBS_QUEUE)
     assert (again.id, again.args, again.retries) == (first.id, first.args, first.retries)
     assert run(again)["succeeded"] == 1

@@ -18,7 +18,8 @@ from queue_manager.core.redis_client import connect
 from queue_manager.core.retry import RetryPolicy
 from queue_manager.telemetry import counters
 from services import job_queues
-from services.job_queues import JobRun, queue_run, runner
+from services.job_queues import JobRun, runner
+from tasks import job_queues as tasks
 from tasks.job_queues import JOBS_QUEUE, dispatch_due_jobs
 from tasks.stale_thumbnails import THUMBNAILS_QUEUE, log_resets, scan_stale_thumbnails
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
@@ -60,7 +61,7 @@ def test_only_resets_of_sites_are_counted(clean: Servers) -> None:
 
 def test_jobs_are_counted_and_not_the_runs_through_their_queue(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(server_now)
-    monkeypatch.setattr(queue_run, "registry", lab.registry)
+    monkeypatch.setattr(tasks, "registry", lab.registry)
     for _ in range(3):
         lab.run("mail")
     dispatch_due_jobs()
@@ -72,12 +73,12 @@ def test_jobs_are_counted_while_a_later_one_of_their_run_executes(
     clean: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab, may_end = Lab(server_now), Event()
-    monkeypatch.setattr(queue_run, "registry", lab.registry)
+    monkeypatch.setattr(tasks, "registry", lab.registry)
     lab.works["mail"] = lambda number, run: may_end.wait(60) if number == 3 else None
     for number in (1, 2, 3):
         lab.run("mail", number)
     with ThreadPoolExecutor(1) as pool:
-        run_of_three = pool.submit(queue_run.run_queue, "mail", None, token="t")
+        run_of_three = pool.submit(tasks.run_jobs, "mail", None, token="t")
         try:
             eventually(lambda: counted(clean, job_queues.JOBS_INITIATOR)["done"] == 2)
         finally:
@@ -102,7 +103,7 @@ def test_a_failed_attempt_of_a_job_is_counted_as_failed_only_if_it_is_the_last(
     clean: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = Lab(server_now)
-    monkeypatch.setattr(queue_run, "registry", lab.registry)
+    monkeypatch.setattr(tasks, "registry", lab.registry)
     monkeypatch.setattr(runner, "JOB_RETRY_POLICY", RetryPolicy(max_attempts=None, base=seconds(0)))
 
     def fail(error: Exception, *, run: JobRun) -> None:
@@ -112,7 +113,7 @@ def test_a_failed_attempt_of_a_job_is_counted_as_failed_only_if_it_is_the_last(
     lab.works = {"mail": partial(fail, ValueError()), "report": partial(fail, PermanentError())}
     for name in lab.works:
         lab.run(name)
-        queue_run.run_queue(name, None, token=name)
+        tasks.run_jobs(name, None, token=name)
     assert counted(clean, job_queues.JOBS_INITIATOR) == {"done": 1, "failed": 1, "retried": 1}
 
 

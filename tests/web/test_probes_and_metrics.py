@@ -29,7 +29,7 @@ from queue_manager.system import SystemStats
 from queue_manager.telemetry import counters, latency, worker_heartbeats
 from queue_manager.web.routes import metrics as route
 from queue_manager.web.routes import probes
-from services.job_queues import queue_run
+from tasks import job_queues as tasks
 from tasks.job_queues import JOBS_QUEUE as JOBS
 from tasks.job_queues import dispatch_due_jobs
 from tests.eventually import eventually
@@ -297,7 +297,7 @@ def test_failing_jobs_show_in_metrics_and_in_the_overview(
 ) -> None:
     process = shared_web(tmp_path_factory, QM_JOBS="true", QM_CONVERSATIONS="false")
     lab = Lab(server_now)
-    monkeypatch.setattr(queue_run, "registry", lab.registry)
+    monkeypatch.setattr(tasks, "registry", lab.registry)
     lab.works = {"mail": lambda *_, run: 1 / 0}
     for name in ("report",) * 3 + ("mail",) * 4:
         lab.run(name)

@@ -32,8 +32,10 @@ from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetD
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
 from services import job_queues
-from services.job_queues import JobCancelled, JobRun, queue_run
+from services.job_queues import JobCancelled, JobRun
 from services.job_queues.runner import READ_TTL, UNREGISTERED_DELAY
+from tasks import job_queues as tasks
+from tasks.job_queues import run_jobs
 from tests.eventually import eventually
 from tests.job_lab import LEASE, Lab, lost_lease, only, successes
 from tests.real_servers import Servers
@@ -689,13 +691,13 @@ def test_result_is_written_although_the_server_refused_it_for_a_while(
 def installed(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """The installation's own jobs, with the laboratory's functions."""
     real = Lab(database.server_now)
-    monkeypatch.setattr(queue_run, "registry", real.registry)
+    monkeypatch.setattr(tasks, "registry", real.registry)
     return real
 
 
 def test_run_returns_its_report(installed: Lab) -> None:
     installed.run("mail")
-    assert job_queues.run_queue("mail", None, token="t") == {
+    assert run_jobs("mail", None, token="t") == {
         "succeeded": 1,
         "failed": 0,
         "canceled": 0,
@@ -707,12 +709,12 @@ def test_run_returns_its_report(installed: Lab) -> None:
 def test_run_with_more_due_jobs_continues_later_when_its_time_is_used_up(
     installed: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_run, "RUN_BUDGET", seconds(0.5))
+    monkeypatch.setattr(tasks, "RUN_BUDGET", seconds(0.5))
     for number in range(3):
         installed.run("mail", number)
     installed.works["mail"] = lambda number, run: time.sleep(0.6)
     with pytest.raises(ContinueLater):
-        job_queues.run_queue("mail", None, token="t")
+        run_jobs("mail", None, token="t")
     assert 1 <= len(installed.ran) < 3
 
 
@@ -721,40 +723,40 @@ def test_run_does_not_continue_while_the_system_is_paused(
     installed: Lab, delay: timedelta, change_settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_settings(JOBS_TIMER_MS="3600000")
-    monkeypatch.setattr(queue_run, "RUN_BUDGET", seconds(0))
+    monkeypatch.setattr(tasks, "RUN_BUDGET", seconds(0))
     installed.run("mail", delay=delay)
     pauses.pause("job-queues", by="a test")
-    assert job_queues.run_queue("mail", None, token="t")["stopped"] == "the system is paused"
+    assert run_jobs("mail", None, token="t")["stopped"] == "the system is paused"
     pauses.resume("job-queues")
     with pytest.raises((ContinueLater, NotYetDue)):
-        job_queues.run_queue("mail", None, token="t")
+        run_jobs("mail", None, token="t")
 
 
 def test_dispatched_run_starts_no_job_while_the_system_is_paused(installed: Lab) -> None:
     installed.run("mail")
     ((name, epoch),) = [item.args for item in installed.dispatch(epoch=1)[0]]
     pauses.pause("job-queues", by="a test")
-    assert job_queues.run_queue(name, epoch, token="t")["stopped"] == "the system is paused"
+    assert run_jobs(name, epoch, token="t")["stopped"] == "the system is paused"
     assert installed.ran == []
     pauses.resume("job-queues")
-    assert job_queues.run_queue(name, epoch, token="t")["succeeded"] == 1
+    assert run_jobs(name, epoch, token="t")["succeeded"] == 1
 
 
 def test_run_that_an_operator_sends_starts_jobs_while_the_system_is_paused(installed: Lab) -> None:
     installed.run("mail")
     pauses.pause("job-queues", by="a test")
-    assert job_queues.run_queue("mail", None, token="t")["succeeded"] == 1
+    assert run_jobs("mail", None, token="t")["succeeded"] == 1
 
 
 def test_run_continues_if_redis_cannot_be_read(installed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     def is_paused(system: str) -> NoReturn:
         raise Unavailable("Redis does not answer")
 
-    monkeypatch.setattr(queue_run, "RUN_BUDGET", seconds(0))
+    monkeypatch.setattr(tasks, "RUN_BUDGET", seconds(0))
     monkeypatch.setattr(pauses, "is_paused", is_paused)
     installed.run("mail")
     with pytest.raises(ContinueLater):
-        job_queues.run_queue("mail", None, token="t")
+        run_jobs("mail", None, token="t")
 
 
 @pytest.mark.parametrize(("how", "raised"), [("outage", AutoReconnect), ("shutdown", SystemExit)])
@@ -778,7 +780,7 @@ def test_jobs_that_were_done_before_a_run_ended_with_an_error_are_counted(
     installed.works["mail"] = act
     ids = [installed.run("mail", number) for number in range(3)]
     with pytest.raises(raised):
-        job_queues.run_queue("mail", None, token="t")
+        run_jobs("mail", None, token="t")
     outage.clear()
     with connect(clean.valkey.url) as client:
         done = job_queues.counts_by_name(client)["mail"]["done"]
@@ -790,15 +792,15 @@ def test_second_copy_of_a_task_in_the_same_process_runs_nothing(installed: Lab) 
 
     def deliver_again(number: int, run: Any) -> None:
         with ThreadPoolExecutor(1) as thread:
-            copies.append(thread.submit(job_queues.run_queue, "mail", None, token="t").result())
+            copies.append(thread.submit(run_jobs, "mail", None, token="t").result())
 
     installed.works["mail"] = deliver_again
     for number in range(3):
         installed.run("mail", number)
-    assert job_queues.run_queue("mail", None, token="t")["succeeded"] == 3
+    assert run_jobs("mail", None, token="t")["succeeded"] == 3
     assert [copy["stopped"] for copy in copies] == ["this process already runs this task"] * 3
     assert len(installed.ran) == 3
-    assert job_queues.run_queue("mail", None, token="t")["stopped"] is None
+    assert run_jobs("mail", None, token="t")["stopped"] is None
 
 
 def test_run_is_rescheduled_for_a_job_due_before_the_next_dispatch(
@@ -808,7 +810,7 @@ def test_run_is_rescheduled_for_a_job_due_before_the_next_dispatch(
     id = installed.run("mail", delay=minutes(5))
     due, before = installed.jobs.get(id)["due"], database.server_now()
     with pytest.raises(NotYetDue) as early:
-        job_queues.run_queue("mail", None, token="t")
+        run_jobs("mail", None, token="t")
     assert due - database.server_now() <= early.value.remaining <= due - before
     assert only(installed)["state"] == "pending"
 
@@ -819,15 +821,15 @@ def test_production_only_refuses_to_run_elsewhere(installed: Lab, monkeypatch: p
     settings.cache_clear()
     try:
         with pytest.raises(ConfigurationError, match="APP_ENV='test'"):
-            job_queues.run_queue("mail", None, token="t")
+            run_jobs("mail", None, token="t")
         monkeypatch.delenv("APP_ENV")
         settings.cache_clear()
         with pytest.raises(ConfigurationError, match="APP_ENV is not set"):
-            job_queues.run_queue("mail", None, token="t")
+            run_jobs("mail", None, token="t")
         assert installed.ran == []
         monkeypatch.setenv("APP_ENV", "production")
         settings.cache_clear()
-        assert job_queues.run_queue("mail", None, token="t")["succeeded"] == 1
+        assert run_jobs("mail", None, token="t")["succeeded"] == 1
     finally:
         monkeypatch.undo()
         settings.cache_clear()
