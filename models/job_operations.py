@@ -25,9 +25,7 @@ from models.job import (
     FINISHED_STATES,
     INACTIVE_STATES,
     IS_JOB,
-    WAITING_STATES,
     DuplicateJob,
-    JobId,
     JobState,
     adding_to_history,
     jobs,
@@ -46,33 +44,29 @@ KeepJobs = Callable[[Sequence[Document], ClientSession], object]
 _IS_UNDECLARED: Document = {"$not": {"$regex": f"^{DECLARED_PREFIX}"}}
 
 
-def cancel(found: Document, *, now: datetime) -> Document | None:
-    """Cancel a pending or failed job; return the updated job, or `None` if it was changed, is reserved or finished."""
+def cancel(found: Document, *, now: datetime, grace: timedelta) -> Document | None:
+    """Cancel a pending or failed job, or ask an executing one to stop, and let its process be killed after `grace`.
+
+    Returns the updated job, or `None` if it was changed or is reserved.
+    """
+    if found["state"] == JobState.EXECUTING:
+        asked = {"claim.canceled_at": now, "claim.ends_at": truncate(now + grace)}
+        return _change(found, {"$min": asked}, now)
     change = {
         "$set": {"state": JobState.CANCELED, "updated": now, "uncounted": True},
         "$unset": {"waiting": "", "first": "", "singular_key": "", "reserved": ""},
         "$push": push_to_history({"at": now, "state": JobState.CANCELED}),
     }
-    return adding_to_history(found["_id"], lambda: _change(found, WAITING_STATES, change, now))
+    return adding_to_history(found["_id"], lambda: _change(found, change, now))
 
 
-def ask_to_stop(found: Document, *, now: datetime, grace: timedelta) -> Document | None:
-    """Ask an executing job to stop, and let its process be killed after `grace`; return the job, or `None`."""
-    asked = {"claim.canceled_at": now, "claim.ends_at": truncate(now + grace)}
-    return _change(found, [JobState.EXECUTING], {"$min": asked}, now)
+def set_priority(found: Document, *, priority: int, now: datetime) -> Document | None:
+    """Change only the priority of a job that is not executing; return the job, or `None` as `cancel` does."""
+    return _change(found, {"$set": {"priority": priority}, "$unset": {"reserved": ""}}, now)
 
 
-def set_priority(found: Document, states: Sequence[JobState], *, priority: int, now: datetime) -> Document | None:
-    """Change only the priority of a job in one of `states`; return the job, or `None` as `make_due` does."""
-    return _change(found, states, {"$set": {"priority": priority}, "$unset": {"reserved": ""}}, now)
-
-
-def make_due(
-    found: Document, states: Sequence[JobState], *, due: datetime, priority: int | None, now: datetime
-) -> Document | None:
-    """Set a job in one of `states` to pending with this due time; return the job.
-
-    Returns `None` if it was changed, is reserved or in another state.
+def make_due(found: Document, *, due: datetime, priority: int | None, now: datetime) -> Document | None:
+    """Set a job that is not executing to pending with this due time; return the job, or `None` as `cancel` does.
 
     Raises `DuplicateJob` if it is singular and another job with its key is live.
     """
@@ -92,24 +86,19 @@ def make_due(
         if before is None:
             return None
         job_counts.subtract([before], session)
-        return _change(found, states, change, now, session)
+        return _change(found, change, now, session)
 
     try:
-        if found["state"] in FINISHED_STATES and found["state"] in states:
+        if found["state"] in FINISHED_STATES:
             return adding_to_history(found["_id"], lambda: transact(revive))
-        return adding_to_history(found["_id"], lambda: _change(found, states, change, now))
+        return adding_to_history(found["_id"], lambda: _change(found, change, now))
     except DuplicateKeyError:
         raise DuplicateJob(
             f"The job {found['_id']} is singular, and another with its name and arguments is live"
         ) from None
 
 
-def _change(
-    found: Document, states: Sequence[JobState], change: Any, now: datetime, session: ClientSession | None = None
-) -> Document | None:
-    if found["state"] not in states:
-        return None
-
+def _change(found: Document, change: Any, now: datetime, session: ClientSession | None = None) -> Document | None:
     def write(session: ClientSession) -> Document | None:
         return jobs().find_one_and_update(
             {**_unchanged(found), **not_reserved(now), **COUNTED_ATTEMPTS},
@@ -126,9 +115,9 @@ def _unchanged(found: Document) -> Document:
     return {"_id": found["_id"], **{name: {"$eq": found.get(name)} for name in CHANGEABLE_FIELDS}}
 
 
-def remove(job_id: JobId, *, now: datetime, keep: KeepJobs | None = None) -> Document | None:
+def remove(found: Document, *, now: datetime, keep: KeepJobs | None = None) -> Document | None:
     """Delete a job unless it is executing or reserved; return it, or `None`."""
-    query = {"_id": job_id, "state": {"$in": [*INACTIVE_STATES]}, **not_reserved(now), **COUNTED_ATTEMPTS}
+    query = {"_id": found["_id"], "state": {"$in": [*INACTIVE_STATES]}, **not_reserved(now), **COUNTED_ATTEMPTS}
 
     def delete(session: ClientSession) -> Document | None:
         gone = jobs().find_one_and_delete(query, hint="_id_", session=session)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from bson import ObjectId
@@ -13,7 +14,7 @@ from bson import ObjectId
 from models import executing_job, foreign_job, job, job_counts, job_operations, job_pages, job_queue
 from models.database import Document, server_now
 from models.executing_job import ExecutingJob
-from models.job import INACTIVE_STATES, RESCHEDULABLE_STATES, WAITING_STATES, JobState
+from models.job import INACTIVE_STATES, LIVE_STATES, RESCHEDULABLE_STATES, JobState
 from models.job_pages import JobQuery
 from queue_manager.core.errors import AppError, Contended, prefix_fields
 from queue_manager.core.settings import settings
@@ -39,7 +40,8 @@ DELETION_BATCH_SIZE = 250  # jobs that one transaction deletes; 1,000 took longe
 RESERVATION_TIMEOUT = 2.0  # seconds that a change waits for a run that has reserved the job; longer than a reservation
 RESERVATION_CHECK_INTERVAL = 0.02  # seconds
 
-
+Change = Callable[..., Document | None]
+"""A change of `job_operations`, which is called with a job and `now`."""
 OnChange = Callable[[Document, Document], object]
 """Is called with a job as an operation found it and as it left it."""
 
@@ -153,12 +155,8 @@ class Jobs:
             WrongState: the job is successful or canceled.
             UnknownJob: there is no such job.
         """
-        grace = timedelta(seconds=settings().jobs_grace_seconds)
-
-        def cancel(found: Document, now: datetime) -> Document | None:
-            return job_operations.cancel(found, now=now) or job_operations.ask_to_stop(found, now=now, grace=grace)
-
-        return self._change(id, cancel, "cannot be canceled", [*WAITING_STATES, JobState.EXECUTING], on_change)
+        cancel = partial(job_operations.cancel, grace=timedelta(seconds=settings().jobs_grace_seconds))
+        return self._change(id, cancel, "cannot be canceled", LIVE_STATES, on_change)
 
     def reschedule(
         self,
@@ -178,17 +176,16 @@ class Jobs:
             DuplicateJob: the job is singular, and another with its name and arguments is live.
             InvalidJob, UnknownJob.
         """
-        states, refusal = RESCHEDULABLE_STATES, "cannot be rescheduled"
+        change: Change
         checked = None if priority is None else checked_priority(priority)
         if at is not None or delay is not None:
-            return self._make_due(id, states, checked_due(at, delay, self._clock()), checked, refusal, on_change)
-        if checked is None:
+            due = checked_due(at, delay, self._clock())
+            change = partial(job_operations.make_due, due=due, priority=checked)
+        elif checked is not None:
+            change = partial(job_operations.set_priority, priority=checked)
+        else:
             raise InvalidJob("at", "one of `at`, `delay` and `priority` must be given")
-
-        def set_priority(found: Document, now: datetime) -> Document | None:
-            return job_operations.set_priority(found, states, priority=checked, now=now)
-
-        return self._change(id, set_priority, refusal, states, on_change)
+        return self._change(id, change, "cannot be rescheduled", RESCHEDULABLE_STATES, on_change)
 
     def retry(self, id: str, *, states: Sequence[str] = INACTIVE_STATES, on_change: OnChange | None = None) -> Document:
         """Make a job due now if it is in one of `states`, and not executing. Raises like `reschedule`."""
@@ -196,7 +193,8 @@ class Jobs:
         allowed = [state for state in INACTIVE_STATES if state in wanted]
         is_limited = 0 < len(allowed) < len(INACTIVE_STATES)
         refusal = f"was to be retried only if {' or '.join(allowed)}" if is_limited else "cannot be retried"
-        return self._make_due(id, allowed, self._clock(), None, refusal, on_change)
+        make_due = partial(job_operations.make_due, due=self._clock(), priority=None)
+        return self._change(id, make_due, refusal, allowed, on_change)
 
     def remove(self, id: str, *, keep: job_operations.KeepJobs | None = None) -> Document:
         """Delete a job and return it. Raises `WrongState` for a job that is executing or has no state, `UnknownJob`.
@@ -204,11 +202,7 @@ class Jobs:
         Args:
             keep: stores what is deleted, in the transaction that deletes it.
         """
-
-        def remove(found: Document, now: datetime) -> Document | None:
-            return job_operations.remove(found["_id"], now=now, keep=keep)
-
-        return self._change(id, remove, "cannot be removed", INACTIVE_STATES)
+        return self._change(id, partial(job_operations.remove, keep=keep), "cannot be removed", INACTIVE_STATES)
 
     def get(self, id: str) -> Document:
         """Return a job, or the document of another program with this id. Raises `UnknownJob`."""
@@ -327,24 +321,10 @@ class Jobs:
             for name in sorted({*with_jobs, *oldest_due, *next_due, *running, *paused, *self._registry.names()})
         ]
 
-    def _make_due(
-        self,
-        id: str,
-        states: Sequence[JobState],
-        due: datetime,
-        priority: int | None,
-        refusal: str,
-        on_change: OnChange | None = None,
-    ) -> Document:
-        def make_due(found: Document, now: datetime) -> Document | None:
-            return job_operations.make_due(found, states, due=due, priority=priority, now=now)
-
-        return self._change(id, make_due, refusal, states, on_change)
-
     def _change(
         self,
         id: str,
-        change: Callable[[Document, datetime], Document | None],
+        change: Change,
         refusal: str,
         states: Sequence[JobState],
         on_change: OnChange | None = None,
@@ -355,7 +335,7 @@ class Jobs:
         """
         ends_at = time.monotonic() + RESERVATION_TIMEOUT
         while (found := self._own(id)).get("state") in states:
-            if (changed := change(found, self._clock())) is not None:
+            if (changed := change(found, now=self._clock())) is not None:
                 if on_change is not None:
                     on_change(found, changed)
                 return changed

@@ -17,10 +17,11 @@ from pymongo.errors import DuplicateKeyError
 
 from models import executing_job, job, job_attempt, job_operations
 from models.database import Document
-from models.job import INACTIVE_STATES, JobState, NameBusy
+from models.job import JobState, NameBusy
 from models.job_attempt import EndedAttempt, JobOutcome
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.process import process_name
+from services.job_queues import WrongState
 from services.job_queues.dispatch import reap
 from tests.job_lab import LEASE, Lab
 from tests.protocol.checker import reachable
@@ -133,13 +134,15 @@ class RealQueue:
     def refuse_what_is_not_allowed(self, jobs: tuple[Job, ...]) -> None:
         """Nobody changes a job that a run has reserved, or one that is executing."""
         for at, one in enumerate(jobs):
-            is_reserved = one.reserved is not None and not one.reserved.is_over
-            if one.state == "executing" or is_reserved:
+            if one.state == "executing":
+                for change in (self.lab.jobs.retry, self.lab.jobs.remove):
+                    with pytest.raises(WrongState):
+                        change(IDS[at])
+            elif one.reserved is not None and not one.reserved.is_over:
                 found = self.lab.jobs.get(IDS[at])
-                due: dict[str, Any] = {"states": INACTIVE_STATES, "due": NOW, "priority": None}
-                assert job_operations.make_due(found, **due, now=NOW) is None
-                assert job_operations.remove(IDS[at], now=NOW) is None
-                assert job_operations.cancel(found, now=NOW) is None
+                assert job_operations.make_due(found, due=NOW, priority=None, now=NOW) is None
+                assert job_operations.remove(found, now=NOW) is None
+                assert job_operations.cancel(found, now=NOW, grace=LEASE) is None
         assert self.stored() == jobs
 
 

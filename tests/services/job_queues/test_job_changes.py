@@ -476,14 +476,14 @@ def test_job_that_is_canceled_before_its_final_failure_is_written_is_not_run_by_
 
 def test_cancel_applies_to_a_job_that_fails_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     id = lab.run("mail")
-    executing, ask_to_stop = lab.executing(id), job_operations.ask_to_stop
+    executing, cancel = lab.executing(id), job_operations.cancel
 
     def failing_before(*arguments: Any, **options: Any) -> Any:
         failure = JobOutcome(state=JobState.FAILURE, backoff=seconds(5), error="boom")
         job_attempt.finish(executing, failure, token="elsewhere", now=lab.hand())
-        return ask_to_stop(*arguments, **options)
+        return cancel(*arguments, **options)
 
-    monkeypatch.setattr(job_operations, "ask_to_stop", failing_before)
+    monkeypatch.setattr(job_operations, "cancel", failing_before)
     assert lab.jobs.cancel(id)["state"] == "canceled"
 
 
