@@ -35,6 +35,7 @@ from queue_manager.items import Verdict, is_result
 from queue_manager.telemetry import tracing
 
 MAX_BATCH_SIZE = 1_000  # items: one write in MongoDB of about 30 ms
+MAX_COMPLETION_TIME = 5.0  # seconds, after which a batch completes no further items whose function failed
 
 PoolRequest = tuple[str, dict[str, Any], Any]
 """A task as sent to the pool: id, headers, and the decoded body (args, kwargs, embedded options)."""
@@ -277,6 +278,8 @@ def run(name: str, batch: Sequence[PoolRequest]) -> list[TaskResult | Verdict]:
         task.execute_batch([(id, headers, args, kwargs) for id, headers, (args, kwargs, _) in batch]) as outcomes,
     ):
         share, succeeded = (monotonic() - started) / len(batch), 0
+        # Each failure takes several round trips: without a limit, a thousand outlast the timeout of a batch.
+        ends_at = monotonic() + MAX_COMPLETION_TIME
         for (id, headers, body), outcome in zip(batch, outcomes, strict=True):
             *_, embed = body
             if isinstance(outcome, Verdict):
@@ -285,6 +288,9 @@ def run(name: str, batch: Sequence[PoolRequest]) -> list[TaskResult | Verdict]:
             if is_result(outcome) and not has_listeners and completion.is_final(task, headers, embed):
                 ended.append(completion.succeed(task, outcome, share))
                 succeeded += 1
+                continue
+            if not is_result(outcome) and monotonic() > ends_at:
+                ended.append(Verdict.UNREACHED)
                 continue
             with task.completing_with(outcome):
                 ended.append(completion.run(partial(run_task, name, id, headers, body, None, None), share))

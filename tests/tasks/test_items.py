@@ -315,6 +315,24 @@ def test_function_that_fails_in_a_batch_is_called_once_an_attempt(broker: str, m
     assert [(one.id, one.retries) for one in waiting_messages(broker, QUEUE)] == [(room, 1) for room in rooms]
 
 
+def test_failures_for_which_a_batch_has_no_time_are_left_to_the_next_one(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms = [str(make_room(server_now() - minutes(1))) for _ in range(3)]
+
+    def fail(*_: Any) -> None:
+        raise ValueError("boom")
+
+    monkeypatch.setattr(updates, "update_of", fail)
+    monkeypatch.setattr(trace, "trace_task_ret", partial(trace.trace_task_ret, app=app))
+    # The first failure is completed in time; it takes longer than the batch may.
+    monkeypatch.setattr(strategy, "monotonic", iter([0.0, 0.1, 0.1, 0.2, *[60.0] * 9]).__next__)
+    ended = strategy.run(unsnooze_room.name, [(room, {"id": room, "retries": 0}, ((room,), {}, {})) for room in rooms])
+
+    assert [one is Verdict.UNREACHED for one in ended] == [False, True, True]
+    assert [(one.id, one.retries) for one in waiting_messages(broker, QUEUE)] == [(rooms[0], 1)]
+
+
 @pytest.mark.parametrize("error", [AutoReconnect("connection closed"), OperationFailure("the index is corrupt")])
 def test_batch_publishes_and_waits_once_while_the_broker_takes_no_messages(
     broker: str, monkeypatch: pytest.MonkeyPatch, error: Exception
