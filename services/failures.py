@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 
 import redis
 from pydantic import Field
+from pymongo.errors import ExecutionTimeout
 
 from models import job_pages
 from models.database import Error, describe, within
@@ -163,6 +164,8 @@ def _read(
                 read += 1
                 if read <= MAX_FAILURES:
                     _add(one, kind, system, groups)
+    except ExecutionTimeout:  # `describe` would say that a command may have been applied
+        problem = f"MongoDB did not return all within {LIST_TIMEOUT.total_seconds():g} s"
     except Error as error:
         problem = describe(error)
     except redis.RedisError as error:

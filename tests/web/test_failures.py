@@ -17,6 +17,7 @@ import pytest
 from anyio import create_task_group, to_thread, wait_all_tasks_blocked
 from bson import ObjectId
 from fastapi import Request
+from pymongo.errors import ExecutionTimeout
 
 from models.database import server_now
 from models.job import JobState, jobs
@@ -309,8 +310,12 @@ def test_only_the_newest_failures_are_read(clean: Servers, queue: Queue) -> None
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(Unavailable("Redis is away"), "Redis is away"), (KeyError("address"), "Its `items` raised KeyError: 'address'")],
-    ids=["outage", "bug"],
+    [
+        (Unavailable("Redis is away"), "Redis is away"),
+        (ExecutionTimeout("operation exceeded time limit"), "MongoDB did not return all within 30 s"),
+        (KeyError("address"), "Its `items` raised KeyError: 'address'"),
+    ],
+    ids=["outage", "slow", "bug"],
 )
 def test_a_list_that_cannot_be_read_hides_no_other(error: Exception, said: str) -> None:
     def fail() -> NoReturn:
