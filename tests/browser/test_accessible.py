@@ -236,6 +236,39 @@ def test_the_result_of_a_filter_is_announced(visit: Visit, queue: Queue) -> None
     expect(status.filter(has_text="Nothing has failed")).to_have_count(1)
 
 
+def test_each_button_of_a_row_has_a_name_of_its_own(visit: Visit, queue: Queue, clean: Servers) -> None:
+    sample_data.everything(queue, clean.valkey.url)
+    for type in ("one", "two"):
+        queue.dead(type=type)
+        queue.delete(f"/queue/message/{queue.add()}")
+    for path in ("/rooms", "/jobs", "/schedule", "/audit", "/failures"):
+        page = visit.open(path)
+        expect(page.locator(PAGES.get(path, "#rows > tr")).first).to_be_visible()
+        names = page.locator("tbody button").evaluate_all("all => all.map((one) => one.ariaLabel ?? one.textContent)")
+        assert len(set(names)) == len(names), path
+
+
+def test_dialogs_are_announced_with_their_texts(visit: Visit) -> None:
+    visit.open("/messages")
+    visit.press("Pause a type …")
+    expect(visit.dialog).to_have_accessible_description("Its messages wait until it is resumed.")
+    reason = visit.dialog.get_by_label("Reason")
+    expect(reason).to_have_accessible_description("Optional; shown to other operators")
+    visit.press("Pause", visit.dialog)
+    expect(visit.dialog.get_by_label("Type")).to_have_accessible_description("Must not be empty")
+
+
+def test_a_wrong_filter_is_described_by_its_error(visit: Visit) -> None:
+    visit.expect_status(422)
+    page = visit.open("/messages")
+    priority = page.get_by_label("Priority")
+    priority.fill("-1")
+    expect(page.locator("#problem")).not_to_be_empty()
+    expect(priority).to_have_accessible_description(page.locator("#problem").inner_text())
+    priority.fill("1")
+    expect(priority).to_have_accessible_description("")
+
+
 def test_insufficient_contrast_is_detected(visit: Visit) -> None:
     """Or the tests above would prove nothing."""
     page = visit.open("/messages/archived")

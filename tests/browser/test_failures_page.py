@@ -27,7 +27,7 @@ def test_a_group_leads_to_its_members_and_is_replayed(visit: Visit, queue: Queue
     expect(page.locator("#rows > tr")).to_have_count(2)
     assert visit.path == "/messages/failed?filterType=mail&search=broken"
     page.go_back()
-    visit.press("Replay …", row)
+    visit.press("Replay …: mail, broken", row)
     expect(visit.dialog.get_by_role("heading")).to_have_text("Replay 2 failures of mail?")
     visit.press("Replay", visit.dialog)
     expect(page.locator("#toasts")).to_contain_text("2 of 2 replayed")
@@ -67,7 +67,7 @@ def test_items_are_filtered_by_system_and_retried(visit: Visit, queue: Queue, cl
     row = page.locator("#rows > tr")
     expect(row).to_have_count(1)
     expect(row).to_contain_text("Boom <number>")
-    visit.press("Retry …", row)
+    row.get_by_role("button", name="Retry …").click()
     visit.press("Retry", visit.dialog)
     expect(page.locator("#toasts")).to_contain_text("1 of 1 retried")
     (message,) = waiting_messages(clean.valkey.url, "support-snooze")

@@ -482,13 +482,13 @@ def test_a_name_is_paused_and_resumed(visit: Visit, queue: Queue) -> None:
         return found
 
     visit.open("/jobs")
-    visit.press("Pause …", of_name(visit, REPORT))
+    visit.press(f"Pause …: {REPORT}")
     visit.dialog.get_by_label("Reason").fill("a refund runs")
     visit.press("Pause", visit.dialog)
     expect(of_name(visit, REPORT).get_by_text("paused", exact=True)).to_be_visible()
     expect(of_name(visit, REPORT)).to_contain_text("by someone on this machine: a refund runs")
     assert (about()["is_paused"], about()["pause"]["reason"]) == (True, "a refund runs")
-    visit.press("Resume", of_name(visit, REPORT))
+    visit.press(f"Resume: {REPORT}")
     expect(of_name(visit, REPORT).get_by_text("paused", exact=True)).to_have_count(0)
     assert (about()["is_paused"], about()["pause"]) == (False, None)
 

@@ -186,7 +186,7 @@ def test_an_empty_page_that_is_not_the_last_has_a_hint_to_continue(visit: Visit)
 def test_one_item_is_retried(visit: Visit, clean: Servers) -> None:
     rooms = sample_data.rooms()
     page = visit.open("/rooms?state=failed")
-    visit.press("Retry", visit.row(rooms["failed"]))
+    visit.press(f"Retry: {rooms['failed']}")
     expect(page.locator("#toasts")).to_contain_text(f"Retry queued for room {rooms['failed']}")  # goes after seconds
     expect(page.locator("#empty")).to_be_visible()
     (message,) = sent(clean, "support-snooze")
@@ -228,7 +228,7 @@ def test_the_other_systems_are_retried_alike(visit: Visit, clean: Servers, page:
     name = "review-request-pulse" if page == "reviews" else "stale-thumbnails"
     visit.open(f"/{page}")
     eventually(lambda: sorted(visit.ids) == sorted([first, second]))
-    visit.press("Dispatch now", visit.row(first))
+    visit.press(f"Dispatch now: {first}")
     expect(visit.page.locator("#toasts")).to_contain_text(re.compile(rf"Dispatched \w+ {first}"))
     (message,) = sent(clean, name)
     assert first.split(":")[-1] in message.args

@@ -2,7 +2,7 @@
 
 import { get, onOverview, query, undoButton } from "./api.js";
 import { at as ms, moment, now, number } from "./clock.js";
-import { element, link, mayAct, pill } from "./dom.js";
+import { element, filled, link, mayAct, pill } from "./dom.js";
 import { List, cell, systemTitle } from "./list.js";
 
 const PAGE = 50;
@@ -28,7 +28,7 @@ function cells({ id, at, who, via, address, action, system, outcome, undo_until:
     cell("Action", element("span", {}, element("b", {}, action), system && element("div", { class: "hint soft" }, systemTitle(system))), "nowrap"),
     element("td", { class: "text" }, what(about)),
     cell("Changed", number(about.count), "number"),
-    cell("Outcome", element("span", {}, pill(outcome, OUTCOMES[outcome]), canUndo(until) && undoButton(id, refresh)), "nowrap"),
+    cell("Outcome", element("span", {}, pill(outcome, OUTCOMES[outcome]), canUndo(until) && filled(undoButton(id, refresh), { "aria-label": `Undo: ${[action, ...about.ids.slice(0, 1)].join(" ")}` })), "nowrap"),
   ];
 }
 

@@ -12,6 +12,7 @@ export const isDialogOpen = () => document.querySelector("dialog[open]") !== nul
 function open(...content) {
   const from = document.activeElement;
   const dialog = element("dialog", { "aria-labelledby": "dialog-title" }, ...content);
+  if (dialog.querySelector("#dialog-text")) dialog.setAttribute("aria-describedby", "dialog-text");
   dialog.addEventListener("close", () => {
     if (dialog.contains(byId("toasts"))) ([...document.querySelectorAll("dialog[open]")].at(-1) ?? document.body).append(byId("toasts"));
     dialog.remove();
@@ -60,7 +61,7 @@ export function askFor({ title, text, fields: asked = [], verb, kind = "", typed
   const submit = element("button", { class: `primary ${kind}` }, verb);
   const form = /** @type {Form} */ (element("form", { method: "dialog", novalidate: true, onsubmit: send },
     element("h2", { id: "dialog-title" }, title),
-    text && element("p", { class: "soft" }, text),
+    text && element("p", { class: "soft", id: "dialog-text" }, text),
     fields.map(fieldOf),
     whole,
     element("menu", {}, button("Cancel", () => dialog.close()), submit)));
@@ -97,7 +98,7 @@ export function askFor({ title, text, fields: asked = [], verb, kind = "", typed
     submit.disabled = false;
     for (const { field, message } of problems) {
       const control = field ? form.elements[field] : undefined;
-      const note = control && form.querySelector(`#${control.getAttribute("aria-describedby")}`);
+      const note = control && form.querySelector(`#${control.id}-problem`);
       (note ?? whole).textContent = message;
       if (control) control.ariaInvalid = "true";
     }
@@ -108,7 +109,7 @@ export function askFor({ title, text, fields: asked = [], verb, kind = "", typed
 /** @param {Field} field */
 function fieldOf({ name, label, kind = "text", value = "", hint, options = [], isNeeded }) {
   const id = `field-${name}`;
-  const about = { id, name, value, required: isNeeded, "aria-describedby": `${id}-problem` };
+  const about = { id, name, value, required: isNeeded, "aria-describedby": `${id}-problem${hint ? ` ${id}-hint` : ""}` };
   const problem = element("p", { class: "field-problem", id: `${id}-problem`, role: "alert" });
   if (kind === "check") return element("div", { class: "field" }, element("label", {}, element("input", { ...about, type: "checkbox", value: "on", checked: Boolean(value) }), " ", label), problem);
   const control = kind === "select" ? element("select", { ...about, value: undefined }, options.map(([key, text]) => element("option", { value: key, selected: key === value }, text)))
@@ -116,7 +117,7 @@ function fieldOf({ name, label, kind = "text", value = "", hint, options = [], i
     : element("input", { ...about, type: kind === "number" ? "text" : kind, inputmode: kind === "number" && "decimal", step: kind === "datetime-local" && "1" });
   return element("div", { class: "field" },
     element("label", { for: id }, label), control, problem,
-    hint && element("p", { class: "hint" }, hint));
+    hint && element("p", { class: "hint", id: `${id}-hint` }, hint));
 }
 
 /**

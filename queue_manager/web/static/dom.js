@@ -80,6 +80,9 @@ export const valuesOf = (form) => Object.fromEntries(/** @type {[string, string]
 /** @param {string} text @param {Listener} onclick */
 export const button = (text, onclick, kind = "") => element("button", { type: "button", class: kind, onclick }, text);
 
+/** A button of a row, whose name contains that of the row. @param {string} text @param {Child} row @param {Listener} onclick */
+export const rowButton = (text, row, onclick) => element("button", { type: "button", class: "quiet", "aria-label": `${text}: ${row}`, onclick }, text);
+
 /** True if a click on a link opens it in this tab. @param {MouseEvent} event */
 export const isPlainClick = ({ altKey, ctrlKey, metaKey, shiftKey }) => !(altKey || ctrlKey || metaKey || shiftKey);
 

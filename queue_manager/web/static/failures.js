@@ -3,7 +3,7 @@
 import { get, onOverview, post, query } from "./api.js";
 import { many, moment, number } from "./clock.js";
 import { askFor } from "./dialog.js";
-import { byId, button, countInTitle, element, errorInList, link, mayAct, reasonText, setText, svg } from "./dom.js";
+import { byId, countInTitle, element, errorInList, link, mayAct, reasonText, rowButton, setText, svg } from "./dom.js";
 import { List, cell, systemTitle } from "./list.js";
 import { seldom } from "./pace.js";
 
@@ -32,7 +32,7 @@ function cells(group) {
     cell("First seen", moment(first), "nowrap"),
     cell("Last seen", moment(last), "nowrap"),
     cell("Last 24 hours", spark(group.by_hour), "nowrap"),
-    mayAct && element("td", { class: "number" }, button(`${VERBS[kind]} …`, () => replay(group), "quiet")),
+    mayAct && element("td", { class: "number" }, rowButton(`${VERBS[kind]} …`, `${name || "no type"}, ${text}`, () => replay(group))),
   ];
 }
 

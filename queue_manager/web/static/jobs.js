@@ -3,7 +3,7 @@
 import { Events, Problem, UNDO, ask, attempt, get, post, query, stream, withUndo } from "./api.js";
 import { ARE_RELATIVE, at, countdown, many, moment, now, number, span, until, zonedMoment } from "./clock.js";
 import { Records, TYPED_FROM, askFor, isDialogOpen, jsonProblem, numberFrom, numeric } from "./dialog.js";
-import { PREFIX, byId, button, copier, countInTitle, element, errorInList, errorText, facts, jsonText, link, mayAct, pill, recordLink, toast } from "./dom.js";
+import { PREFIX, byId, copier, countInTitle, element, errorInList, errorText, facts, jsonText, link, mayAct, pill, recordLink, rowButton, toast } from "./dom.js";
 import { percentile } from "./latency.js";
 import { List, cell, fill, grid } from "./list.js";
 import { seldom } from "./pace.js";
@@ -141,7 +141,7 @@ function rowOf({ name, states, is_paused: isPaused, pause: made, running, oldest
     cell("Run, p95", percentile(latency?.run?.p95_ms), "number duration"),
     cell("Executing", running ? element("span", {}, recordLink(`…${running.id.slice(-6)}`, pageOf(running.id), () => showJob(running.id)), " ", countdown(at(running.claimed_until))) : "—"),
     cell("Next due", countdown(at(oldest ?? next ?? "") || null, until)),
-    mayAct && element("td", { class: "act" }, button(isPaused ? "Resume" : "Pause …", () => (isPaused ? resume(name) : pause(name)), "quiet")));
+    mayAct && element("td", { class: "act" }, rowButton(isPaused ? "Resume" : "Pause …", name, () => (isPaused ? resume(name) : pause(name)))));
 }
 
 // Another program may have stored a job: any of its fields may be null.

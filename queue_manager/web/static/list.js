@@ -3,7 +3,7 @@
 
 import { AWAY, Problem, attempt, query } from "./api.js";
 import { number } from "./clock.js";
-import { byId, complain, element, hide, keepingFocus, setText, toast, valuesOf } from "./dom.js";
+import { byId, complain, element, filled, hide, keepingFocus, setText, toast, valuesOf } from "./dom.js";
 import { MAX_REST, Pace, nextFrame } from "./pace.js";
 import { Views } from "./views.js";
 
@@ -211,7 +211,7 @@ export class List {
     if (!(error instanceof Problem)) throw error;
     const control = error.field && this.form.elements[error.field];
     complain(error.status ? error.message : `${error.message}; trying again`);
-    if (control) control.ariaInvalid = "true";
+    if (control) filled(control, { "aria-invalid": "true", "aria-describedby": "problem" });
     if (error.status === 0 || error.status === 429 || error.status >= 500) {
       clearTimeout(this.again);
       this.again = setTimeout(() => this.refresh(), RETRY_INTERVAL);

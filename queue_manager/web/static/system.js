@@ -3,7 +3,7 @@
 import { attempt, get, onOverview, post, query } from "./api.js";
 import { moment, number, span } from "./clock.js";
 import { askFor } from "./dialog.js";
-import { byId, button, countInTitle, element, errorInList, hide, isPlainClick, mayAct, put, toast } from "./dom.js";
+import { byId, countInTitle, element, errorInList, hide, isPlainClick, mayAct, put, rowButton, toast } from "./dom.js";
 import { speed } from "./latency.js";
 import { List, cell, fill } from "./list.js";
 import { PAUSED, PAUSE_REASON, awayServers, dueText, howToTurnOn, notice, pauseNote, scans, statistics, statusPill } from "./systems.js";
@@ -58,7 +58,7 @@ function cells(item) {
     element("td", { class: "text" }, item.reason && element("span", { class: "clip" }, errorInList(item.reason))),
     cell(attemptsName, item.attempts ? number(item.attempts) : "—", "number"),
     cell("Next", item.next_at ? element("span", {}, next && `${next} `, moment(item.next_at)) : "—", "nowrap"),
-    mayAct && element("td", { class: "number" }, verb && button(verb, () => retry(item), "quiet")),
+    mayAct && element("td", { class: "number" }, verb && rowButton(verb, item.id, () => retry(item))),
   ];
 }
 
