@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -41,8 +40,6 @@ AUDITED_QUEUE: dict[str, Any] = {"system": system.name, "is_in_redis": True}
 SUCCESSES: frozenset[MessageOutcome] = frozenset({"MOVED", "DELETED"})
 Change = Callable[[Sequence[str], AuditedAction], Mapping[str, MessageOutcome]]
 """Changes some messages as a part of an audited action, and returns the outcome of each by id."""
-CLEAR_LOG_INTERVAL = 5.0
-"""Seconds between two log lines about a long clear."""
 MORE_REMAIN = "; more remain, repeat to continue"
 
 log = get_logger("QM/queue")
@@ -174,7 +171,6 @@ def change_messages(
 
 def clear_messages(queue: MessageState | None, actor: Actor, *, is_over: Callable[[], bool]) -> Cleared:
     """Delete in batches, each of which is an event, until `is_over`; the rest is left for the next call."""
-    logged_at = time.monotonic()
     count = 0
     with recorded(actor, "clear", **AUDITED_QUEUE, filter={"state": queue or "all"}) as action:
         admin = queue_admin()
@@ -182,10 +178,6 @@ def clear_messages(queue: MessageState | None, actor: Actor, *, is_over: Callabl
         expected = sum(map(counts.of, MESSAGE_STATES if queue is None else [queue]))
         for deleted in admin.clear_in_batches(queue, keep=action.keeper("message", expected=expected)):
             action.count = count = count + deleted
-            now = time.monotonic()
-            if now - logged_at >= CLEAR_LOG_INTERVAL:
-                log.info("Messages are being cleared by an operator", queue=queue or "all", messages=count)
-                logged_at = now
             if is_over():
                 action.is_complete = False
                 break
