@@ -267,8 +267,8 @@ class QueueAdmin(MessageBrowser):
 
 
 def checked_types(types: Sequence[str]) -> list[str]:
-    """Return the types. Raises `InvalidMessage`."""
-    return [checked_text(type, "types") for type in types]
+    """Return the types without duplicates. Raises `InvalidMessage`."""
+    return list(dict.fromkeys(checked_text(type, "types") for type in types))
 
 
 def checked_ids(ids: Sequence[str]) -> list[str]:

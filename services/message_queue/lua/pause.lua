@@ -9,20 +9,12 @@
 -- Atomic and independent of the number of messages: each is parked by the dequeue that reads it. allow-oom, so that
 -- operators can stop the delivery while the server is full.
 
-local paused, count = {}, 0
-
-local function add(kind)
-  count = count + (paused[kind] and 0 or 1)
-  paused[kind] = true
-end
-
-for kind in pairs(pauses()) do
-  if is_paused(kind) then
-    add(kind)
-  end
+local count = 0
+for _, pause in pairs(pauses()) do
+  count = count + (pause ~= '' and 1 or 0)
 end
 for i = 3, #ARGV do
-  add(ARGV[i])
+  count = count + (is_paused(ARGV[i]) and 0 or 1)
 end
 if count > tonumber(ARGV[2]) then
   return 0
