@@ -11,13 +11,12 @@ the server at `REDIS_URL` that decodes its replies, and raise the errors of redi
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, chain, islice
+from itertools import chain, islice
 from threading import local
 from typing import TypeVar
 
@@ -25,14 +24,10 @@ import redis
 
 from queue_manager.core.redis_client import BestEffortClient, PerProcess, Script, connect
 from queue_manager.core.settings import settings
+from queue_manager.telemetry import latency
 
 Totals = dict[str, int]
 CountedT = TypeVar("CountedT")
-
-BUCKETS_MS = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
-"""Upper bounds of the histogram of scan durations; one more bucket has longer ones."""
-SCAN_BUCKETS = (*(f"ms_{bound}" for bound in BUCKETS_MS), "ms_longer")
-"""The buckets' names in Redis."""
 
 OUTCOMES = ("done", "failed", "retried")
 HISTORY_RETENTION_SECONDS = 24 * 3600 + 2 * 600  # a day, and the keys of ten minutes at its ends
@@ -127,8 +122,9 @@ def batched() -> Iterator[None]:
 
 def scan(name: str, run: Mapping[str, int]) -> None:
     """Count one run of the scan `name`: `run` is `{found, claimed, enqueued, errors, duration_ms}`."""
-    bucket = SCAN_BUCKETS[bisect_left(BUCKETS_MS, run["duration_ms"])]
-    add(name, {"runs": 1, **run, bucket: 1})
+    counts = Counter({"runs": 1, **run})
+    latency.count(counts, "run", [run["duration_ms"]])
+    add(name, counts)
 
 
 def totals(client: redis.Redis, sources: Iterable[Source]) -> list[Totals]:
@@ -144,13 +140,6 @@ def _read(client: redis.Redis, keys: Iterable[str]) -> list[Totals]:
         for key in keys:
             pipe.hgetall(key)
         return [{field: int(count) for field, count in fields.items()} for fields in pipe.execute()]
-
-
-def durations(of_scan: Totals) -> list[tuple[str, int]]:
-    """Return the cumulative histogram of scan durations for Prometheus: (upper bound in s, number of runs)."""
-    counts = accumulate(of_scan.get(bucket, 0) for bucket in SCAN_BUCKETS)
-    bounds = (*(str(bound / 1000) for bound in BUCKETS_MS), "+Inf")
-    return list(zip(bounds, counts, strict=True))
 
 
 def source(name: str) -> Source:

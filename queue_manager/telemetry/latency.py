@@ -108,12 +108,13 @@ def count_all(
     """
     # A worker that was early has waited.
     started = [began_ms if ready is None or ready < began_ms else ready for _, ready in times]
-    _add(counts, "due_to_done", [ended_ms - due for due, _ in times if due is not None])
-    _add(counts, "wait", [at - ready for at, (_, ready) in zip(started, times, strict=True) if ready is not None])
-    _add(counts, "run", [ended_ms - at for at in started])
+    count(counts, "due_to_done", [ended_ms - due for due, _ in times if due is not None])
+    count(counts, "wait", [at - ready for at, (_, ready) in zip(started, times, strict=True) if ready is not None])
+    count(counts, "run", [ended_ms - at for at in started])
 
 
-def _add(counts: Counter[str], measure: Measure, durations_ms: Sequence[int]) -> None:
+def count(counts: Counter[str], measure: Measure, durations_ms: Sequence[int]) -> None:
+    """Add durations of one measure to counts."""
     if durations_ms:
         for name, number in Counter(map(bucket, durations_ms)).items():
             counts[f"{measure}.{name}"] += number

@@ -186,8 +186,8 @@ def _scans(totals: dict[str, Totals]) -> Iterator[Metric]:
         yield counter
     duration = HistogramMetricFamily("queue_manager_scan_duration_seconds", "Duration of scans.", labels=["system"])
     for system, of_system in totals.items():
-        taken = of_system.get("duration_ms", 0) / 1000
-        duration.add_metric([system], buckets=counters.durations(of_system), sum_value=taken)
+        buckets = latency.Histogram.of(of_system, "run").cumulative()
+        duration.add_metric([system], buckets=buckets, sum_value=latency.sum_seconds(of_system, "run"))
     yield duration
 
 
