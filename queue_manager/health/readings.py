@@ -30,7 +30,7 @@ from queue_manager.core.cached_answer import CachedAnswer
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import AppError, ConfigurationError, Unavailable, reason, typed_reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import time_of
+from queue_manager.core.redis_client import is_refusal, time_of
 from queue_manager.core.server_check import refused_writes, require_server
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.explanation import Idle
@@ -226,11 +226,12 @@ async def _bounded(
         if rule is Rule.REFUSED_WRITES:
             text = unconfirmed
     except AppError as error:
-        is_refused = isinstance(error.__cause__, redis.ResponseError) or is_forbidden(error.__cause__)
+        cause = error.__cause__
+        is_refused = is_forbidden(cause) or (isinstance(cause, redis.ResponseError) and not is_refusal(cause))
         is_unsuitable = isinstance(error, ConfigurationError) or is_refused
         if rule is not Rule.UNKNOWN_STATE and is_unsuitable:
             rule = Rule.SERVER_UNSUITABLE
-        is_late = rule is Rule.REFUSED_WRITES and getattr(error.__cause__, "timeout", False)  # also by the driver
+        is_late = rule is Rule.REFUSED_WRITES and getattr(cause, "timeout", False)  # also by the driver
         text = unconfirmed if is_late else str(error)
     except redis.RedisError as error:
         text = f"{server}: {reason(error)}"
