@@ -247,14 +247,10 @@ class DueDocuments(System):
     def _checked_hook(self, function: F, known: object, name: str) -> F:
         if known is not None:
             raise ConfigurationError(f"System {self.name!r}: it has a function `{name}` already")
-        if not is_plain(function):
+        if not is_plain(function) or not takes_one(function):
             raise ConfigurationError(
-                f"System {self.name!r}: `{name}` must be a plain function, neither `async` nor a generator, unlike "
-                f"{qualified_name(function):.100}"
-            )
-        if not takes_one(function):
-            raise ConfigurationError(
-                f"System {self.name!r}: `{name}` must take one argument, unlike {qualified_name(function):.100}"
+                f"System {self.name!r}: `{name}` must be a plain function of one argument, neither `async` nor a "
+                f"generator, unlike {qualified_name(function):.100}"
             )
         return function
 

@@ -778,7 +778,7 @@ class TestAfter:
         for wrong in (None, 5, never_awaited, lambda written: (yield)):
             with pytest.raises(ConfigurationError, match=f"`{name}` must be a plain function"):
                 getattr(declare(), name)(wrong)
-        with pytest.raises(ConfigurationError, match=f"`{name}` must take one argument"):
+        with pytest.raises(ConfigurationError, match=f"`{name}` must be a plain function of one argument"):
             getattr(declare(), name)(lambda: None)
         system = declare()
         getattr(system, name)(print)
