@@ -1,4 +1,4 @@
-"""Imports with clear errors: of modules that a setting names, and of our own packages if another one hides them."""
+"""Imports with clear errors: of modules that a setting names or needs, and of our own packages if others hide them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from pathlib import Path
 from types import ModuleType
 
 from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.settings import settings
 
 OWN_PACKAGES = ("beat_schedule", "models", "services", "tasks")
 INSTALLED_IN = Path(__file__).parents[2]
+_EXTRAS = {
+    "SENTRY_DSN": ("sentry", ["sentry_sdk"]),
+    "QM_TRACING": ("otel", ["opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"]),
+}
+"""By setting: the extra that it needs, and modules of it."""
 
 
 def import_named(module: str, *, setting: str) -> ModuleType:
@@ -45,6 +51,20 @@ def _described(error: BaseException, module: str) -> str:
         if frame.f_globals.get("__name__", "").partition(".")[0] == package
     ]
     return f"{text}; {lines[-1]}" if lines else text
+
+
+def require_extras() -> None:
+    """Raise ConfigurationError if a setting needs an extra that is not installed."""
+    for setting, (extra, modules) in _EXTRAS.items():
+        if not getattr(settings(), setting.lower()):
+            continue
+        try:
+            for module in modules:
+                import_module(module)
+        except ImportError:
+            raise ConfigurationError(
+                f"{setting}: its packages are not installed: pip install 'queue-manager[{extra}]'"
+            ) from None
 
 
 @cache

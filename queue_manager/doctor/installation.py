@@ -10,12 +10,11 @@ from packaging.requirements import Requirement
 
 from beat_schedule import systems
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.imports import packages_hidden_in
+from queue_manager.core.imports import packages_hidden_in, require_extras
 from queue_manager.core.settings import settings
 from queue_manager.doctor.findings import Finding, Findings
 from queue_manager.health_rules import Rule
 from queue_manager.operations.api_keys import configured_keys
-from queue_manager.telemetry import error_reports, tracing
 from services import job_queues
 
 DISTRIBUTION = "queue-manager"
@@ -61,7 +60,7 @@ def invalid_settings() -> Iterator[Findings]:
     if (error := settings_error()) is not None:
         yield from _of_settings(error)
         return
-    for check in (_tasks, _jobs, _keys, error_reports.require_sdk, tracing.require_opentelemetry):
+    for check in (_tasks, _jobs, _keys, require_extras):
         try:
             check()
         except ConfigurationError as error:

@@ -13,7 +13,6 @@ import atexit
 import time
 from typing import TYPE_CHECKING, Any
 
-from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.log import get_logger
 from queue_manager.core.redis_client import PerProcess
 from queue_manager.core.settings import settings
@@ -26,18 +25,6 @@ FLUSH_TIMEOUT = 2.0  # seconds at the end of a process
 
 log = get_logger("QM/errors")
 _reported_at: dict[tuple[str, str], float] = {}
-
-
-def require_sdk() -> None:
-    """Raise ConfigurationError if `SENTRY_DSN` is set and the extra is not installed."""
-    if settings().sentry_dsn is None:
-        return
-    try:
-        import sentry_sdk  # noqa: F401
-    except ImportError:
-        raise ConfigurationError(
-            "SENTRY_DSN: the package sentry-sdk is not installed: pip install 'queue-manager[sentry]'"
-        ) from None
 
 
 def _make_client() -> Client:

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.redis_client import PerProcess
 from queue_manager.core.settings import settings
 
@@ -25,19 +24,6 @@ SPAN_FLUSH_TIMEOUT_MS = 2_000
 TRACE_HEADER = "traceparent"
 SERVICE_NAME = "queue-manager"  # unless OTEL_SERVICE_NAME names another
 Attributes = Mapping[str, str | int]
-
-
-def require_opentelemetry() -> None:
-    """Raise ConfigurationError if `QM_TRACING` is set and the extra is not installed."""
-    if not settings().qm_tracing:
-        return
-    try:
-        import opentelemetry.exporter.otlp.proto.http
-        import opentelemetry.sdk  # noqa: F401
-    except ImportError:
-        raise ConfigurationError(
-            "QM_TRACING: the packages of OpenTelemetry are not installed: pip install 'queue-manager[otel]'"
-        ) from None
 
 
 def _make_provider() -> Any:

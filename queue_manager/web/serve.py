@@ -24,11 +24,11 @@ from beat_schedule import warnings
 from queue_manager.core import log as logging
 from queue_manager.core.child_processes import ChildProcesses
 from queue_manager.core.errors import ConfigurationError, reason
+from queue_manager.core.imports import require_extras
 from queue_manager.core.loopback import is_loopback
 from queue_manager.core.redis_client import REDIS_OUTAGES
 from queue_manager.core.server_check import require_server
 from queue_manager.core.settings import Settings, redact_url, settings
-from queue_manager.telemetry import error_reports, tracing
 from queue_manager.web.app import create
 from queue_manager.web.live.socketio_server import MAX_PACKET_SIZE
 from services import message_queue
@@ -50,8 +50,7 @@ def serve(*, host: str, port: int, workers: int = 1) -> None:
     """
     chosen = settings()
     _require_keys_or_loopback(host, chosen)
-    error_reports.require_sdk()
-    tracing.require_opentelemetry()
+    require_extras()
     logging.configure(level=chosen.qm_log_level, form=chosen.qm_log_format)
     stdlib_logging.captureWarnings(True)
     stdlib_logging.getLogger("uvicorn.error").addFilter(_without_query)

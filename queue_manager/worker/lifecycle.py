@@ -20,6 +20,7 @@ from queue_manager.core import log as logging
 from queue_manager.core import process, server_check
 from queue_manager.core.clock import MAX_CLOCK_SKEW
 from queue_manager.core.errors import ConfigurationError, ScanFailed, reason
+from queue_manager.core.imports import require_extras
 from queue_manager.core.server_check import until_reachable
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import error_reports, tracing, worker_heartbeats
@@ -65,8 +66,7 @@ def check_worker(sender: Any, **_: Any) -> None:
         configure_logging(WARNING)  # Celery does it only after this
         _log_warnings()
         require_tasks()
-        error_reports.require_sdk()
-        tracing.require_opentelemetry()
+        require_extras()
         _refuse_wrong_servers(with_mongo=True)
         _refuse_missing_jobs()
         require_work()
@@ -96,7 +96,7 @@ def warn_of_expired(request: Any, expired: bool, **_: Any) -> None:
 def check_beat(**_: Any) -> None:
     with _ending_the_process():
         _log_warnings()
-        tracing.require_opentelemetry()
+        require_extras()
         _refuse_wrong_servers(with_mongo=False)
 
 

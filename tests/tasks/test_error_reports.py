@@ -16,7 +16,7 @@ from models.database import server_now
 from models.due_documents import DueCollection
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import ConfigurationError, PermanentError, ScanFailed
-from queue_manager.telemetry import error_reports
+from queue_manager.core.imports import require_extras
 from tasks import job_queues as tasks
 from tasks.item import MAX_FREE_REPEATS
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
@@ -132,8 +132,9 @@ def test_a_job_failure_is_reported_only_if_it_is_not_retried(
 def test_sentry_is_not_imported_without_its_setting() -> None:
     program = (
         "import sys\n"
+        "from queue_manager.core.imports import require_extras\n"
         "from queue_manager.telemetry import error_reports\n"
-        "error_reports.require_sdk()\n"
+        "require_extras()\n"
         "error_reports.report(ValueError(), where='x')\n"
         "assert 'sentry_sdk' not in sys.modules\n"
     )
@@ -144,5 +145,5 @@ def test_a_missing_sentry_package_is_reported_in_one_sentence(
     events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "sentry_sdk", None)
-    with pytest.raises(ConfigurationError, match=r"^SENTRY_DSN: the package sentry-sdk is not installed: pip install"):
-        error_reports.require_sdk()
+    with pytest.raises(ConfigurationError, match=r"^SENTRY_DSN: its packages are not installed: pip install"):
+        require_extras()

@@ -23,6 +23,7 @@ from queue_manager.beat.scheduler import LeaderScheduler
 from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import ConfigurationError
+from queue_manager.core.imports import require_extras
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import tracing
 from tasks import app
@@ -173,7 +174,8 @@ def test_without_the_setting_opentelemetry_is_not_imported_and_no_header_is_sent
         "import sys\n"
         "from queue_manager.telemetry import tracing\n"
         "import models.database, tasks.scan, tasks.item\n"
-        "tracing.require_opentelemetry()\n"
+        "from queue_manager.core.imports import require_extras\n"
+        "require_extras()\n"
         "with tracing.publishing('queue', attributes={}), tracing.processing('queue', [], attributes={}): pass\n"
         "assert not {'opentelemetry.exporter', 'opentelemetry.sdk.trace', 'models.command_spans'} & {*sys.modules}\n"
     )
@@ -184,5 +186,5 @@ def test_a_missing_opentelemetry_package_is_reported_in_one_sentence(
     exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
-    with pytest.raises(ConfigurationError, match=r"^QM_TRACING: the packages of OpenTelemetry are not installed: pip"):
-        tracing.require_opentelemetry()
+    with pytest.raises(ConfigurationError, match=r"^QM_TRACING: its packages are not installed: pip"):
+        require_extras()
