@@ -18,8 +18,8 @@ from pymongo.collection import Collection
 
 from models import listing
 from models.database import Document
-from models.job import IS_JOB, JobId, JobState, jobs
-from models.listing import NoPosition, Position, position
+from models.job import IS_JOB, JobState, jobs
+from models.listing import Position, position
 
 SEARCH_BATCH_SIZE = 500  # jobs that a search scans per query, so that it can stop in time
 MAX_SEARCHED_JOBS = 20_000
@@ -31,11 +31,7 @@ WITHOUT_TEXT = {"text": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class JobQuery:
-    """Filter and sort order of a list of jobs; ties in `sort_by` are ordered by id.
-
-    Raises:
-        NoPosition: `after` does not fit the sort order.
-    """
+    """Filter and sort order of a list of jobs; ties in `sort_by` are ordered by id."""
 
     name: str | None = None
     state: JobState | None = None
@@ -45,10 +41,6 @@ class JobQuery:
     """`_id`, which is the order of creation, or one of `job.JOB_SORT_FIELDS`."""
     is_descending: bool = True
     after: Position | None = None
-
-    def __post_init__(self) -> None:
-        if self.after is not None and (len(self.after) != len(self.order) or not isinstance(self.after[-1], JobId)):
-            raise NoPosition(f"{self.after!r:.100} is not a position in a list by {', '.join(self.order)}")
 
     @property
     def order(self) -> list[str]:
