@@ -40,7 +40,6 @@ from services.job_queues.job_run import MAX_STORED_ERROR_LENGTH
 
 ADOPTION_BATCH_SIZE = 500
 MAX_REJECTIONS_LISTED = 20
-HISTORY_TYPES: dict[str, type] = {"attempt": int, "run": str, "worker": str, "took_ms": int, "error": str}
 UNKNOWN_ERROR = "The application that stored the job gave no reason"
 INTERRUPTED_ERROR = "The job was executing when it was adopted"
 
@@ -165,17 +164,13 @@ def _priority(stored: Any) -> int:
 
 
 def _history(stored: Any) -> Iterator[Document]:
-    """Yield the entries, with `at`, `state` and `error` as a job has them.
-
-    They keep their other fields, but those that have another type in the history of a job.
-    """
+    """Yield the entries, with `at`, `state` and `error` as a job has them, and their other fields."""
     for entry in stored if isinstance(stored, list) else []:
         at = _moment(entry.get("date")) if isinstance(entry, dict) else None
         state = entry.get("state") if at is not None else None
         if isinstance(state, str) and (state in STATE_ALIASES or state in [*JobState]):
             error = _error_text(entry) if state == JobState.FAILURE else {}
-            kept = {name: value for name, value in entry.items() if isinstance(value, HISTORY_TYPES.get(name, object))}
-            yield {**kept, "at": at, "state": checked_state(state), **error}
+            yield {**entry, "at": at, "state": checked_state(state), **error}
 
 
 def _error_text(entry: Document) -> Document:

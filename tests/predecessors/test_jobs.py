@@ -128,15 +128,6 @@ def test_only_the_jobs_of_some_names_are_adopted(lab: Lab) -> None:
     assert job_queues.adopt([NAME, "report"], is_dry_run=False).adopted == 1
 
 
-def test_fields_of_the_history_that_have_another_type_in_ours_are_left_out(lab: Lab) -> None:
-    now = lab.clock()
-    odd = {"error": {"code": 5}, "worker": 7, "attempt": "2nd", "took_ms": 1.5, "serverId": SERVER}
-    id = store(NAME, "success", now, history=[{"date": now, "state": "success", **odd}])
-    job_queues.adopt(is_dry_run=False)
-    (entry,) = lab.jobs.get(id)["history"]
-    assert entry.keys() == {"date", "at", "state", "serverId"}
-
-
 def test_failure_keeps_its_reason(lab: Lab) -> None:
     now = lab.clock()
     history = [{"date": now, "state": "failure", "serverId": SERVER, "result": {"code": 5}}]
