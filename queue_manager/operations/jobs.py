@@ -19,7 +19,6 @@ from models.job_pages import MAX_JOB_PAGE_BYTES, JobPage, JobQuery
 from queue_manager.core.cached_answer import cached_count
 from queue_manager.core.clock import to_iso
 from queue_manager.core.errors import Contended
-from queue_manager.core.log import get_logger
 from queue_manager.operations import cursors
 from queue_manager.operations.job_schemas import (
     ChangedJob,
@@ -47,13 +46,6 @@ from services.job_queues import (
 from services.job_queues.fields import checked_name, search_pattern, sort_field
 
 JobAction = Literal["cancel", "retry", "remove", "reschedule"]
-CHANGE_TEXTS: Mapping[JobAction, str] = {
-    "cancel": "canceled",
-    "retry": "made due now",
-    "remove": "removed",
-    "reschedule": "rescheduled",
-}
-
 REFUSALS: Mapping[type[Exception], ChangeResult] = {
     InvalidJob: "NOT_FOUND",
     UnknownJob: "NOT_FOUND",
@@ -62,8 +54,6 @@ REFUSALS: Mapping[type[Exception], ChangeResult] = {
     Contended: "CONTENDED",
 }
 """The results of changes that a method of `jobs` refuses."""
-
-log = get_logger("QM/jobs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +173,6 @@ def change_job(
         with mongodb():
             job = change(id, **options)
         done.ids, done.count = [shown_id(job["_id"])], 1
-    log.info(f"A job was {CHANGE_TEXTS[action]} by an operator", job=id, name=job.get("name"))
     return job, done.undo
 
 
@@ -206,7 +195,6 @@ def change_jobs(
                 done.succeeded(changed)  # before the next one, which may fail
         done.succeeded(changed)
         done.is_complete = len(results) == len(wanted)
-    log.info(f"Jobs were {CHANGE_TEXTS[action]} by an operator", jobs=len(changed), of=len(wanted))
     return ChangedJobs(
         changed=len(changed), of=len(wanted), is_complete=done.is_complete, results=results, undo=done.undo
     )
@@ -248,9 +236,7 @@ def clear_jobs(body: JobsToDelete, actor: Actor, *, is_over: Callable[[], bool])
             if is_over():
                 action.is_complete = False
                 break
-    is_complete = action.is_complete
-    log.info("Jobs deleted by an operator", states=selected["states"], name=body.name, jobs=count, complete=is_complete)
-    return DeletedJobs(deleted=count, is_complete=is_complete, undo=action.undo)
+    return DeletedJobs(deleted=count, is_complete=action.is_complete, undo=action.undo)
 
 
 def _next(batches: Iterator[int]) -> int | None:
