@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, chdir
 from importlib import import_module
 from inspect import unwrap
@@ -130,9 +130,10 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     with (
         Valkey(directory / "valkey", REDIS_PORT) as valkey,
         Mongo(directory / "mongo", MONGO_PORT, parameters=never_expire) as mongo,
+        redis.Redis.from_url(valkey.url) as client,
     ):
         _close_celery()  # it is configured now, and not by some test that has changed the environment
-        yield Servers(mongo=mongo, valkey=valkey)
+        yield Servers(mongo=mongo, valkey=valkey, redis=client)
         _close_celery()
         database.close()
 
@@ -140,13 +141,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 @pytest.fixture
 def clean(servers: Servers) -> Servers:
     """Empty collections with their indexes, and an empty Redis."""
-    for name in _filled_collections():
+    catalog = _catalog()
+    for name in _filled(catalog):
         database.collection(name).delete_many({})
-    if servers.indexes is None or not servers.indexes <= _indexes():
+    if servers.indexes is None or not servers.indexes <= _indexes(catalog):
         schema.migrate(SYSTEMS)
-        servers.indexes = _indexes()
-    with redis.Redis.from_url(servers.valkey.url) as client:
-        client.flushall()
+        servers.indexes = _indexes(_catalog())
+    servers.redis.flushall()
     _close_celery()  # a pooled connection that an earlier test cut must not fail this one
     _close_breakers()
     _read_clock()
@@ -170,23 +171,29 @@ def _read_clock() -> None:
     database.server_now()
 
 
-def _filled_collections() -> list[str]:
+def _catalog() -> dict[str, list[dict[str, Any]]]:
+    """Return the database's collections and their indexes with all options, with one command for all."""
+    pipeline: list[dict[str, Any]] = [
+        {"$listCatalog": {}},
+        {"$match": {"db": DATABASE, "type": "collection"}},
+        {"$project": {"name": 1, "indexes": "$md.indexes.spec"}},
+    ]
+    catalog = database.database().client.admin.aggregate(pipeline)
+    return {found["name"]: found["indexes"] for found in catalog}
+
+
+def _indexes(catalog: dict[str, list[dict[str, Any]]]) -> frozenset[str]:
+    return frozenset(f"{name} {index}" for name, indexes in catalog.items() for index in indexes)
+
+
+def _filled(collections: Iterable[str]) -> list[str]:
     """Return the collections that hold documents, with one command for all."""
-    first, *others = database.database().list_collection_names() or ["none"]
+    first, *others = [*collections] or ["none"]
     one: dict[str, list[dict[str, Any]]] = {
         name: [{"$limit": 1}, {"$project": {"_id": name}}] for name in (first, *others)
     }
     union = [{"$unionWith": {"coll": name, "pipeline": one[name]}} for name in others]
     return [found["_id"] for found in database.collection(first).aggregate([*one[first], *union])]
-
-
-def _indexes() -> frozenset[str]:
-    """Return the database's indexes with all their options, with one command for all collections."""
-    pipeline: list[dict[str, Any]] = [{"$listCatalog": {}}, {"$match": {"db": DATABASE}}]
-    catalog = database.database().client.admin.aggregate(pipeline)
-    return frozenset(
-        f"{found['name']} {index['spec']}" for found in catalog for index in found.get("md", {}).get("indexes", ())
-    )
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from redis import Redis
+
 from dev.servers import Mongo, Valkey
 
 
@@ -11,4 +13,5 @@ from dev.servers import Mongo, Valkey
 class Servers:
     mongo: Mongo
     valkey: Valkey
+    redis: Redis  # empties it before each test
     indexes: frozenset[str] | None = None  # those of a migrated database, which need not be created again

@@ -67,7 +67,7 @@ def answering(*answers: ProxyAnswer, paths: list[str] | None = None) -> Iterator
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield url_of(server.server_port)
         server.shutdown()
 
@@ -330,7 +330,7 @@ def test_a_forked_process_does_not_use_the_connections_of_its_parent(kind: str) 
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         command = [sys.executable, "-c", FORK, kind, url_of(server.server_port)]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60)
         server.shutdown()

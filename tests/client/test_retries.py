@@ -72,7 +72,7 @@ def responding(clock: HandClock, *turns: tuple[float, str]) -> Iterator[Server]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
         server.url = url_of(listener.server_port)
-        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield server
         listener.shutdown()
 

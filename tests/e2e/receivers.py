@@ -45,7 +45,7 @@ def receiving_posts(take: Callable[[str, bytes], int | None], *, location: str =
             """Say nothing."""
 
     server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
         yield server.server_port

@@ -45,7 +45,7 @@ def dns_server(port_of_mongodb: int, *, txt: str, is_broken: Event | None = None
             reply_to.sendto(answer.to_wire(), self.client_address)
 
     with socketserver.ThreadingUDPServer((LOOPBACK, 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         try:
             yield server.server_address[1]
         finally:
