@@ -12,10 +12,10 @@ from redis import Redis
 from dev.servers import Valkey
 from tests.broker.guard_app import every
 from tests.broker.taking import body
-from tests.broker.test_leader_scheduler import scheduling
+from tests.broker.test_leader_scheduler import OFTEN, scheduling
 from tests.eventually import eventually
 
-ENTRIES = {"asks": {**every(1, "asks"), "kwargs": {"epoch": None, "other": 1}}, "plain": every(1, "plain")}
+ENTRIES = {"asks": {**every(OFTEN, "asks"), "kwargs": {"epoch": None, "other": 1}}, "plain": every(OFTEN, "plain")}
 
 
 @pytest.fixture

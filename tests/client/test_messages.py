@@ -141,8 +141,9 @@ def test_a_block_whose_error_has_no_text_rejects_the_message(client: Client) -> 
 
 
 def test_a_block_that_settled_its_message_is_not_warned_about_a_lost_lock(
-    queue: Queue, caplog: pytest.LogCaptureFixture
+    queue: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(received_messages, "TOUCHES_PER_DEADLINE", 12)
     with Client(url_of(queue.web.port), api_key=OPERATOR) as client:
         client.messages.enqueue("mail", ack_timeout=3)
         message = client.messages.dequeue()

@@ -70,8 +70,8 @@ def test_everything_ends_within_the_grace_period_including_processes_that_ignore
     supervisor = supervise(tmp_path, output, deaf=deaf, polite="sleep 300")
     supervisor.start()
     eventually(lambda: "up" in output.getvalue())
-    with promptly(4):
-        supervisor.stop(grace=2)
+    with promptly(2):
+        supervisor.stop(grace=0.5)
     assert "deaf   | (killed by SIGKILL)" in output.getvalue()
     assert "polite | (killed by SIGTERM)" in output.getvalue()
 

@@ -32,7 +32,7 @@ from queue_manager.core.errors import ConfigurationError, ContinueLater, NotYetD
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
 from services import job_queues
-from services.job_queues import JobCancelled, JobRun
+from services.job_queues import JobCancelled, JobRun, runner
 from services.job_queues.runner import READ_TTL, UNREGISTERED_DELAY
 from tasks import job_queues as tasks
 from tasks.job_queues import run_jobs
@@ -570,6 +570,7 @@ def outage(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         return collection(name)
 
     monkeypatch.setattr(job, "collection", asked)
+    monkeypatch.setattr(runner, "WRITE_RETRY_DELAY", 0.05)
     yield away
     away.clear()
 
@@ -593,8 +594,8 @@ def test_result_is_written_through_an_outage(
     def act(what: Any, run: Any) -> None:
         if what == "first":
             outage.set()
-            threading.Timer(0.7, outage.clear).start()
             time.sleep(took)
+            threading.Timer(0.2, outage.clear).start()
             if how == "fails":
                 raise ValueError("boom")
 
@@ -620,7 +621,7 @@ def test_success_of_a_repeating_job_is_kept_through_an_outage(lab: Lab, outage: 
 
     def act(run: Any) -> None:
         outage.set()
-        threading.Timer(0.7, outage.clear).start()
+        threading.Timer(0.2, outage.clear).start()
 
     during.works["mail"] = act
     report = during.run_through()
@@ -677,6 +678,7 @@ def test_result_is_written_although_the_server_refused_it_for_a_while(
 
         return first
 
+    monkeypatch.setattr(runner, "WRITE_RETRY_DELAY", 0.05)
     for name in ("finish_and_start", "finish"):
         monkeypatch.setattr(job_attempt, name, refusing(getattr(job_attempt, name)))
     assert lab.run_through().succeeded == 3
