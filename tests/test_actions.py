@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
 
 from dev.api_description import api_description
@@ -40,30 +40,34 @@ def test_every_action_has_a_command_and_every_exception_a_reason() -> None:
     assert [cells for cells in rows(WITHOUT_COMMAND) if len(cells[-1].split()) < 5] == []
 
 
+@cache
+def program() -> Any:
+    return typer.main.get_command(cli)
+
+
 def command_of(line: str) -> tuple[Any, list[str]]:
     """Return the command that a line names, and the rest of the line."""
-    command: Any = typer.main.get_command(cli)
-    words = line.split()[1:]
+    command, words = program(), line.split()[1:]
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     return command, words
 
 
-@pytest.mark.parametrize("line", commands(typer.main.get_command(cli), "queue-manager"))
-def test_help_of_a_command_with_parameters_has_an_example_that_fits(line: str) -> None:
-    command, _ = command_of(line)
-    examples = re.findall(r"`(queue-manager [^`]*)`", " ".join((command.help or "").split()))
-    fitting = [example for example in examples if example.startswith(line)]
-    options = {name for parameter in command.params for name in parameter.opts}
-    given = {word for example in fitting for word in example.split() if re.fullmatch("--[a-z-]+", word)}
-    assert fitting or not command.params
-    assert given <= options
+def test_help_of_a_command_with_parameters_has_an_example_that_fits() -> None:
+    for line in commands(program(), "queue-manager"):
+        command, _ = command_of(line)
+        examples = re.findall(r"`(queue-manager [^`]*)`", " ".join((command.help or "").split()))
+        fitting = [example for example in examples if example.startswith(line)]
+        options = {name for parameter in command.params for name in parameter.opts}
+        given = {word for example in fitting for word in example.split() if re.fullmatch("--[a-z-]+", word)}
+        assert fitting or not command.params, line
+        assert given <= options, line
 
 
-@pytest.mark.parametrize("line", sorted(set(COMMAND.findall(PAGE.read_text()))))
-def test_command_and_its_options_exist(line: str) -> None:
-    command, words = command_of(line)
-    options = {name for parameter in command.params for name in parameter.opts}
-    given = {word for word in words if word.startswith("--")}
-    assert given <= options
-    assert words[:1] == [] or words[0].startswith("--") or words[0].isupper(), f"{line}: no such command"
+def test_command_and_its_options_exist() -> None:
+    for line in sorted(set(COMMAND.findall(PAGE.read_text()))):
+        command, words = command_of(line)
+        options = {name for parameter in command.params for name in parameter.opts}
+        given = {word for word in words if word.startswith("--")}
+        assert given <= options, line
+        assert words[:1] == [] or words[0].startswith("--") or words[0].isupper(), f"{line}: no such command"

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -69,27 +70,34 @@ FOLLOWED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("page", "block"), CASES, ids=[f"{page.relative_to(ROOT)}:{block.line}" for page, block in CASES]
-)
-def test_every_block_has_a_language_and_a_way_it_is_tested(page: Path, block: Block) -> None:
-    assert is_executable(block) or block.language in {*SHOWN, DRAWN}, "name a language in the opening fence"
-    kind, _, value = block.marker.partition(": ")
-    if kind == "tested by":
-        path, _, name = value.partition("::")
-        tree = ast.parse((ROOT / path).read_text())
-        functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        assert name in functions, value
-        assert page.name in text_of_module(path), f"{path} does not read {page.name}"
-    elif block.marker and not kind.startswith("setup:"):
-        assert MARKER.fullmatch(block.marker), block.marker
-        assert kind != "run" or value in RUN, block.marker
-        assert kind != "shows" or block.language in SHOWN, "a command or a program cannot just be shown"
-    is_run_here = is_executed(block) and block.language not in ("js", "ts")
-    is_written = str(page.relative_to(ROOT)) in WRITTEN_BY_A_PROGRAM or block.language == DRAWN
-    assert is_run_here or is_written or kind in ("tested by", "shows", "not run"), "say which test executes it"
+def test_every_block_has_a_language_and_a_way_it_is_tested() -> None:
+    for page, block in CASES:
+        where = f"{page.relative_to(ROOT)}:{block.line}"
+        is_named = is_executable(block) or block.language in {*SHOWN, DRAWN}
+        assert is_named, f"{where}: name a language in the opening fence"
+        kind, _, value = block.marker.partition(": ")
+        if kind == "tested by":
+            path, _, name = value.partition("::")
+            assert name in functions_of_module(path), f"{where}: {value}"
+            assert page.name in text_of_module(path), f"{path} does not read {page.name}"
+        elif block.marker and not kind.startswith("setup:"):
+            assert MARKER.fullmatch(block.marker), f"{where}: {block.marker}"
+            assert kind != "run" or value in RUN, f"{where}: {block.marker}"
+            is_shown = kind != "shows" or block.language in SHOWN
+            assert is_shown, f"{where}: a command or a program cannot just be shown"
+        is_run_here = is_executed(block) and block.language not in ("js", "ts")
+        is_written = str(page.relative_to(ROOT)) in WRITTEN_BY_A_PROGRAM or block.language == DRAWN
+        is_tested = is_run_here or is_written or kind in ("tested by", "shows", "not run")
+        assert is_tested, f"{where}: say which test executes it"
 
 
+@cache
+def functions_of_module(path: str) -> set[str]:
+    tree = ast.parse((ROOT / path).read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+@cache
 def text_of_module(path: str) -> str:
     """Return the text of a module of the tests, of the fixtures next to it, and of the modules that they import."""
     found, to_read = dict[str, str](), [path, f"{path.rpartition('/')[0]}/conftest.py"]
@@ -102,10 +110,10 @@ def text_of_module(path: str) -> str:
     return "\n".join(found.values())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_fence_belongs_to_a_block(page: Path) -> None:
-    text = page.read_text()
-    assert len(re.findall(r"^ *(?:```|~~~)", text, re.MULTILINE)) == 2 * len([*blocks(text)])
+def test_every_fence_belongs_to_a_block() -> None:
+    for page in PAGES:
+        text = page.read_text()
+        assert len(re.findall(r"^ *(?:```|~~~)", text, re.MULTILINE)) == 2 * len([*blocks(text)]), page
 
 
 def test_generated_pages_are_up_to_date() -> None:
