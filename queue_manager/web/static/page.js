@@ -27,7 +27,7 @@ addEventListener("keydown", (event) => {
   const hasCommand = event.ctrlKey || event.metaKey;
   const isTyping = /** @type {Element} */ (event.target).matches("input:not([type=checkbox]), textarea, select");
   if (event.key === "?" && !hasCommand && !isTyping) return showDisplay();
-  if (hasCommand ? event.key.toLowerCase() !== "k" : isTyping || event.key !== "/") return;
+  if (hasCommand ? event.shiftKey || event.key.toLowerCase() !== "k" : isTyping || event.key !== "/") return;
   event.preventDefault();
   if (search && !hasCommand) search.focus();
   else byId("find").select();
