@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- Checks whether each message that has a record can be received, one slice of the records per call, because another program
--- may have changed the keys of the queue. Deletes the records of entries that were deleted. Requeues messages that no
--- consumer would receive: the group has passed over their entries, and they are neither pending nor parked. Then the consumer
--- of the group or the key of the parked messages was deleted, or a stream was renamed and renamed back.
+-- may have changed the keys of the queue. Deletes the records of entries that were deleted. Requeues, in any order, messages
+-- that no consumer would receive: the group has passed over their entries, and they are neither pending nor parked, because
+-- the consumer of the group or the key of the parked messages was deleted, or a stream was renamed and renamed back.
 --
 -- KEYS[1]  queue name
 -- ARGV     number of priorities

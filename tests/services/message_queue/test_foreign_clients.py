@@ -364,8 +364,8 @@ def test_parked_messages_with_lost_index_entries_are_delivered(
     lab.heal()
     lab.contents.resume(["mail"])
 
-    assert lab.ids("main") == ["b", "a"]
-    assert [lab.take().id, lab.take().id] == ["a", "b"]
+    assert sorted(lab.ids("main")) == ["a", "b"]
+    assert sorted([lab.take().id, lab.take().id]) == ["a", "b"]
     assert lab.queue.dequeue() is None
 
 
