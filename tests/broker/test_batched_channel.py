@@ -99,6 +99,7 @@ def test_a_worker_whose_ping_is_refused_reconnects(tmp_path: Path) -> None:
         for step in (connection.transport.cycle.on_poll_start, connection.channel):
             with pytest.raises(BrokerRefuses, match="MISCONF"):
                 step()
+        server.kill()  # which cannot save, and so would not end at once
 
 
 def test_higher_priority_is_delivered_first(server: Valkey, client: Redis) -> None:

@@ -96,6 +96,7 @@ def test_connections_are_reopened_after_a_misconfigured_server_refused_writes(
         with pytest.raises(redis.ResponseError, match=said):
             client.set("key", 1)
         assert not before & {client.client_id(), other.client_id()}
+        server.kill()  # which cannot save, and so would not end at once
 
 
 @pytest.mark.slow
