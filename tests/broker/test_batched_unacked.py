@@ -253,6 +253,7 @@ def test_stock_transport_requeues_messages_held_by_ours(server: Valkey, client: 
         ours.transport.cycle._channels.clear()
 
 
+@pytest.mark.slow
 def test_full_server_is_emptied(connection: Connection, client: Redis) -> None:
     send(connection, "q", *range(300))
     client.rpush("q", b"no message")

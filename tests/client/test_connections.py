@@ -90,6 +90,7 @@ def test_a_message_is_added_once_although_the_response_is_lost(lossy: Client, pr
     assert lossy.messages.get(id).state == "main"
 
 
+@pytest.mark.slow
 def test_a_message_is_received_again_after_its_deadline_if_the_response_is_lost(
     lossy: Client, proxy: LossyProxy
 ) -> None:

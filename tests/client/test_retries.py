@@ -336,6 +336,7 @@ def test_events_end_when_the_time_after_the_first_error_is_over(kind: str, clock
         assert server.requests == 3
 
 
+@pytest.mark.slow
 def test_a_stream_that_breaks_off_at_once_is_not_requested_without_a_pause(kind: str, clock: HandClock) -> None:
     turns = (0, lost(PING)), (0, lost(PING)), (0, ended(EVENT))
     with responding(clock, *turns) as server, connected(kind, server.url, retry_for=RETRY_FOR) as client:

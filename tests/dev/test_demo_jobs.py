@@ -130,6 +130,7 @@ class TestProcess:
             eventually(lambda: {job["name"] for job in service.list()} == set(NAMES))
         assert child.wait() == 0
 
+    @pytest.mark.slow
     def test_demo_stores_no_jobs_if_they_are_not_imported(self, clean: Servers) -> None:
         rooms = model.jobs().database["support_rooms"]
         with running(DEMO, {"QM_JOBS": "true", "JOBS_IMPORTS": '["json"]'}):

@@ -111,6 +111,7 @@ class TestConsumer:
         queue.enqueue("demo.send_mail", ["somebody", "tries"])
         eventually(lambda: worked(queue))
 
+    @pytest.mark.slow
     def test_message_of_a_consumer_that_dies_is_requeued(self, queue: MessageQueue, people: QueueAdmin) -> None:
         id = queue.enqueue("demo.make_thumbnail", {})
         child = spawn([sys.executable, "-c", DIES_AT_ONCE], stdout=subprocess.PIPE)
@@ -145,6 +146,7 @@ class TestProcess:
             eventually(lambda: people.counts().total_acknowledged)
         assert child.wait() == 0
 
+    @pytest.mark.slow
     def test_demo_does_not_use_the_queue_if_configured(self, people: QueueAdmin) -> None:
         rooms = collection(ROOMS_COLLECTION)
         with running([*DEMO, "--no-messages"], {**ON, "QM_CONVERSATIONS": "true"}):

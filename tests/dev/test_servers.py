@@ -57,6 +57,7 @@ def test_killed_valkey_starts_again_on_its_port_with_its_data(tmp_path: Path) ->
         assert server.port == port
 
 
+@pytest.mark.slow
 def test_mongo_is_a_writable_replica_set_and_keeps_its_writes_over_a_kill(tmp_path: Path) -> None:
     with Mongo(tmp_path / "mongo") as server, mongo_client(server) as client:
         things = client.get_default_database()["things"]
@@ -68,6 +69,7 @@ def test_mongo_is_a_writable_replica_set_and_keeps_its_writes_over_a_kill(tmp_pa
         assert only_owner_may_enter(server.directory)
 
 
+@pytest.mark.slow
 def test_mongo_data_can_be_used_on_another_port(tmp_path: Path) -> None:
     with Mongo(tmp_path) as first:
         with mongo_client(first) as client:

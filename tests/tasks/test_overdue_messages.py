@@ -137,6 +137,7 @@ def test_scheduled_sweep_that_comes_too_early_schedules_another(queue: MessageQu
     assert is_planned_for(planned, held, pace)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("production_bounds")
 def test_sweep_does_not_wait_for_an_unavailable_mongodb(queue: MessageQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = f"mongodb://127.0.0.1:{free_port()}/queue_manager"

@@ -123,6 +123,7 @@ def test_a_client_of_the_protocol_of_version_2_is_refused(unsecured: Web) -> Non
     assert unsecured.get("/socket.io/?EIO=4&transport=polling").status == 200
 
 
+@pytest.mark.slow
 def test_a_client_whose_token_expires_is_disconnected_within_two_seconds(secured: Web) -> None:
     step = clock_step()
     ends_at = int(time.time()) + 6  # time to connect, also on a machine that stands still for seconds

@@ -178,6 +178,7 @@ def test_a_server_failure_during_a_search_is_the_last_event(queue: Queue) -> Non
         assert (name, data["error"]) == ("error", "unavailable")
 
 
+@pytest.mark.slow
 def test_a_search_stops_when_its_client_disconnects(queue: Queue) -> None:
     """The client reads nothing after the first matches, so that the search waits for it before it reads the others."""
     others = 30_000

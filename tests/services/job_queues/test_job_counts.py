@@ -172,6 +172,7 @@ def test_a_document_with_a_list_of_states_is_not_counted(kept: Lab) -> None:
     assert job_counts.recount(kept.clock())
 
 
+@pytest.mark.slow
 def test_recount_may_take_longer_than_a_transaction(kept: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     def count_slowly(*arguments: Any, **options: Any) -> job_counts.Numbers:
         time.sleep(1.6)

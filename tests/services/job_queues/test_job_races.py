@@ -54,6 +54,7 @@ def try_to_start(lab: Lab, found: Document, token: str = "t") -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_cancel_racing_with_start_exactly_one_wins(lab: Lab, racing: Any, figure: Callable[[str], None]) -> None:
     winners = Counter[str]()
     for _ in range(ROUNDS):
