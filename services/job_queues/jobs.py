@@ -40,8 +40,8 @@ DELETION_BATCH_SIZE = 250  # jobs that one transaction deletes; 1,000 took longe
 RESERVATION_TIMEOUT = 2.0  # seconds that a change waits for a run that has reserved the job; longer than a reservation
 RESERVATION_CHECK_INTERVAL = 0.02  # seconds
 
-Change = Callable[..., Document | None]
-"""A change of `job_operations`, which is called with a job and `now`."""
+JobOperation = Callable[..., Document | None]
+"""A function of `job_operations`, which is called with a job and `now`."""
 OnChange = Callable[[Document, Document], object]
 """Is called with a job as an operation found it and as it left it."""
 
@@ -176,7 +176,7 @@ class Jobs:
             DuplicateJob: the job is singular, and another with its name and arguments is live.
             InvalidJob, UnknownJob.
         """
-        change: Change
+        change: JobOperation
         checked = None if priority is None else checked_priority(priority)
         if at is not None or delay is not None:
             due = checked_due(at, delay, self._clock())
@@ -324,7 +324,7 @@ class Jobs:
     def _change(
         self,
         id: str,
-        change: Change,
+        change: JobOperation,
         refusal: str,
         states: Sequence[JobState],
         on_change: OnChange | None = None,
