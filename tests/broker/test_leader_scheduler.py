@@ -339,7 +339,7 @@ def test_broken_entry_of_the_configuration_is_replaced(kind: str, server: Valkey
 @pytest.mark.parametrize("ends", [{"count": 2}, {"until": True}])
 def test_expired_entry_is_not_sent_and_the_others_continue(ends: dict[str, Any], server: Valkey, client: Redis) -> None:
     with scheduling(server, {"items": every(OFTEN, "items")}) as scheduler:
-        begins = datetime.now(UTC)
+        begins = datetime.now(UTC) + seconds(0.5)  # so that an occurrence is left: they are at whole seconds
         ending = {"until": begins + seconds(1)} if "until" in ends else ends
         schedule = rrule("SECONDLY", dtstart=begins, app=scheduler.app, **ending)
         options = {"queue": "ending"}
