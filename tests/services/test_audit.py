@@ -233,7 +233,7 @@ def test_the_command_lists_pages_and_refuses_wrong_options(clean: Servers) -> No
     assert '"names": "c"' in run("audit", "show", entries()[0].id)
     for arguments, wrong in (
         (("--since", "yesterday"), "--since: 'yesterday' must be an ISO 8601 time"),
-        (("--cursor", "x"), "cursor: must be the cursor of an earlier page"),
+        (("--cursor", "x"), "--cursor: must be the cursor of an earlier page"),
         (("show", "x"), "There is no entry x in the audit"),
     ):
         assert f"queue-manager: {wrong}" in run("audit", *arguments, code=1 if "show" in arguments else 2)
