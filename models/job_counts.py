@@ -1,8 +1,8 @@
 """Counts of finished jobs by name: collection `qm_job_counts`, so that counting does not read every job that is kept.
 
     {_id: name, success, canceled}      finished jobs of a name, except those marked `uncounted`
-    {_id: "*", recounted_at, version, attempted_at}     when all were counted, before which there are no counts yet,
-                                        and when that was last attempted
+    {_id: "*", recounted_at, version}   when all were counted; without it there are no counts yet
+    {_id: "*attempt", at}               of a recount, while it runs and after it failed
 
 A job is marked in the write that finishes it. `add_finished` adds marked jobs to the counts and removes the marks.
 
@@ -33,7 +33,8 @@ from models.transaction import transact
 from queue_manager.core.clock import hours, minutes, seconds
 
 COUNTS_COLLECTION = "qm_job_counts"
-RECOUNT_ID = "*"  # jobs of this name, which only other programs can store, are not counted here
+RECOUNT_ID, ATTEMPT_ID = "*", "*attempt"
+RECORD_IDS = (RECOUNT_ID, ATTEMPT_ID)  # jobs of such names, which only other programs can store, are not counted here
 RECOUNT_INTERVAL = hours(1)  # for jobs that other programs, or release 0.1, finished or deleted
 MAX_RECOUNT_TIME = seconds(60)  # for which a recount occupies a process; a server counts about a million jobs a second
 RECOUNT_PAUSE = minutes(15)  # after an attempt that failed
@@ -51,9 +52,7 @@ def job_counts() -> Collection[Document]:
 def by_name() -> CountsByName:
     """Count the jobs by name and state, at one moment. The cost does not depend on the finished jobs that are kept."""
     with database.client().start_session(snapshot=True) as session:
-        is_kept = (
-            job_counts().find_one({"_id": RECOUNT_ID, "recounted_at": {"$exists": True}}, session=session) is not None
-        )
+        is_kept = job_counts().find_one(RECOUNT_ID, session=session) is not None
         numbers = _count([*LIVE_STATES] if is_kept else [*JobState], session)
         if is_kept:
             numbers.update(_kept(session))
@@ -106,15 +105,12 @@ def _is_counted(one: Document) -> bool:
 
 def begin_recount(now: datetime) -> bool:
     """Record an attempt to recount; return False if none is due yet, or if another process was faster."""
-    last = job_counts().find_one(RECOUNT_ID) or {}
-    if _is_recent(last.get("recounted_at"), RECOUNT_INTERVAL, now):
+    last, attempt = (job_counts().find_one(id) or {} for id in RECORD_IDS)
+    if _is_recent(last.get("recounted_at"), RECOUNT_INTERVAL, now) or _is_recent(attempt.get("at"), RECOUNT_PAUSE, now):
         return False
-    attempted_at = last.get("attempted_at")
-    if _is_recent(attempted_at, RECOUNT_PAUSE, now):
-        return False
-    unchanged = {"_id": RECOUNT_ID, "attempted_at": {"$eq": attempted_at}}
+    unchanged = {"_id": ATTEMPT_ID, "at": {"$eq": attempt.get("at")}}
     try:
-        job_counts().update_one(unchanged, {"$set": {"attempted_at": now}}, upsert=True)
+        job_counts().update_one(unchanged, {"$set": {"at": now}}, upsert=True)
     except DuplicateKeyError:
         return False
     return True
@@ -129,7 +125,7 @@ def recount(now: datetime) -> bool:
 
     One snapshot, without a transaction, shows how many jobs the counts lack; that difference is then added. It stays
     correct while jobs finish or are deleted, because this module updates the counts together with the jobs. Only a
-    recount does not; the version shows that another one was faster.
+    recount does not; the time, which release 0.2.0 also writes, and the version show that another one was faster.
 
     Raises:
         Contended: the counts are locked by the transaction of a living process.
@@ -142,7 +138,7 @@ def recount(now: datetime) -> bool:
         lacking.subtract(_kept(session))
 
     def correct(session: ClientSession) -> bool:
-        unchanged = {"_id": RECOUNT_ID, "version": {"$eq": last.get("version")}}
+        unchanged = {"_id": RECOUNT_ID, **{name: {"$eq": last.get(name)} for name in ("recounted_at", "version")}}
         new = {"recounted_at": now, "version": ObjectId()}
         job_counts().update_one(unchanged, {"$set": new}, upsert=True, session=session)
         _increase(lacking, 1, session)
@@ -184,7 +180,7 @@ def _increase(numbers: Numbers, sign: int, session: ClientSession) -> None:
     writes = [
         UpdateOne({"_id": name}, [{"$set": {state: {"$add": [_stored(state), sign * number]}}}], upsert=True)
         for (name, state), number in numbers.items()
-        if number and name != RECOUNT_ID
+        if number and name not in RECORD_IDS
     ]
     if writes:
         job_counts().bulk_write(writes, session=session)

@@ -255,6 +255,26 @@ def test_changes_of_other_programs_during_a_recount_are_included_in_the_next(kep
     assert job_counts.by_name() == count_jobs() == {"mail": {"success": 2}}
 
 
+def test_a_recount_does_not_add_what_release_0_2_0_has_counted_meanwhile(
+    kept: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.run("mail")
+    kept.run_through()
+    kept.dispatch(epoch=1)
+    job_counts.job_counts().update_one({"_id": "*"}, {"$unset": {"version": ""}})  # as release 0.2.0 writes it
+    job_counts.job_counts().delete_one({"_id": "mail"})
+
+    def recounted_by_0_2_0(act: Any) -> Any:
+        job_counts.job_counts().insert_one({"_id": "mail", "success": 1})
+        job_counts.job_counts().update_one({"_id": "*"}, {"$set": {"recounted_at": kept.clock() + hours(1)}})
+        return transact(act)
+
+    transact = transaction.transact
+    monkeypatch.setattr(job_counts, "transact", recounted_by_0_2_0)
+    assert not job_counts.recount(kept.clock() + hours(2))
+    assert job_counts.by_name() == {"mail": {"success": 1}}
+
+
 @pytest.mark.parametrize(
     "malformed",
     [float("nan"), float("inf"), 1e308, 2**63 - 1, -3, True, None, "5", [0], {"a": 1}, Decimal128("sNaN")],
@@ -282,8 +302,8 @@ def test_a_malformed_count_is_zero_until_the_next_recount_corrects_it(malformed:
 def test_counts_without_a_past_time_of_their_recount_are_recounted(malformed: Any, kept: Lab) -> None:
     kept.run("mail")
     kept.run_through()
-    times = dict.fromkeys(("recounted_at", "attempted_at"), malformed)
-    job_counts.job_counts().update_one({"_id": "*"}, {"$set": times})
+    job_counts.job_counts().update_one({"_id": "*"}, {"$set": {"recounted_at": malformed}})
+    job_counts.job_counts().insert_one({"_id": "*attempt", "at": malformed})
     kept.dispatch(epoch=1)
     assert recounted_at() == kept.clock()
     assert job_counts.by_name() == {"mail": {"success": 1}}
@@ -378,10 +398,11 @@ def test_transaction_that_fails_changes_neither_the_marks_nor_the_counts(
     assert (uncounted(), job_counts.by_name()) == (1, {"mail": {JobState.CANCELED: 1}})
 
 
-def test_a_job_named_like_the_internal_record_does_not_overwrite_it(lab: Lab) -> None:
+@pytest.mark.parametrize("name", job_counts.RECORD_IDS)
+def test_a_job_named_like_an_internal_record_does_not_overwrite_it(name: str, lab: Lab) -> None:
     id = lab.run("mail")
     lab.run_through("mail")
-    job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"name": "*"}})  # as another program may name it
+    job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"name": name}})  # as another program may name it
 
     assert job_counts.add_finished(limit=10) == 1
 
