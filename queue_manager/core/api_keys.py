@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
-    AwareDatetime,
+    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
@@ -24,6 +24,9 @@ from pydantic import (
     ValidationError,
     with_config,
 )
+
+from queue_manager.core.clock import parse_utc
+from queue_manager.core.errors import PermanentError
 
 Role = Literal["viewer", "operator"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -49,6 +52,13 @@ def _random_key(key: SecretStr) -> SecretStr:
     return key
 
 
+def _moment(value: Any) -> datetime | None:
+    try:
+        return parse_utc(value, field="expires")
+    except PermanentError as error:
+        raise ValueError from error
+
+
 @with_config(ConfigDict(extra="forbid", strict=True))
 @dataclass(frozen=True, kw_only=True)
 class ApiKey:
@@ -57,7 +67,7 @@ class ApiKey:
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@-]{1,64}$")]
     key: Annotated[SecretStr, AfterValidator(_random_key)]
     role: Role
-    expires_at: Annotated[AwareDatetime | None, Field(validation_alias="expires")] = None
+    expires_at: Annotated[datetime | None, BeforeValidator(_moment), Field(validation_alias="expires")] = None
     systems: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
 
     def is_expired(self, now: datetime) -> bool:

@@ -32,8 +32,9 @@ def refusal(value: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(error.value)
 
 
-def test_a_key_has_a_name_a_role_and_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QM_API_KEYS", json.dumps([{**GOOD, "expires": "2027-01-31T01:00:00+01:00"}]))
+@pytest.mark.parametrize("end", ["2027-01-31T01:00:00+01:00", "20270131T000000Z", "2027-01-31T00Z"])
+def test_a_key_has_a_name_a_role_and_an_end(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QM_API_KEYS", json.dumps([{**GOOD, "expires": end}]))
     (key,) = settings().qm_api_keys
     assert (key.name, key.role, key.expires_at) == ("billing", "viewer", datetime(2027, 1, 31, tzinfo=UTC))
     assert key.key.get_secret_value() == SECRET
@@ -59,6 +60,8 @@ def test_no_repr_shows_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         ({**GOOD, "name": "s3cret s3cret"}, "[0].name: 1 to 64"),
         ({**GOOD, "expires": "s3cret"}, "[0].expires: an ISO 8601 time with a time zone"),
         ({**GOOD, "expires": "2027-01-31"}, "[0].expires: an ISO 8601 time with a time zone"),
+        ({**GOOD, "expires": "1700000000"}, "[0].expires: an ISO 8601 time with a time zone"),
+        ({**GOOD, "expires": "9999-12-31T23:59:59-10:00"}, "[0].expires: an ISO 8601 time with a time zone"),
         ({**GOOD, "systems": "s3cret"}, "[0].systems: a list of the names of systems"),
         ({**GOOD, "systems": []}, "[0].systems: a list of the names of systems"),
         ({**GOOD, "systems": [5]}, "[0].systems: a list of the names of systems"),
