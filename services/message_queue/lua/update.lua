@@ -15,7 +15,7 @@ local id, from, changes, kind_json, payload = unpack(ARGV)
 
 -- Returns an entry as enqueue.lua adds it: other programs read only entries.
 local function entry_of(record, payload)
-  kind_json = kind_json ~= '' and kind_json or cjson.encode(record.type)
+  kind_json = kind_json ~= '' and kind_json or string.gsub(cjson.encode(record.type), '\\/', '/')
   local options = ''
   for _, name in ipairs({ 'custom_ack_timeout', 'custom_max_attempts' }) do
     options = options .. (record[name] and '"' .. name .. '":' .. cjson.encode(record[name]) .. ',' or '')

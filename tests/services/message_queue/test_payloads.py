@@ -93,11 +93,13 @@ def test_payload_stays_as_its_producer_wrote_it(lab: Lab, text: str) -> None:
 def test_entry_of_a_changed_message_equals_one_written_by_a_producer(lab: Lab, change: dict[str, Any]) -> None:
     """Other programs read only entries."""
     id = lab.queue.enqueue("old", Json("{ }"), 2, ack_timeout=77, max_attempts=9)
-    lab.contents.update(id, {"type": "new", "ack_timeout": 5, **change})
+    lab.contents.update(id, {"type": "new/type"})
+    lab.contents.update(id, {"ack_timeout": 5, **change})
     [(_, entry)] = lab.client.xrange("q_p2")
     data = entry[b"data"].decode()
-    changed = {"type": "new", "priority": 2, "custom_ack_timeout": 5, "custom_max_attempts": 9, "payload": {}}
+    changed = {"type": "new/type", "priority": 2, "custom_ack_timeout": 5, "custom_max_attempts": 9, "payload": {}}
     assert json.loads(data) == {"id": id, "created_at": lab.everything("main")[0].fields["created_at"], **changed}
+    assert '"type":"new/type"' in data
     assert data.endswith(',"payload":{ }}')
 
 
