@@ -289,7 +289,7 @@ def run(name: str, batch: Sequence[PoolRequest]) -> list[TaskResult | Verdict]:
                 ended.append(completion.succeed(task, outcome, share))
                 succeeded += 1
                 continue
-            if not is_result(outcome) and monotonic() > ends_at:
+            if isinstance(outcome, Exception) and monotonic() > ends_at:
                 ended.append(Verdict.UNREACHED)
                 continue
             with task.completing_with(outcome):
