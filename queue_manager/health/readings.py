@@ -30,7 +30,7 @@ from queue_manager.core.cached_answer import CachedAnswer
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import AppError, ConfigurationError, Unavailable, reason, typed_reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import is_refusal, time_of
+from queue_manager.core.redis_client import time_of
 from queue_manager.core.server_check import refused_writes, require_server
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.explanation import Idle
@@ -227,7 +227,7 @@ async def _bounded(
             text = unconfirmed
     except AppError as error:
         cause = error.__cause__
-        is_refused = is_forbidden(cause) or (isinstance(cause, redis.ResponseError) and not is_refusal(cause))
+        is_refused = is_forbidden(cause) or str(cause).startswith("WRONGTYPE ")
         is_unsuitable = isinstance(error, ConfigurationError) or is_refused
         if rule is not Rule.UNKNOWN_STATE and is_unsuitable:
             rule = Rule.SERVER_UNSUITABLE
