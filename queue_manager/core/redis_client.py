@@ -285,7 +285,8 @@ def time_of(reply: Sequence[int]) -> datetime:
 class BestEffortClient:
     """Calls Redis for what may be lost, such as counts: waits briefly, and never raises an error of redis-py.
 
-    After an error, nothing is called for `BEST_EFFORT_PAUSE`. The begin and the end of an outage are logged.
+    After an error, nothing is called for `BEST_EFFORT_PAUSE`. The begin and the end of an outage are logged, and each
+    other error.
 
     Args:
         records: what is recorded, for the log.
@@ -305,8 +306,8 @@ class BestEffortClient:
         try:
             result = call(self._client)
         except redis.RedisError as error:
-            self._is_away, self._try_again_at = True, time.monotonic() + BEST_EFFORT_PAUSE
-            if not was_away:
+            self._is_away, self._try_again_at = isinstance(error, REDIS_OUTAGES), time.monotonic() + BEST_EFFORT_PAUSE
+            if not (was_away and self._is_away):
                 log.warning(f"{self._records} are not recorded: {describe_outage(self._url, error)}")
             return None
         self._is_away = False
