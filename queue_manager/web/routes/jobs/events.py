@@ -72,7 +72,6 @@ class JobEvents(EventSource[str]):
         return Changes()
 
     async def start(self, last: str | None, reader_position: ReaderPosition[str]) -> StartPosition[str]:
-        await CallThread("job-events").run(server_now)  # a sample of the server's clock, for `estimated_now`
         is_token = last is not None and RESUME_TOKEN.fullmatch(last) is not None
         now = await reader_position(last if is_token else None)
         if last is None:
@@ -95,6 +94,7 @@ class JobEvents(EventSource[str]):
 
     async def live(self, after: str | None) -> AsyncGenerator[ReadBatch[str], None]:
         sent_at = 0.0
+        await CallThread("job-events").run(server_now)  # a sample of the server's clock, for `estimated_now`
         try:
             async with aclosing(self._changes.since(after)) as steps:
                 async for step in steps:
