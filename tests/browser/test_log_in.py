@@ -164,3 +164,16 @@ def test_an_expired_session_leads_to_the_log_in_and_back(visiting: Visiting, key
     visit.press("Log in")
     expect(page.locator("#rows > tr")).to_have_count(3)
     assert visit.path == "/messages?sort=priority&order=desc"
+
+
+def test_the_range_of_the_charts_survives_the_log_in(visiting: Visiting, keys: Queue) -> None:
+    visit = visiting(keys.web)
+    page = visit.open("/rooms?state=failed#7d")
+    visit.expect_status(401)
+    page.get_by_label("API key").fill(UNKNOWN)
+    visit.press("Log in")
+    expect(page.get_by_role("alert")).to_contain_text("unknown or has expired")
+    page.get_by_label("API key").fill(VIEWER)
+    visit.press("Log in")
+    expect(page.get_by_role("button", name="7 days")).to_have_attribute("aria-pressed", "true")
+    assert page.url == f"{visit.origin}/rooms?state=failed#7d"

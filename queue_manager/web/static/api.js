@@ -90,7 +90,7 @@ async function send(method, path, body, signal) {
   const response = await answered(() => fetch(`${PREFIX}/api${path}`, { method, signal, ...options }), method, signal);
   // Stay on the page, so that the contents of a form are not lost.
   if (response.status === 401 && document.querySelector("dialog form")) throw new Problem(401, { message: "The session has ended. Log in again in another tab, then repeat this" });
-  if (response.status === 401) location.assign(`${PREFIX}/login?next=${encodeURIComponent(location.pathname.slice(PREFIX.length) + location.search)}`);
+  if (response.status === 401) location.assign(`${PREFIX}/login?next=${encodeURIComponent(location.pathname.slice(PREFIX.length) + location.search)}${location.hash}`);
   if (!response.ok) throw new Problem(response.status, problemOf(await answered(() => response.text(), method, signal), response));
   return response;
 }
