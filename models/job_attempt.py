@@ -213,7 +213,7 @@ def renew(job_id: JobId, *, token: str, until: datetime) -> bool:
 def renew_start(job_id: JobId, *, token: str, now: datetime, until: datetime, limit: TimeLimit | None) -> bool:
     """Extend the lease of a job whose start took long, and let its time limit begin; return False like `renew`.
 
-    The process of a job that was canceled since the start is killed at the time that `ask_to_stop` has set.
+    The process of a job that was canceled since the start is killed at the time that `job_operations.cancel` has set.
     """
     if limit is not None:
         held = {"_id": job_id, **_held_by("claim", token), "claim.canceled_at": {"$exists": False}}
