@@ -185,7 +185,10 @@ def _require_keys_or_loopback(host: str, chosen: Settings) -> None:
 def _listener(config: uvicorn.Config) -> socket.socket:
     try:
         return config.bind_socket()
-    except SystemExit:  # uvicorn has logged why
+    except SystemExit as end:
+        if not end.code:  # SIGTERM
+            raise
+        # uvicorn has logged why
         raise ConfigurationError(
             f"--host {config.host} --port {config.port}: cannot be used; choose another, for example with QM_WEB_PORT"
         ) from None
