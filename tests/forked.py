@@ -24,10 +24,8 @@ from queue_manager.core.settings import settings
 
 PR_SET_PDEATHSIG = 1
 PAUSES = {
-    ("queue_manager.web.routes.failures", "MAX_READ_SHARE"): 1.0,
     ("queue_manager.web.routes.failures", "MIN_READ_INTERVAL"): 0.1,
     ("queue_manager.web.routes.jobs.events", "TOKEN_INTERVAL"): 0.5,
-    ("queue_manager.web.routes.systems.events", "READ_INTERVAL"): 0.1,
 }
 """How often a web process reads again. In production, longer pauses spare its servers; here a test waits for each."""
 

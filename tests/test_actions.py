@@ -54,7 +54,9 @@ def command_of(line: str) -> tuple[Any, list[str]]:
 
 
 def test_help_of_a_command_with_parameters_has_an_example_that_fits() -> None:
-    for line in commands(program(), "queue-manager"):
+    lines = [*commands(program(), "queue-manager")]
+    assert len(lines) > 50
+    for line in lines:
         command, _ = command_of(line)
         examples = re.findall(r"`(queue-manager [^`]*)`", " ".join((command.help or "").split()))
         fitting = [example for example in examples if example.startswith(line)]
@@ -65,7 +67,9 @@ def test_help_of_a_command_with_parameters_has_an_example_that_fits() -> None:
 
 
 def test_command_and_its_options_exist() -> None:
-    for line in sorted(set(COMMAND.findall(PAGE.read_text()))):
+    lines = sorted(set(COMMAND.findall(PAGE.read_text())))
+    assert len(lines) > 20
+    for line in lines:
         command, words = command_of(line)
         options = {name for parameter in command.params for name in parameter.opts}
         given = {word for word in words if word.startswith("--")}

@@ -118,9 +118,9 @@ def test_the_overview_is_updated_without_a_reload(visit: Visit, clean: Servers) 
 @pytest.mark.parametrize(
     ("path", "tabs"),
     [
-        ("/rooms", ["Due0", "In progress0", "Stuck0", "Failed0"]),
-        ("/reviews", ["Due0"]),
-        ("/thumbnails", ["Due0", "Stuck0", "Failed0"]),
+        ("/rooms", ["Due 0", "In progress 0", "Stuck 0", "Failed 0"]),
+        ("/reviews", ["Due 0"]),
+        ("/thumbnails", ["Due 0", "Stuck 0", "Failed 0"]),
     ],
 )
 def test_a_page_has_a_tab_with_a_number_for_each_state_that_its_items_can_have(
