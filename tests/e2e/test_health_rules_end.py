@@ -407,7 +407,7 @@ def memory_of_redis_is_full(servers: Servers, *_: object) -> Iterator[None]:
         yield
 
 
-@causes("mongodb", Rule.REFUSED_WRITES, r"MongoDB at mongodb://\S+ did not confirm .*")
+@causes("mongodb", Rule.REFUSED_WRITES, r"MongoDB did not confirm a write within 2\.5 s")
 def mongodb_confirms_no_writes(servers: Servers, *_: object) -> Iterator[None]:
     with locked_mongodb(servers.mongo.url):
         yield
