@@ -57,7 +57,8 @@ export const undoButton = (id, done) => {
     const { message, is_complete: isAll } = await post(`/audit/${id}/undo`);
     if (!isAll) return failed(message);
     const note = /** @type {HTMLElement | null} */ (pressed.closest("#toasts p"));
-    if (note) hide(note); // a list draws its row again
+    if (note) hide(note); // which moves the focus
+    note?.remove(); // a list draws its row again
     toast(message);
     return done?.();
   }, (problem) => failed(problem.message)), "quiet");

@@ -15,7 +15,9 @@ function open(...content) {
   if (dialog.querySelector("#dialog-text")) dialog.setAttribute("aria-describedby", "dialog-text");
   dialog.addEventListener("close", () => {
     if (dialog.contains(byId("toasts"))) ([...document.querySelectorAll("dialog[open]")].at(-1) ?? document.body).append(byId("toasts"));
+    const isMoved = ![from, document.body].includes(document.activeElement) && !dialog.contains(document.activeElement);
     dialog.remove();
+    if (isMoved) return; // by a key that was pressed before this event
     if (from instanceof HTMLElement && from.isConnected) from.focus();
     if (document.activeElement !== from) byId("main").focus(); // it was removed or is hidden
   });
