@@ -190,10 +190,9 @@ def _in_batches(act: Callable[..., int], *arguments: Any) -> int:
 
 def _recount(now: datetime) -> None:
     """Correct the counts if a recount is due. If it fails, the dispatch goes on, and it is retried after a pause."""
-    if not job_counts.begin_recount(now):
-        return
     try:
-        job_counts.recount(now)
+        if job_counts.begin_recount(now):
+            job_counts.recount(now)
     except (database.Error, Contended) as error:
         log.warning("Finished jobs could not be recounted; a later dispatch tries again", error=reason(error))
 
