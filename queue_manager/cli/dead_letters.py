@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from queue_manager.broker import dead_letters
 from queue_manager.broker.dead_letters import DeadLetter
 from queue_manager.cli.changes import YesOption, audited, confirm, echo_undo
 from queue_manager.cli.errors import fail, with_outcome
-from queue_manager.cli.terminal import MAX_PAYLOAD_LENGTH, print_json, print_line, print_rows, printable
+from queue_manager.cli.terminal import MAX_PAYLOAD_LENGTH, print_document, print_line, print_rows, printable
 from queue_manager.core.clock import from_unix_seconds, to_iso
 from queue_manager.core.redis_client import connect, describe_outage
 from queue_manager.core.settings import redact_url, settings
@@ -47,7 +46,7 @@ def list_dead_letters(
         count, letters = dead_letters.count(client), dead_letters.latest(client, limit=limit)
     if as_json:
         shown = [{**asdict(letter), "at": _at(letter)} for letter in letters]
-        print_json(json.dumps({"count": count, "dead_letters": shown}, ensure_ascii=False))
+        print_document({"count": count, "dead_letters": shown})
         return
     print_rows([_row(letter) for letter in letters], nothing="no dead letters", rest="message")
     if count > len(letters):

@@ -29,7 +29,7 @@ from queue_manager.cli.changes import (
 )
 from queue_manager.cli.completion import complete_job_name, complete_job_state
 from queue_manager.cli.errors import fail, moment
-from queue_manager.cli.terminal import print_json, print_line
+from queue_manager.cli.terminal import print_document, print_line
 from queue_manager.core.errors import Contended, Unavailable
 from queue_manager.core.json_types import finite
 from queue_manager.core.wording import did_you_mean, many
@@ -91,7 +91,7 @@ def run(
         )
     except job_queues.DuplicateJob:
         fail(f"blocked: a job {name} with these arguments already exists", code=1)
-    print_json(json.dumps(as_json(job), ensure_ascii=False))
+    print_document(as_json(job))
 
 
 def cancel(ids: JobIdArguments) -> None:

@@ -29,7 +29,7 @@ from queue_manager.cli.terminal import (
     export_rows,
     print_answer,
     print_cursor,
-    print_json,
+    print_document,
     print_line,
     print_pauses,
     print_rows,
@@ -96,7 +96,7 @@ def list_jobs(
     )
     page = listed.page(cursor, limit)
     if is_json:
-        _print_document(listed.answer(page))
+        print_document(listed.answer(page))
         return
     now = server_now()
     about_name = "" if name is None or page.jobs else _about_unknown(name)
@@ -130,7 +130,7 @@ def show(
     """
     job = job_queues.jobs.get(id)
     if is_json:
-        _print_document(job_as_json(job) if is_job(job) else as_json(job))
+        print_document(job_as_json(job) if is_job(job) else as_json(job))
     else:
         _print_job(job)
 
@@ -149,7 +149,7 @@ def status(is_json: ApiJsonOption = False) -> None:
     Example: `queue-manager jobs status --json`
     """
     if is_json:
-        _print_document(jobs_status())
+        print_document(jobs_status())
         return
     found = job_queues.jobs.status()
     now = server_now()
@@ -195,10 +195,6 @@ def _about_unknown(name: str) -> str:
 
 
 # Output
-
-
-def _print_document(content: Document) -> None:
-    print_json(_json_text(content))
 
 
 def _print_jobs(jobs: Sequence[Document], now: datetime, *, nothing: str) -> None:

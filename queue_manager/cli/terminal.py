@@ -147,6 +147,11 @@ def print_json(text: str) -> None:
     typer.echo(text.encode(errors="backslashreplace"))
 
 
+def print_document(content: Any) -> None:
+    """Print a value of JSON in one line, as `print_json` does."""
+    print_json(json.dumps(content, ensure_ascii=False))
+
+
 def _escaped(character: str) -> str:
     return " " if character in "\t\r\n" else json.dumps(character)[1:-1].replace("\x7f", "\\u007f")
 
