@@ -21,7 +21,7 @@ from queue_manager.core.clock import seconds, truncate
 Room = dict[str, Any]
 
 PERIOD = seconds(3)
-OVERDUE_AT_START = 8
+SNOOZED_AT_START = 16
 MIN_SNOOZE, MAX_SNOOZE = 15.0, 60.0  # seconds that a snooze lasts: a scan finds it before it ends
 RESNOOZE_CHANCE = 0.2
 KEPT_WOKEN = 500
@@ -37,10 +37,8 @@ SUBJECTS = [
 
 
 def start(database: Database[Room], now: datetime) -> None:
-    """Insert what a restart after a while would find: snoozes that ended meanwhile, and some still to end."""
-    overdue = [new_room(now, ends_in=-seconds(random.uniform(1, 300))) for _ in range(OVERDUE_AT_START)]
-    still_snoozed = [new_room(now, ends_in=_some_time()) for _ in range(OVERDUE_AT_START)]
-    _rooms(database).insert_many([*overdue, *still_snoozed])
+    """Insert rooms whose snooze ends soon after the processes have started."""
+    _rooms(database).insert_many([new_room(now, ends_in=_some_time()) for _ in range(SNOOZED_AT_START)])
 
 
 def go_on(database: Database[Room], now: datetime) -> None:

@@ -51,7 +51,8 @@ class TestRooms:
         self, product: Database[Document], rooms: Collection[Document]
     ) -> None:
         demo_rooms.start(product, NOW)
-        room = rooms.find_one({"snooze_time.time": {"$lt": NOW}})
+        assert rooms.count_documents({"snooze_time.time": {"$gt": NOW}}) == demo_rooms.SNOOZED_AT_START
+        room = rooms.find_one()
         assert room is not None
         assert room["status"] == "snoozed"
         assert set(room["snooze_time"]) == {"time", "set_by", "set_at"}
@@ -171,7 +172,7 @@ class TestSites:
 class TestProcess:
     def test_demo_runs_by_itself_and_stops_on_a_signal(self, rooms: Collection[Document], clean: Servers) -> None:
         with running([sys.executable, "-m", "dev.demo"], DOCUMENTS_ON) as child:
-            eventually(lambda: rooms.count_documents({"demo": True}) >= 2 * demo_rooms.OVERDUE_AT_START)
+            eventually(lambda: rooms.count_documents({"demo": True}) >= demo_rooms.SNOOZED_AT_START)
             eventually(lambda: collection("instasites").count_documents({"demo": True}) == demo_sites.SITES)
             eventually(lambda: [message.task for message in waiting_messages(clean.valkey.url, "scans")] == SCANS)
         assert child.wait() == 0

@@ -135,7 +135,7 @@ class TestProcess:
         rooms = model.jobs().database["support_rooms"]
         with running(DEMO, {"QM_JOBS": "true", "JOBS_IMPORTS": '["json"]'}):
             # Each part has had its turn.
-            eventually(lambda: rooms.count_documents({}) > 2 * demo_rooms.OVERDUE_AT_START)
+            eventually(lambda: rooms.count_documents({}) > demo_rooms.SNOOZED_AT_START)
         assert model.jobs().count_documents({}) == 0
 
 

@@ -151,7 +151,7 @@ class TestProcess:
         rooms = collection(ROOMS_COLLECTION)
         with running([*DEMO, "--no-messages"], {**ON, "QM_CONVERSATIONS": "true"}):
             # Each part has had its turn.
-            eventually(lambda: rooms.count_documents({}) > 2 * demo_rooms.OVERDUE_AT_START)
+            eventually(lambda: rooms.count_documents({}) > demo_rooms.SNOOZED_AT_START)
         counts = people.counts()
         assert (counts.main, counts.processing, counts.total_acknowledged) == (0, 0, 0)
 
