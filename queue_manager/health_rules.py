@@ -70,7 +70,7 @@ class Rule(StrEnum):
         "lag",
         WARNING,
         f"{ANY_SYSTEM} except `review-requests`",
-        f"The oldest due item that is not cooling down has waited longer than {LATE}.",
+        f"The oldest due item that has not failed has waited longer than {LATE}.",
         "See `queue-manager why ID` (`jobs status` for jobs). Check that the workers run, keep up and log no errors.",
         "late",
         UNLESS_IDLE,

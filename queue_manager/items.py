@@ -20,7 +20,7 @@ from queue_manager.core.json_types import ALWAYS_PRESENT, Moment
 
 State = Literal["due", "in-progress", "stuck", "failed"]
 """`due`: the next scan takes it. `in-progress`: sent, or being worked on. `stuck`: its lease ended without a result.
-`failed`: the last attempt failed, and it cools down."""
+`failed`: the last attempt failed; a scan takes it after a cool-down."""
 STATES: tuple[State, ...] = get_args(State)
 Position = tuple[Any, ...]
 """The position of an item in a list: the values of the fields by which the list is sorted."""
@@ -71,7 +71,7 @@ class Item:
             "0 if unknown."
         ),
     ] = 0
-    next_at: Annotated[Moment | None, Field(description="When it is retried, or when its worker's lease ends.")] = None
+    next_at: Annotated[Moment | None, Field(description="When its cool-down or its worker's lease ends.")] = None
 
 
 class Listed(ABC):

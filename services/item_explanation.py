@@ -79,6 +79,12 @@ class ItemExplainer(ABC):
         state, tone, clause = self._step(lease)
         return state, tone, sentence(*clauses, clause)
 
+    def cool_down(self, lease: LeaseDetail) -> str:
+        """Return a clause about when a failed item is dispatched again."""
+        if lease.at is None or lease.at > self.now:
+            return f"it cools down{self._when('until', lease.at)}"
+        return f"its cool-down is over; {self.dispatch.scan()}"
+
     def done(self) -> str:
         """Return a clause about the execution that ended it; empty if the last event is another one, or unknown."""
         events = [one for one in self.history.events if one.skipped is None]
@@ -112,7 +118,7 @@ class ItemExplainer(ABC):
                 ended = f"the lease of its worker ended without a result{self._when('at', lease.at)}"
                 return "stuck", "bad", f"{ended}; {self.dispatch.scan()}"
             case "cooling":
-                return "failed", "bad", f"all attempts failed, and it cools down{self._when('until', lease.at)}"
+                return "failed", "bad", f"all attempts failed, and {self.cool_down(lease)}"
             case "unknown":
                 return "due", "warn", f"{UNKNOWN_DISPATCH}; {self.dispatch.scan()}"
             case "free":

@@ -42,8 +42,8 @@ items_cli = typer.Typer(
     help="List, explain, export and retry the items of a system.\n\n"
     "Items are rooms, agencies, sites, and those of your own systems. For messages see `queue-manager queue`, for jobs "
     "`queue-manager jobs`.\n\n"
-    "An item is `due`, then `in-progress`; it is `stuck` if its lease ended without a result, and `failed` while it "
-    "cools down after its last attempt.",
+    "An item is `due`, then `in-progress`; it is `stuck` if its lease ended without a result, and `failed` after its "
+    "last attempt, until it is dispatched again.",
     no_args_is_help=True,
 )
 

@@ -5,7 +5,7 @@ these names, scored in milliseconds:
 
     waiting  dispatched: in the broker, or with a worker until its ETA → when it was dispatched, or the ETA of its task
     running  being sent, or received by a worker → when the lease ends; the worker renews it
-    cooling  its last attempt failed → when it may be dispatched again
+    cooling  its last attempt failed, and no scan has taken it since → when it may be dispatched again
     done     ended a moment ago → until when a scan that read it before does not dispatch it again
     started  an attempt runs → when it started
     flagged  ids of documents that we flagged as dispatched → until when their flag counts as ours
@@ -288,7 +288,7 @@ class Leases:
             now = unix_ms(time_of(client.time()))
             pipe.zcard(self.keys.waiting)
             pipe.zcount(self.keys.running, f"({now}", "+inf")
-            pipe.zcount(self.keys.cooling, f"({now}", "+inf")
+            pipe.zcard(self.keys.cooling)
             pipe.zcount(self.keys.running, "-inf", now - milliseconds(late))
             waiting, running, cooling, ended = pipe.execute()
         return LeaseCounts(in_progress=waiting + running, cooling=cooling, ended=ended)
@@ -297,7 +297,7 @@ class Leases:
         """Return names whose lease ended without a result over `before` ago, oldest first, or an even sample."""
         with lease_server() as client:
             until = unix_ms(time_of(client.time())) - milliseconds(before)
-            return self._some(client, self.keys.running, "-inf", until, limit)
+            return self._some(client, self.keys.running, until, limit)
 
     def candidates(self, state: Literal["in-progress", "stuck"], *, limit: int) -> set[str] | None:
         """Return all names in a state, and possibly others, which `statuses` tells apart; `None` if over `limit`.
@@ -316,19 +316,18 @@ class Leases:
         return names
 
     def cooling(self, *, limit: int) -> list[str]:
-        """Return names that cool down, those that end soonest first, or an even sample."""
+        """Return names of items that failed and were not taken since, the next ones first, or an even sample."""
         with lease_server() as client:
-            return self._some(client, self.keys.cooling, f"({unix_ms(time_of(client.time()))}", "+inf", limit)
+            return self._some(client, self.keys.cooling, "+inf", limit)
 
     @staticmethod
-    def _some(client: redis.Redis, key: str, low: str, high: Any, limit: int) -> list[str]:
-        """Return all names with scores from the lowest or to the highest, or equally many from each part of them."""
-        found: Any = client.zrange(key, low, high, byscore=True, offset=0, num=limit + 1)
+    def _some(client: redis.Redis, key: str, until: Any, limit: int) -> list[str]:
+        """Return all names with scores up to this, lowest first, or equally many from each part of them."""
+        found: Any = client.zrange(key, "-inf", until, byscore=True, offset=0, num=limit + 1)
         if len(found) > limit:
-            total: Any = client.zcount(key, low, high)
-            first: Any = 0 if low == "-inf" else client.zcard(key) - total
+            total: Any = client.zcount(key, "-inf", until)
             parts, found = min(SAMPLED_PARTS, limit), []
-            for begin in (first + part * total // parts for part in range(parts)):  # ranks: an offset reads all before
+            for begin in (part * total // parts for part in range(parts)):  # ranks: an offset reads all before
                 found += client.zrange(key, begin, begin + limit // parts - 1)
         return [one.decode() for one in found]
 
@@ -346,7 +345,7 @@ class Leases:
                 ends[one.decode()] = from_unix_ms(at) + MustCoolDown(count).cool_down
         for one, status in zip(ends, self.statuses([*ends]), strict=True):
             if status.state != "free":
-                ends[one] = (self.detail(one).at or now) if status.state == "stuck" else now
+                ends[one] = now if status.state == "in-progress" else self.detail(one).at or now
         return {id_of(one): end for one, end in ends.items()}
 
     @property

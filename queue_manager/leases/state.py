@@ -12,7 +12,7 @@ from queue_manager.core.clock import from_unix_ms
 LeaseStep = Literal["free", "ahead", "queued", "received", "started", "ended", "stuck", "cooling", "unknown"]
 """`ahead`: dispatched, its ETA is to come. `queued`: its message waits for a worker. `received`: by a worker, or being
 sent. `started`: an attempt runs. `ended`: a moment ago. `stuck`: its lease ended without a result. `cooling`: its last
-attempt failed. `unknown`: not read, because Redis does not answer."""
+attempt failed, and no scan has taken it since. `unknown`: not read, because Redis does not answer."""
 LeaseState = Literal["free", "in-progress", "stuck", "cooling"]
 """The steps in short."""
 _STATES: Mapping[LeaseStep, LeaseState] = {
@@ -44,7 +44,7 @@ def step_of(
         return ("received" if started is None else "started"), running
     if done is not None and done > now:
         return "ended", done
-    if cooling is not None and cooling > now:
+    if cooling is not None:
         return "cooling", cooling
     return ("free" if running is None else "stuck"), running
 

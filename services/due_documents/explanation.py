@@ -76,8 +76,7 @@ class _DocumentExplainer(ItemExplainer):
         if lease.step == "cooling" and (failure := failed_item.get(system.name, document["_id"])) is not None:
             times = "" if failure.failures == 1 else f", {failure.failures} times in a row"
             error = f"Last error: {error_summary(failure.error)}"
-            cooling = f"it cools down until {when(lease.at or failure.retry_at, now)}"
-            return "failed", "bad", sentence(f"all attempts failed{times}", f"{cooling}. {error}")
+            return "failed", "bad", sentence(f"all attempts failed{times}", f"{self.cool_down(lease)}. {error}")
         return self.due_state(lease, due)
 
     def _before_it_is_due(self, lease: LeaseDetail, due_at: datetime) -> tuple[str, ...]:

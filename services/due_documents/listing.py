@@ -20,6 +20,7 @@ from queue_manager import leases
 from queue_manager.core.clock import unix_ms
 from queue_manager.core.errors import PermanentError
 from queue_manager.items import DueItem, Item, Listed, State
+from queue_manager.leases.scripts import SETS_RETENTION
 from queue_manager.leases.state import LeaseState, LeaseStatus
 from services.due_documents.work import DocumentWork
 
@@ -129,9 +130,9 @@ class DocumentList(Listed):
         )
 
     def _failed(self, after: Position | None, newest_first: bool) -> Iterator[Item | Position]:
-        """Yield failures that are cooling, of documents that are still due at the same time."""
+        """Yield failures that no scan has taken since, of documents that are still due at the same time."""
         documents, now = self.work.documents, self.work.clock()
-        since = now - leases.MAX_COOL_DOWN  # older ones do not cool any more
+        since = now - SETS_RETENTION  # the leases of older ones are gone
         found = failed_item.page(self.work.system.name, since=since, after=after, is_descending=newest_first)
         for page in _pages(found, LIST_PAGE_SIZE):
             due = documents.due_with_ids([one.id for one in page], now, self.work.system.shown)
@@ -151,11 +152,11 @@ class DocumentList(Listed):
                     since=one.failed_at,
                     reason=one.error,
                     attempts=one.failures,
-                    next_at=one.retry_at,
+                    next_at=one.retry_at if one.retry_at > now else None,
                 )
 
     def take(self, ids: Sequence[str]) -> list[DueItem]:
-        """Take those of `ids` that are due and not in progress, whether or not they are cooling."""
+        """Take those of `ids` that are due and not in progress, even if they cool down."""
         found = self.work.documents.due_with_ids(self._existing(ids), self.work.clock())
         due = sorted((self.work.due_of(one) for one in found), key=lambda one: one.due_at)
         return self.work.take_manually(due) if due else []

@@ -21,12 +21,12 @@ from queue_manager.system import SystemStats
 from services.due_documents.work import DocumentWork
 
 MAX_COMPARED = 1_000  # leases of one state that are compared with their documents; they represent the others
-MAX_READ = 5_000  # due documents that are read to find the oldest that are not cooling
+MAX_READ = 5_000  # due documents that are read to find the oldest that have not failed
 READ_SIZE = 100  # of these, at a time
 
 
 def stats(work: DocumentWork) -> SystemStats:
-    """Return pending, in progress, stuck, cooling down, and the lag of the oldest due document that is not cooling.
+    """Return pending, in progress, stuck, failed, and the lag of the oldest due document that has not failed.
 
     Pending documents of a large backlog may have been counted seconds ago.
     """
@@ -104,9 +104,9 @@ def _of_all(still_due: Sequence[str], leases: int) -> int:
 
 
 def _oldest(work: DocumentWork, now: datetime, *, read: int) -> tuple[list[str], float | None]:
-    """Return the ids of the oldest due documents that are not cooling, and how long the first has been due in seconds.
+    """Return the ids of the oldest due documents that have not failed, and how long the first has been due in seconds.
 
-    Documents are read `read` at a time, until enough are not cooling. If the first `MAX_READ` are all cooling, it is
+    Documents are read `read` at a time, until enough have not failed. If the first `MAX_READ` all have, the lag is
     `None`: the next ones may not be.
     """
     found, waiting, read_so_far = work.documents.find(now, limit=MAX_READ, batch=read), list[Document](), 0

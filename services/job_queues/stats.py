@@ -26,7 +26,7 @@ def executing_by_task(ids: Collection[str]) -> dict[str, ExecutingJob]:
 
 def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:
     """Return `{pending, in_progress, stuck, cooling_off}` of the queues, and of the jobs `{executing, failed,
-    lag_seconds}`: age of the oldest due job whose queue is not in flight, cooling down or paused.
+    lag_seconds}`: age of the oldest due job whose queue is not in flight, failed or paused.
 
     Queues that have been due for longer than `late`, and leases that ended before that, are problems.
     """
@@ -44,7 +44,7 @@ def read_stats(work: DueWork, *, late: timedelta) -> SystemStats:
             "pending": len(pending) - len(stuck),
             "in_progress": max(in_redis.in_progress, len(executing)),
             "stuck": len(stuck),
-            "cooling_off": in_redis.cooling,
+            "cooling_off": len(cooling),
             "executing": len(executing),
             "failed": sum(failing.values()),
             "paused": len(paused),

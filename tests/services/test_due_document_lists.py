@@ -22,12 +22,14 @@ from queue_manager.core.errors import InvalidField
 from queue_manager.core.json_types import Count
 from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
+from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem, Item, State
 from queue_manager.operations import cursors
 from queue_manager.operations import items as operations
 from queue_manager.operations.system_schemas import Items
 from services.due_documents import listing
 from services.due_documents.listing import DocumentList
+from services.due_documents.stats import stats
 from services.due_documents.work import DocumentWork
 from tests.models.test_due_at_scale import profile
 from tests.odd_ids import ODD_IDS
@@ -148,12 +150,13 @@ def test_order_and_pages_are_those_of_the_index(
         assert [shown(after) for after in (None, *items)] == pages
 
 
-def test_failures_that_cool_no_more_are_not_read(clock: AgingClock) -> None:
+def test_failures_without_a_lease_are_not_read(clock: AgingClock) -> None:
     work = work_on(declare(), clock)
     ids = collection("accounts").insert_many(accounts(301, every=seconds(1))).inserted_ids
     for item in scan(work)[:1]:
         work.give_up(item, error="boom")
-    old = {"due_at": T0, "error": "boom", "failures": 1, "failed_at": T0 - hours(48), "retry_at": T0 - hours(47)}
+    failed_at = T0 - 9 * hours(24)
+    old = {"due_at": T0, "error": "boom", "failures": 1, "failed_at": failed_at, "retry_at": failed_at + minutes(1)}
     collection("qm_failed_items").insert_many(
         [{"_id": {"system": work.system.name, "id": id}, **old} for id in ids if str(id) != item.args[0]]
     )
@@ -161,6 +164,28 @@ def test_failures_that_cool_no_more_are_not_read(clock: AgingClock) -> None:
         found = [one.id for one in DocumentList(work=work).items("failed")]
     assert found == [item.args[0]]
     assert examined(read) == 1
+
+
+def test_an_item_is_failed_until_it_is_taken_again(clock: AgingClock) -> None:
+    work = work_on(declare(), clock)
+    listed = DocumentList(work=work)
+    id = collection("accounts").insert_one({"status": "trial", "trial_ends_at": T0}).inserted_id
+    (item,) = scan(work)
+    work.give_up(item, error="boom")
+    (failed,) = listed.items("failed")
+    assert failed.next_at == clock.now + minutes(1)
+    clock.advance(minutes(2))  # while the system is paused, for example
+
+    (failed,) = listed.items("failed")
+    assert (failed.id, failed.reason, failed.next_at) == (id_text(id), "boom", None)
+    assert list(listed.items("due")) == []
+    found = stats(work)
+    numbers = {name: found.numbers[name] for name in ("pending", "cooling_off", "lag_seconds")}
+    assert numbers == {"pending": 0, "cooling_off": 1, "lag_seconds": 0}
+    assert [*found.problems] == [Rule.FAILED_ITEMS]
+
+    assert [one.lease for one in scan(work)] == [item.lease]
+    assert list(listed.items("failed")) == []
 
 
 def test_a_page_ends_after_so_many_documents_of_other_states(

@@ -304,6 +304,9 @@ class TestDue:
             assert (found.label, found.tone, found.retry) == ("failed", "bad", f"{found.document}/retry")
             assert found.answer.startswith(f"All attempts failed{times}; it cools down until ")
             assert found.answer.endswith(". Last error: Boom.")
+        found = why(room, work, now + hours(1), idle="paused")
+        assert found.label == "failed"
+        assert "2 times in a row; its cool-down is over; the system is paused" in found.answer
 
     def test_a_room_between_two_attempts(self, work: DocumentWork) -> None:
         room = make_room(server_now() - minutes(5))
