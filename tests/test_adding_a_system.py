@@ -86,6 +86,21 @@ def test_the_commands_check_it_and_create_its_index(clean: Servers, directory: P
 
 
 @pytest.mark.slow
+def test_a_type_checker_accepts_the_code_of_the_pages_and_knows_its_types(directory: Path) -> None:
+    (directory / "typed.py").write_text(
+        "from typing import assert_type\n"
+        "from billing.trial_end import end_trial\n"
+        "assert_type(end_trial({}), dict)\n"
+        "end_trial(1)  # type: ignore[arg-type]\n"
+    )
+    command = "mypy --check-untyped-defs --warn-unused-ignores --follow-imports=silent -p billing -m typed"
+
+    done = run([sys.executable, "-m", *command.split()], directory, MYPYPATH=f"{ROOT}:.")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
 def test_test_of_the_page_passes(clean: Servers, directory: Path) -> None:
     run_tests("test_trial_end.py", directory)
 

@@ -27,7 +27,7 @@ def test_every_file_of_the_packages_is_installed() -> None:
         if path.suffix != ".py" and "__pycache__" not in path.parts and path.is_file()
     }
     assert present - installed == set()
-    assert installed
+    assert {ROOT / package / "py.typed" for package in PACKAGES} <= installed  # type checkers ignore others' types
 
 
 def test_constraints_pin_every_package_that_is_installed_here() -> None:

@@ -61,7 +61,7 @@ class AfterCalls(DueWork):
                 outbox.postpone(record.id, until=self.clock(), error=error_summary(typed_reason(error)))
             raise
 
-    def _call(self, batch: str, written: Sequence[Written]) -> None:
+    def _call(self, batch: str, written: list[Written]) -> None:
         function = self.system.functions.after
         assert function is not None
         try:

@@ -28,7 +28,7 @@ from functools import update_wrapper
 from importlib import import_module
 from inspect import Parameter, signature
 from math import inf
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, ParamSpec, TypeVar
 
 import bson
 from bson import Regex
@@ -45,7 +45,9 @@ from queue_manager.system import TASK_NAME, System, SystemStats
 
 ReturnedUpdate = Document | list[Document] | None
 F = TypeVar("F", bound=Callable[..., Any])
-A = TypeVar("A", bound=Callable[[Sequence["Written"]], object])
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A", bound=Callable[[list["Written"]], object])
 G = TypeVar("G", bound=Callable[["Failure"], Any])
 
 DEFAULT_RETRY = RetryPolicy(max_attempts=5, base=seconds(1))
@@ -100,14 +102,14 @@ class Failure:
     retry_at: datetime
 
 
-class ItemFunction(Generic[F]):
+class ItemFunction(Generic[P, R]):
     """The function of a system's items, which is also their Celery task.
 
     Called, it is the function itself, so that a unit test needs nothing else. `delay(id)` sends the task, which acts on
     the document if it is due then; ids other than ObjectIds are given as extended JSON.
     """
 
-    def __init__(self, function: F, system: DueDocuments) -> None:
+    def __init__(self, function: Callable[P, R], system: DueDocuments) -> None:
         if not is_plain(function) or not hasattr(function, "__qualname__") or not _takes_document(function):
             raise ConfigurationError(
                 f"System {system.name!r}: {qualified_name(function):.100} must be a plain function of the document, "
@@ -117,7 +119,7 @@ class ItemFunction(Generic[F]):
         self.wants_run = len(signature(function).parameters) == 2
         update_wrapper(self, function)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
     def delay(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,9 +146,9 @@ class ItemFunction(Generic[F]):
 class Functions:
     """The functions of one system, as its decorators collect them."""
 
-    item: ItemFunction[Any] | None = None
+    item: ItemFunction[..., Any] | None = None
     retry: RetryPolicy = DEFAULT_RETRY
-    after: Callable[[Sequence[Written]], object] | None = None
+    after: Callable[[list[Written]], object] | None = None
     failed: Callable[[Failure], ReturnedUpdate] | None = None
 
 
@@ -207,7 +209,9 @@ class DueDocuments(System):
             is_list = value is None or (isinstance(value, list | tuple) and all(map(_is_path, value)))
             self._require(is_list, name, 'a list of fields such as ["status"]')
 
-    def item(self, retry: RetryPolicy = DEFAULT_RETRY, *, task: str | None = None) -> Callable[[F], ItemFunction[F]]:
+    def item(
+        self, retry: RetryPolicy = DEFAULT_RETRY, *, task: str | None = None
+    ) -> Callable[[Callable[P, R]], ItemFunction[P, R]]:
         """Declare the function of the items.
 
         It gets a document and returns an update, as operators or a pipeline, after which the document is not due.
@@ -222,15 +226,16 @@ class DueDocuments(System):
         if not isinstance(retry, RetryPolicy):
             raise ConfigurationError(f"System {self.name!r}: retry={retry!r:.100} must be a RetryPolicy")
 
-        def decorate(function: F) -> ItemFunction[F]:
+        def decorate(function: Callable[P, R]) -> ItemFunction[P, R]:
             if self.functions.item is not None:
                 raise ConfigurationError(f"System {self.name!r}: it has an item function already")
-            self.functions.item, self.functions.retry = ItemFunction(function, self), retry
+            item = ItemFunction(function, self)
+            self.functions.item, self.functions.retry = item, retry
             named = task or f"{function.__module__}.{function.__name__}"
             object.__setattr__(self, "item_task", named)
             is_name = task is None or TASK_NAME.fullmatch(task)
             self._require(is_name, "item_task", "a task's name, such as billing.trials.end_trial")
-            return self.functions.item
+            return item
 
         return decorate
 
