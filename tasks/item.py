@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 from uuid import uuid4
 
 from celery import current_task
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 from celery.result import AsyncResult
 
 from models.database import estimated_now, is_outage
@@ -23,6 +23,7 @@ from queue_manager.core.errors import (
     ConfigurationError,
     ContinueLater,
     ErrorText,
+    FunctionExited,
     NotYetDue,
     PermanentError,
     reason,
@@ -202,6 +203,8 @@ class ItemTask(BatchedTask):
         while True:
             try:
                 return self._outcome(item)
+            except TaskPredicate as error:  # of a task that the function called; Celery would record no failure
+                raise FunctionExited(f"the function raised Celery's {type(error).__name__}") from error
             except NotYetDue as early:
                 # This machine's clock is ahead of the server's, which decides.
                 if early.remaining > WAIT_IN_PLACE:

@@ -65,7 +65,7 @@ class ScanFailed(AppError):
 
 
 class FunctionExited(AppError):
-    """A function raised an error that would end its process, such as `SystemExit`."""
+    """A function raised an error that would end its process or its task, such as `SystemExit` or Celery's `Ignore`."""
 
 
 class NotYetDue(AppError):

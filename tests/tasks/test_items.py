@@ -23,7 +23,7 @@ from models.due_documents import DueCollection
 from queue_manager.batching import strategy
 from queue_manager.batching.task import WAIT_IN_PLACE
 from queue_manager.core.clock import minutes, seconds, to_iso
-from queue_manager.core.errors import PermanentError
+from queue_manager.core.errors import FunctionExited, PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.items import Verdict
 from services.due_documents import updates
@@ -123,6 +123,21 @@ def test_mongodb_outage_does_not_count_as_an_attempt(broker: str, monkeypatch: p
         assert "unsnooze_failures" not in get_room(room)
 
     assert run(take(broker, QUEUE))["success"] is True
+
+
+@pytest.mark.parametrize("error", [Ignore(), Reject("full"), Retry("later")], ids=["ignore", "reject", "retry"])
+def test_errors_by_which_a_task_of_the_product_controls_celery_are_failures(
+    broker: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A function that calls such a task raises them. Celery would end the item without a record."""
+    room = make_room(server_now() - minutes(1))
+    fail_writes(monkeypatch, error)
+
+    unsnooze_room.apply_async([str(room)], retries=9)
+
+    assert isinstance(run(take(broker, QUEUE)), FunctionExited)
+    assert get_room(room)["unsnooze_error"] == f"the function raised Celery's {type(error).__name__}"
+    assert waiting_messages(broker, QUEUE) == []
 
 
 def test_malformed_number_of_repeats_counts_as_none(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
