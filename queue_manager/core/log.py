@@ -15,6 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from logging.handlers import WatchedFileHandler
 from typing import Any, TextIO, cast
 
 import structlog
@@ -118,8 +119,8 @@ def _servers_away(record: logging.LogRecord) -> Iterator[str]:
             yield server
 
 
-def configure(*, level: str | int = "INFO", form: str = "console") -> None:
-    """Send every log line of this process to stderr, as `console` text or as one `json` object per line."""
+def configure(*, level: str | int = "INFO", form: str = "console", file: str | None = None) -> None:
+    """Write every log line of this process to a file or stderr, as `console` text or as one `json` object per line."""
     process = os.environ.get(PROCESS_NAME_VARIABLE)
     render: list[Processor]
     if form == "json":  # which escapes control characters itself
@@ -127,13 +128,13 @@ def configure(*, level: str | int = "INFO", form: str = "console") -> None:
         if process is not None:
             render.insert(0, _process_field(process))
     else:
-        is_coloured = has_colours(sys.stderr)
+        is_coloured = file is None and has_colours(sys.stderr)
         console = structlog.dev.ConsoleRenderer(colors=is_coloured, pad_event_to=0)
         shared, render = _SHARED, [_escape_control_characters, console]
         if process is not None:
             colour = _PROCESS_COLOURS.get(process) if is_coloured else None
             render.append(_prefix_of_lines(line_prefix(process, width=_NAME_WIDTH, colour=colour)))
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(sys.stderr) if file is None else WatchedFileHandler(file, encoding="utf-8")
     handler.addFilter(OutageFilter())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

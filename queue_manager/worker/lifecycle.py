@@ -12,6 +12,7 @@ from typing import Any
 from billiard.util import get_pdeathsig
 from celery import signals
 from celery.apps.worker import Worker
+from celery.utils.nodenames import node_format
 
 from beat_schedule import systems, warnings
 from models import database
@@ -39,12 +40,15 @@ _sampler = Sampler()
 
 
 @signals.setup_logging.connect
-def configure_logging(loglevel: int, **_: Any) -> None:
+def configure_logging(loglevel: int, logfile: str | None = None, **options: Any) -> None:
     """Log in our format. `--loglevel` can only lower the level; Celery's default (WARNING) would hide normal work."""
-    chosen = getLevelNamesMapping()[settings().qm_log_level]
-    logging.configure(level=min(chosen, loglevel), form=settings().qm_log_format)
+    level = min(getLevelNamesMapping()[settings().qm_log_level], loglevel)
+    logging.configure(level=level, form=settings().qm_log_format, file=logfile)
     getLogger("celery.app.trace").addFilter(_is_not_repeated)
     getLogger("py.warnings").addFilter(_is_not_advice)
+    # Celery does not send it if `setup_logging` has a receiver. Functions of the product add their handlers here.
+    rest = {name: options.get(name) for name in ("format", "colorize")}
+    signals.after_setup_logger.send(sender=None, logger=getLogger(), loglevel=level, logfile=logfile, **rest)
 
 
 def _is_not_repeated(record: LogRecord) -> bool:
@@ -63,7 +67,8 @@ def check_worker(sender: Any, **_: Any) -> None:
     if isinstance(sender, Worker):  # not embedded in a program
         process.end_at_sigterm()  # while it waits for a server: Celery sets its handler later
     with _ending_the_process():
-        configure_logging(WARNING)  # Celery does it only after this
+        file = sender.logfile and node_format(sender.logfile, sender.hostname)
+        configure_logging(WARNING, file)  # Celery does it only after this
         _log_warnings()
         require_tasks()
         require_extras()

@@ -7,8 +7,11 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from queue_manager.core.log import PROCESS_NAME_VARIABLE
+
+ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 from queue_manager.core import log
@@ -32,6 +35,30 @@ def test_console_line_has_event_and_fields_and_no_colours_outside_a_terminal() -
     assert "[info     ] Processed snooze rooms. enqueued=3 initiator=QM/test" in ours
     assert "[warning  ] From a library." in theirs
     assert "\x1b" not in ours + theirs
+
+
+SET_UP_BY_CELERY = """
+import logging
+from celery import signals
+import queue_manager.worker.lifecycle
+from tasks import app
+
+@signals.after_setup_logger.connect
+def add_handler(logger, **_):
+    logger.addHandler(logging.FileHandler("own.log"))
+
+app.log.setup("INFO", "%n.log", hostname="worker-1@host")
+logging.getLogger("elsewhere").info("From %s.", "a library")
+"""
+
+
+def test_celery_processes_log_to_their_logfile_and_to_the_handlers_of_the_product(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "FORCE_COLOR": "1"}
+    command = [sys.executable, "-c", SET_UP_BY_CELERY]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert (tmp_path / "worker-1.log").read_text().endswith(" [info     ] From a library.\n")
+    assert (tmp_path / "own.log").read_text() == "From a library.\n"
 
 
 FORGING = """
