@@ -171,6 +171,7 @@ def database() -> Database[Document]:
 
 
 def collection(name: str) -> Collection[Document]:
+    """Return a collection of that database. Reads return datetimes in UTC; a majority confirms writes."""
     return database()[name]
 
 

@@ -276,4 +276,5 @@ def split(found: Iterator[T], is_first: Callable[[T], bool]) -> tuple[Iterator[T
 
 
 def leases_of(system: str) -> Leases:
+    """Return the leases of the items of a system, by its name; they end after `QM_LEASE_SECONDS` unless renewed."""
     return Leases(system, seconds(settings().qm_lease_seconds))

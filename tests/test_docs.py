@@ -7,6 +7,7 @@ import importlib
 import re
 import tomllib
 from functools import cache, reduce
+from inspect import getdoc
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -186,3 +187,8 @@ def test_errors_of_the_documented_methods_are_public_and_documented() -> None:
         assert len(raised) > 3
         assert raised - {*queue_manager.__all__} == set()
         assert [error for error in raised if f"`{error}`" not in text] == []
+
+
+def test_editors_show_a_text_for_each_public_name() -> None:
+    public = {name: getattr(queue_manager, name) for name in queue_manager.__all__}
+    assert [name for name, what in public.items() if not getdoc(what)] == []
