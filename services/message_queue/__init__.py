@@ -215,7 +215,7 @@ system: System = System(
         "dead": "/messages/failed",
     },
     stats=stats,
-    stats_server="The queue's server",
+    stats_server="The queue's Redis",
     counts=source,
     on_time_within=seconds(1),
     on_time_of="wait",

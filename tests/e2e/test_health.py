@@ -337,7 +337,7 @@ def test_frozen_redis_is_reported_without_secondary_problems(late: Servers, tmp_
     with Valkey(tmp_path / "valkey") as frozen:
         os.kill(frozen.pid, signal.SIGSTOP)
         try:
-            answer = health(tmp_path, REDIS_URL=frozen.url, QM_JOBS="true")
+            answer = health(tmp_path, REDIS_URL=frozen.url, QM_JOBS="true", QM_MESSAGE_QUEUE="true")
         finally:
             os.kill(frozen.pid, signal.SIGCONT)
     answer.only_problem("redis", Rule.SERVER_AWAY)

@@ -6,6 +6,7 @@ import pytest
 from pymongo import ReadPreference
 
 from models import database
+from queue_manager.core.clock import seconds
 from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import settings
 from tests.real_servers import Servers
@@ -27,8 +28,15 @@ def test_a_refused_login_is_one_sentence_without_the_reply_of_the_server(
     connect_anew()
     monkeypatch.setenv("MONGO_DB_URL", servers.mongo.url.replace("://", "://app:s3cret@"))
     try:
-        with pytest.raises(ConfigurationError, match=r"refuses our credentials \(Authentication failed\.\)$") as error:
-            database.require_replica_set()
+        for _ in range(2):  # after the first, the driver selects no server for up to three seconds
+            with (
+                database.within(seconds(1)),
+                pytest.raises(ConfigurationError, match=r"refuses our credentials \(Authentication failed\.\)$") as error,
+            ):
+                database.require_replica_set()
+        with database.within(seconds(0.1)), pytest.raises(database.Error) as of_command:
+            database.ping()
+        assert database.is_forbidden(of_command.value)
     finally:
         monkeypatch.undo()
         connect_anew()
