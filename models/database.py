@@ -52,7 +52,8 @@ MAX_PINGS = 4
 CONNECT_TIMEOUT = 2.0  # seconds; a member that starts accepts connections and does not answer on them
 # Seconds between two checks of a member. Operations leave one that was silent for this long and the limit above.
 HEARTBEAT = 3.0
-_AUTHENTICATION_FAILED = (13, 18)
+LOGIN_REFUSED = 18  # MongoDB's code
+_FORBIDDEN = (13, LOGIN_REFUSED)
 # A date in the year 300,000, or a text that is not UTF-8, must not make a whole batch unreadable.
 _CODEC: CodecOptions[Document] = CodecOptions(
     tz_aware=True,
@@ -137,7 +138,19 @@ def is_outage(error: BaseException) -> bool:
 
 def is_forbidden(error: object) -> bool:
     """Return True if MongoDB refused the credentials, or the command to this user."""
-    return isinstance(error, OperationFailure) and error.code in _AUTHENTICATION_FAILED
+    is_refusal = isinstance(error, OperationFailure) and error.code in _FORBIDDEN
+    return is_refusal or is_login_refused(error)
+
+
+def is_login_refused(error: object) -> bool:
+    """Return True if MongoDB refused the credentials.
+
+    After that, the driver does not select the server until its next heartbeat, and only the topology has the cause.
+    """
+    causes = [error]
+    if isinstance(error, AutoReconnect):
+        causes = [one.error for one in client().topology_description.server_descriptions().values()]
+    return any(isinstance(one, OperationFailure) and one.code == LOGIN_REFUSED for one in causes)
 
 
 def describe(error: PyMongoError) -> str:
@@ -298,7 +311,7 @@ def require_replica_set() -> None:
         if is_outage(error):
             raise
         raise ConfigurationError(f"MongoDB at {url} cannot be used: {error}") from error
-    except OperationFailure as error:
+    except (OperationFailure, AutoReconnect) as error:
         if not is_forbidden(error):
             raise
         raise ConfigurationError(f"MongoDB at {url} refuses our credentials ({reason(error)})") from error

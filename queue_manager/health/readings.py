@@ -227,7 +227,7 @@ async def _bounded(
             text = unconfirmed
     except AppError as error:
         cause = error.__cause__
-        is_refused = is_forbidden(cause) or "WRONGTYPE " in str(cause)
+        is_refused = is_forbidden(cause) or isinstance(cause, redis.AuthenticationError) or "WRONGTYPE " in str(cause)
         is_unsuitable = isinstance(error, ConfigurationError) or is_refused
         if rule is not Rule.UNKNOWN_STATE and is_unsuitable:
             rule = Rule.SERVER_UNSUITABLE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -375,6 +376,18 @@ def test_key_of_another_type_is_one_problem(key: str, well: Servers) -> None:
     assert text.startswith(f"Redis at {well.valkey.url} refused a command (")
     assert "WRONGTYPE " in text
     assert text.endswith("; `queue-manager doctor` names the key)")
+
+
+def test_credentials_that_redis_refuses_from_now_on_are_named(
+    well: Servers, tmp_path: Path, change_settings: Callable[..., None]
+) -> None:
+    with Valkey(tmp_path / "valkey", config={"user": "app on >first ~* &* +@all"}) as server:
+        change_settings(REDIS_URL=server.url.replace("://", "://app:first@"))
+        assert ("redis", Rule.SERVER_UNSUITABLE) not in health_here().ids  # which is not checked again at once
+        with connect(server.url) as client:
+            client.execute_command("ACL", "SETUSER", "app", "resetpass", ">second")
+            client.execute_command("CLIENT", "KILL", "USER", "app")
+        assert "refuses our credentials" in health_here().only_problem("redis", Rule.SERVER_UNSUITABLE)
 
 
 def test_a_problem_is_shown_as_in_the_documentation(well: Servers, tmp_path: Path) -> None:

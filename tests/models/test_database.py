@@ -25,14 +25,12 @@ def test_a_refused_login_is_one_sentence_without_the_reply_of_the_server(
         database.close()
         settings.cache_clear()
 
+    refusal = r"refuses our credentials \(Authentication failed\.\)$"
     connect_anew()
     monkeypatch.setenv("MONGO_DB_URL", servers.mongo.url.replace("://", "://app:s3cret@"))
     try:
         for _ in range(2):  # after the first, the driver selects no server for up to three seconds
-            with (
-                database.within(seconds(1)),
-                pytest.raises(ConfigurationError, match=r"refuses our credentials \(Authentication failed\.\)$") as error,
-            ):
+            with database.within(seconds(1)), pytest.raises(ConfigurationError, match=refusal) as error:
                 database.require_replica_set()
         with database.within(seconds(0.1)), pytest.raises(database.Error) as of_command:
             database.ping()

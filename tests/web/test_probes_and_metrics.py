@@ -19,7 +19,7 @@ from pymongo import MongoClient, errors
 from redis import Redis, exceptions
 
 from dev.ports import free_port
-from models.database import server_now
+from models.database import LOGIN_REFUSED, server_now
 from queue_manager.beat.leader_lock import LEADER_LOCK, epoch_key
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Unavailable
@@ -166,7 +166,7 @@ def test_a_write_is_the_answer_until_the_next_write(monkeypatch: pytest.MonkeyPa
         ("Redis", exceptions.NoPermissionError(), probes.REFUSED_LOGIN),
         ("Redis", exceptions.ReadOnlyError(), probes.REFUSED_WRITE),
         ("Redis", exceptions.TimeoutError(), probes.NO_ANSWER),
-        ("MongoDB", errors.OperationFailure("", probes.AUTHENTICATION_FAILED), probes.REFUSED_LOGIN),
+        ("MongoDB", errors.OperationFailure("", LOGIN_REFUSED), probes.REFUSED_LOGIN),
         ("MongoDB", errors.OperationFailure("not authorized", 13), probes.REFUSED_WRITE),
         ("MongoDB", errors.NotPrimaryError(), probes.REFUSED_WRITE),
         ("MongoDB", errors.WTimeoutError("", 64), probes.NO_MAJORITY),

@@ -23,7 +23,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from pymongo.errors import NotPrimaryError, OperationFailure, WTimeoutError
 
-from models import deployment
+from models import database, deployment
 from queue_manager.core.background import call_within
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
@@ -40,7 +40,6 @@ MONGODB_PROBE_TIMEOUT = 1.5  # seconds; shorter, so that the driver reports what
 WRITE_INTERVAL = 1.0  # seconds
 READINESS_KEY, QUEUE_READINESS_KEY = "qm:readiness", "_readiness"  # with QUEUE_NAME before it, for its hash slot
 READINESS_KEY_TTL_MS = 60_000
-AUTHENTICATION_FAILED = 18  # MongoDB's error code
 
 NO_ANSWER = "does not answer"
 REFUSED_WRITE = "refuses to write"
@@ -200,7 +199,7 @@ def _problem_of_redis(error: Exception) -> str:
 def _problem_of_mongodb(error: Exception) -> str:
     if isinstance(error, WTimeoutError):
         return NO_MAJORITY
-    if isinstance(error, OperationFailure) and error.code == AUTHENTICATION_FAILED:
+    if database.is_login_refused(error):
         return REFUSED_LOGIN
     is_refused = isinstance(error, NotPrimaryError | OperationFailure) and not error.timeout
     return REFUSED_WRITE if is_refused else NO_ANSWER
