@@ -17,6 +17,7 @@ from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
+from queue_manager.leases import lease_server
 from services.due_documents import work as due_documents_work
 from services.due_documents.listing import DocumentList
 from services.due_documents.stats import stats
@@ -117,6 +118,18 @@ class TestScan:
         clock.advance(seconds(50))
         assert scan(snooze) == []
         clock.advance(seconds(10))
+        assert scanned_ids(snooze) == [room]
+
+    def test_room_in_flight_is_delayed_by_one_lease_if_redis_loses_its_data(
+        self, snooze: DocumentWork, clock: AgingClock
+    ) -> None:
+        room = make_room(OVER)
+        assert scanned_ids(snooze) == [room]
+        with lease_server() as client:
+            client.flushdb()
+
+        assert scan(snooze) == []  # its flag may be that of another program
+        clock.advance(seconds(60))
         assert scanned_ids(snooze) == [room]
 
     @pytest.mark.parametrize("flag", [0, 1, "true", {}, []])
