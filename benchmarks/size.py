@@ -194,7 +194,7 @@ class _Walks:
         from celery.app import trace
 
         from beat_schedule import SYSTEMS, find_dispatching
-        from queue_manager.batching import strategy
+        from queue_manager.batching import execution
 
         system = find_dispatching(name, SYSTEMS)
         self._app.tasks[system.scan_task]()
@@ -205,7 +205,7 @@ class _Walks:
                 messages.append((message["headers"]["id"], message["headers"], json.loads(message["body"])))
         task = self._app.tasks[str(system.item_task)]
         if task.work().batch_function is not None:
-            ended: list[Any] = [*strategy.run(task.name, messages)]
+            ended: list[Any] = [*execution.run(task.name, messages)]
         else:
             ended = [trace.trace_task_ret(task.name, *message, None, None) for message in messages]
         assert ended

@@ -15,30 +15,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from logging import DEBUG
 from time import monotonic, time
 from typing import Any
 
 from celery import Celery
-from celery.app import trace
 from celery.worker import state
 from celery.worker.strategy import default
 
-from queue_manager.batching import completion
-from queue_manager.batching.completion import TaskResult
+from queue_manager.batching import execution
 from queue_manager.batching.eta import timer_time
+from queue_manager.batching.execution import TaskResult
 from queue_manager.batching.request import is_process_lost
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.items import Verdict, is_result
-from queue_manager.telemetry import tracing
+from queue_manager.items import Verdict
 
 MAX_BATCH_SIZE = 1_000  # items: one write in MongoDB of about 30 ms
-MAX_COMPLETION_TIME = 5.0  # seconds, after which a batch completes no further items whose function failed
-
-PoolRequest = tuple[str, dict[str, Any], Any]
-"""A task as sent to the pool: id, headers, and the decoded body (args, kwargs, embedded options)."""
 
 log = get_logger("QM/batches")
 
@@ -195,8 +188,8 @@ class _BatchingConsumer:
                     self._execute_again(request, self._consumer)
 
         self._consumer.pool.apply_async(
-            run,
-            args=(self._task.name, [_pool_request(request) for request in batch]),
+            execution.run,
+            args=(self._task.name, [(request.id, request.request_dict, request._payload) for request in batch]),
             accept_callback=accepted,
             callback=ended,
             error_callback=failed,
@@ -253,50 +246,3 @@ def notify(act: Callable[..., Any], *args: Any) -> None:
 def _was_ended(request: Any) -> bool:
     """Return True if the worker itself ended the request."""
     return bool(request._already_revoked or request._already_cancelled)
-
-
-def _pool_request(request: Any) -> PoolRequest:
-    return request.id, request.request_dict, request._payload
-
-
-def run(name: str, batch: Sequence[PoolRequest]) -> list[TaskResult | Verdict]:
-    """Execute a batch in a process of the pool; return the result of each task.
-
-    Logs one line for the batch, at the level DEBUG another one with its items, and Celery's own line for each task that
-    is executed on its own.
-    """
-    from tasks.app import app
-
-    task = app.tasks[name]
-    run_task = trace.fast_trace_task if app.use_fast_trace_task else trace.trace_task_ret
-    has_listeners = completion.has_listeners(task)
-    started = monotonic()
-    ended: list[TaskResult | Verdict] = []
-    all_headers = [headers for _, headers, _ in batch]
-    with (
-        tracing.processing(task.queue_name, all_headers, attributes={"celery.task": name}),
-        task.execute_batch([(id, headers, args, kwargs) for id, headers, (args, kwargs, _) in batch]) as outcomes,
-    ):
-        share, succeeded = (monotonic() - started) / len(batch), 0
-        # Each failure takes several round trips: without a limit, a thousand outlast the timeout of a batch.
-        ends_at = monotonic() + MAX_COMPLETION_TIME
-        for (id, headers, body), outcome in zip(batch, outcomes, strict=True):
-            *_, embed = body
-            if isinstance(outcome, Verdict):
-                ended.append(outcome)
-                continue
-            if is_result(outcome) and not has_listeners and completion.is_final(task, headers, embed):
-                ended.append(completion.succeed(task, outcome, share))
-                succeeded += 1
-                continue
-            if isinstance(outcome, Exception) and monotonic() > ends_at:
-                ended.append(Verdict.UNREACHED)
-                continue
-            with task.completing_with(outcome):
-                ended.append(completion.run(partial(run_task, name, id, headers, body, None, None), share))
-        if succeeded:
-            task.count_successes(succeeded)
-    log.info("A batch of tasks ended", task=name, tasks=len(batch), seconds=round(monotonic() - started, 3))
-    if log.isEnabledFor(DEBUG):
-        log.debug("Items of the batch", task=name, items=[list(args) for _, _, (args, _, _) in batch])
-    return ended

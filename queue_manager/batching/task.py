@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from inspect import Parameter, Signature, signature
 from typing import Any, TypeVar
@@ -27,6 +27,9 @@ from services.item_work import ItemWork
 PING_TIMEOUT = seconds(1)
 WAIT_IN_PLACE = seconds(0.5)  # an item this early is waited for; a later one goes back to the broker
 
+PoolRequest = tuple[str, dict[str, Any], Any]
+"""A task as sent to the pool: id, headers, and the decoded body (args, kwargs, embedded options)."""
+
 log = get_logger("QM/tasks")
 T = TypeVar("T")
 
@@ -35,9 +38,9 @@ T = TypeVar("T")
 class Batch:
     """A batch while its tasks complete."""
 
-    outcome: list[Any] = field(default_factory=list)
-    """The outcome for the task that completes now, until the task reads it."""
     attempts: Attempts
+    outcome: Any = None
+    """The outcome for the task that completes now, until the task reads it; `None` if there is none."""
     outage: Exception | None = None
     """The error by which MongoDB is unavailable."""
     broker_error: ErrorText | None = None
@@ -72,11 +75,19 @@ class BatchedTask(Task):
     @property
     def has_batch_outcome(self) -> bool:
         """Whether the batch found an outcome for the task that completes now."""
-        return self._batch is not None and bool(self._batch.outcome)
+        return self._batch is not None and self._batch.outcome is not None
 
     def batch_outcome(self) -> Any:
         """Return the outcome that the batch found for the task that completes now, once; `None` if there is none."""
-        return self._batch.outcome.pop() if self._batch is not None and self._batch.outcome else None
+        if self._batch is None:
+            return None
+        outcome, self._batch.outcome = self._batch.outcome, None
+        return outcome
+
+    def complete_next_with(self, outcome: Any) -> None:
+        """Let the next task of the batch that runs complete with `outcome`, unless it is `None`."""
+        assert self._batch is not None
+        self._batch.outcome = outcome
 
     def use_database(self, act: Callable[[], Any]) -> Any:
         """Call `act`, which needs MongoDB; within a batch, only while MongoDB is not known to be away."""
@@ -87,17 +98,15 @@ class BatchedTask(Task):
         return not database.answers(PING_TIMEOUT) if self._batch is None else self._batch.is_database_away
 
     @contextmanager
-    def execute_batch(self, requests: Sequence[tuple[str, Any, Any, Any]]) -> Iterator[list[Any]]:
-        """Execute items, each `(task_id, headers, args, kwargs)`, as a batch; yield the outcomes, `None` for an item
-        without one.
+    def execute_batch(self, requests: Sequence[PoolRequest]) -> Iterator[list[Any]]:
+        """Execute items as a batch; yield the outcomes, `None` for an item without one.
 
-        Within the block, `completing_with` sets the outcome of the task that runs. During an outage of MongoDB, only
-        the first task waits for it.
+        Within the block, the tasks complete one after another. During an outage of MongoDB, only the first one waits.
         """
         work, began = self.work(), time.monotonic()
-        items = [self.read_item(work, task_id, args, kwargs) for task_id, _, args, kwargs in requests]
+        items = [self.read_item(work, task_id, args, kwargs) for task_id, _, (args, kwargs, _) in requests]
         named = [item for item in items if item is not None]
-        headers = [one for item, (_, one, *_) in zip(items, requests, strict=True) if item is not None]
+        headers = [one for item, (_, one, _) in zip(items, requests, strict=True) if item is not None]
         with counters.batched(), work.attempts(named) as attempts:
             self._batch = Batch(attempts=attempts)
             try:
@@ -132,16 +141,6 @@ class BatchedTask(Task):
         counts = Counter[str]()
         latency.count_all(counts, times, began_ms=began_ms, ended_ms=ended_ms)
         return counts
-
-    @contextmanager
-    def completing_with(self, outcome: Any) -> Iterator[None]:
-        """Let the task that runs within the block complete with `outcome`, unless it is `None`."""
-        assert self._batch is not None
-        self._batch.outcome = [] if outcome is None else [outcome]
-        try:
-            yield
-        finally:
-            self._batch.outcome = []
 
     def _execute_batch(self, named: list[DueItem], suspects: set[int], batch: Batch) -> Sequence[Any]:
         if not suspects:

@@ -8,7 +8,8 @@ import pytest
 from bson import ObjectId
 
 from models.database import server_now
-from queue_manager.batching import strategy
+from queue_manager.batching import execution
+from queue_manager.batching.task import PoolRequest
 from queue_manager.core.clock import seconds
 from tasks.support_snooze import unsnooze_room
 from tests.real_servers import Servers
@@ -18,10 +19,8 @@ UNSNOOZED, ENDED, ITEMS = "Unsnoozed 3 rooms", "A batch of tasks ended", "Items 
 
 
 def run_batch(rooms: list[ObjectId]) -> None:
-    requests: list[strategy.PoolRequest] = [
-        (f"task-{room}", {"id": f"task-{room}"}, ((str(room),), {}, {})) for room in rooms
-    ]
-    strategy.run(unsnooze_room.name, requests)
+    requests: list[PoolRequest] = [(f"task-{room}", {"id": f"task-{room}"}, ((str(room),), {}, {})) for room in rooms]
+    execution.run(unsnooze_room.name, requests)
 
 
 @pytest.mark.parametrize(("level", "lines"), [("INFO", [UNSNOOZED, ENDED]), ("DEBUG", [UNSNOOZED, ENDED, ITEMS])])

@@ -12,7 +12,7 @@ from celery import Celery, signals
 from celery.exceptions import Retry
 from celery.utils.saferepr import saferepr
 
-from queue_manager.batching import completion
+from queue_manager.batching import execution
 from tasks.item import ItemTask
 
 
@@ -37,34 +37,34 @@ def receive(*_: Any, **__: Any) -> None:
 
 
 def test_plain_task_has_no_listeners() -> None:
-    assert not completion.has_listeners(task())
+    assert not execution.has_listeners(task())
 
 
 @pytest.mark.parametrize("hook", ["__call__", "on_success", "before_start", "after_return"])
 def test_task_with_its_own_hook_has_listeners(hook: str) -> None:
-    assert completion.has_listeners(task(**{hook: receive}))
+    assert execution.has_listeners(task(**{hook: receive}))
 
 
-@pytest.mark.parametrize("signal", completion.TASK_SIGNALS, ids=lambda signal: signal.name)
+@pytest.mark.parametrize("signal", execution.TASK_SIGNALS, ids=lambda signal: signal.name)
 def test_task_has_listeners_if_a_signal_receiver_is_connected(signal: signals.Signal) -> None:
     signal.connect(receive)
     try:
-        assert completion.has_listeners(task())
+        assert execution.has_listeners(task())
     finally:
         signal.disconnect(receive)
 
 
-@pytest.mark.parametrize("follower", completion.FOLLOW_UPS)
+@pytest.mark.parametrize("follower", execution.FOLLOW_UPS)
 def test_task_with_a_follow_up_is_not_final(follower: str) -> None:
-    nothing = dict.fromkeys((*completion.FOLLOW_UPS, "errbacks"))
-    assert completion.is_final(task(), {}, nothing)
-    assert not completion.is_final(task(), {}, {**nothing, follower: [{"task": "next"}]})
+    nothing = dict.fromkeys((*execution.FOLLOW_UPS, "errbacks"))
+    assert execution.is_final(task(), {}, nothing)
+    assert not execution.is_final(task(), {}, {**nothing, follower: [{"task": "next"}]})
 
 
 def test_task_whose_result_is_stored_is_not_final() -> None:
-    assert not completion.is_final(task(), {"ignore_result": False}, {})
-    assert not completion.is_final(task(ignore_result=False), {}, {})
-    assert completion.is_final(task(ignore_result=False), {"ignore_result": True}, {})
+    assert not execution.is_final(task(), {"ignore_result": False}, {})
+    assert not execution.is_final(task(ignore_result=False), {}, {})
+    assert execution.is_final(task(ignore_result=False), {"ignore_result": True}, {})
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_task_whose_result_is_stored_is_not_final() -> None:
 )
 def test_result_is_formatted_as_celery_formats_it(result: Any) -> None:
     one = task()
-    assert completion._shown(result, one.resultrepr_maxsize) == saferepr(result, one.resultrepr_maxsize)
+    assert execution._shown(result, one.resultrepr_maxsize) == saferepr(result, one.resultrepr_maxsize)
 
 
 def test_exception_raised_within_celery_fails_the_task() -> None:
     def raising() -> Any:
         raise TypeError("its body is none")
 
-    has_failed, error, seconds = completion.run(raising, 0.5)
+    has_failed, error, seconds = execution.traced(raising, 0.5)
     assert (has_failed, seconds) == (1, 0.5)
     assert isinstance(error.exception, TypeError) or "its body is none" in str(error.exception)
 
@@ -115,7 +115,7 @@ def test_errors_of_a_batch_are_reported_without_their_frames() -> None:
         raise AssertionError("nothing failed")
 
     held = sys.getrefcount(document)
-    failed, info, _ = completion.run(trace, 0.0)
+    failed, info, _ = execution.traced(trace, 0.0)
     assert failed == 1
     assert sys.getrefcount(document) == held
     sent: ExceptionInfo = pickle.loads(pickle.dumps(info))

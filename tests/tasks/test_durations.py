@@ -10,7 +10,7 @@ import redis
 
 from models import support_room
 from models.database import server_now
-from queue_manager.batching import strategy
+from queue_manager.batching import execution
 from queue_manager.core.clock import hours, milliseconds, seconds, unix_ms
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import counters, latency
@@ -38,7 +38,7 @@ def durations(servers: Servers, name: str = ROOMS) -> Mapping[Measure, Histogram
 
 
 def as_batch(messages: list[Message]) -> Any:
-    return strategy.run(messages[0].task, [(one.id, one.headers, (one.args, one.kwargs, {})) for one in messages])
+    return execution.run(messages[0].task, [(one.id, one.headers, (one.args, one.kwargs, {})) for one in messages])
 
 
 def is_between(histogram: Histogram, lowest_ms: int, highest_ms: int) -> bool:

@@ -20,8 +20,8 @@ from redis.exceptions import ResponseError
 from models import database
 from models.database import server_now
 from models.due_documents import DueCollection
-from queue_manager.batching import strategy
-from queue_manager.batching.task import WAIT_IN_PLACE
+from queue_manager.batching import execution
+from queue_manager.batching.task import WAIT_IN_PLACE, PoolRequest
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import FunctionExited, PermanentError
 from queue_manager.core.settings import settings
@@ -191,7 +191,8 @@ def test_items_of_a_batch_that_took_too_long_are_left_to_smaller_batches_if_mong
     monkeypatch.setattr(database, "answers", lambda limit: not is_away)
     fail_writes(monkeypatch, ExecutionTimeout("operation exceeded time limit"))
 
-    with unsnooze_room.execute_batch([(one.id, one.headers, one.args, one.kwargs) for one in messages]) as outcomes:
+    requests: list[PoolRequest] = [(one.id, one.headers, (one.args, one.kwargs, {})) for one in messages]
+    with unsnooze_room.execute_batch(requests) as outcomes:
         assert outcomes == [None if is_away else Verdict.UNREACHED] * 3
 
 
@@ -323,7 +324,7 @@ def test_function_that_fails_in_a_batch_is_called_once_an_attempt(broker: str, m
 
     monkeypatch.setattr(updates, "update_of", fail)
     monkeypatch.setattr(trace, "trace_task_ret", partial(trace.trace_task_ret, app=app))
-    ended = strategy.run(unsnooze_room.name, [(room, {"id": room, "retries": 0}, ((room,), {}, {})) for room in rooms])
+    ended = execution.run(unsnooze_room.name, [(room, {"id": room, "retries": 0}, ((room,), {}, {})) for room in rooms])
 
     assert sorted(calls) == sorted(rooms)
     assert [str(one[1].exception.exc.exc) for one in ended if not isinstance(one, Verdict)] == ["boom"] * 3
@@ -341,8 +342,8 @@ def test_failures_for_which_a_batch_has_no_time_are_left_to_the_next_one(
     monkeypatch.setattr(updates, "update_of", fail)
     monkeypatch.setattr(trace, "trace_task_ret", partial(trace.trace_task_ret, app=app))
     # The first failure is completed in time; it takes longer than the batch may.
-    monkeypatch.setattr(strategy, "monotonic", iter([0.0, 0.1, 0.1, 0.2, *[60.0] * 9]).__next__)
-    ended = strategy.run(unsnooze_room.name, [(room, {"id": room, "retries": 0}, ((room,), {}, {})) for room in rooms])
+    monkeypatch.setattr(execution, "monotonic", iter([0.0, 0.1, 0.1, 0.2, *[60.0] * 9]).__next__)
+    ended = execution.run(unsnooze_room.name, [(room, {"id": room, "retries": 0}, ((room,), {}, {})) for room in rooms])
 
     assert [one is Verdict.UNREACHED for one in ended] == [False, True, True]
     assert [(one.id, one.retries) for one in waiting_messages(broker, QUEUE)] == [(rooms[0], 1)]
@@ -365,7 +366,7 @@ def test_batch_publishes_and_waits_once_while_the_broker_takes_no_messages(
     monkeypatch.setattr(item, "time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
     monkeypatch.setattr(Signature, "apply_async", refuse)
     monkeypatch.setattr(trace, "trace_task_ret", partial(trace.trace_task_ret, app=app))
-    ended = strategy.run(unsnooze_room.name, [(room, {"id": room, "retries": 0}, ((room,), {}, {})) for room in rooms])
+    ended = execution.run(unsnooze_room.name, [(room, {"id": room, "retries": 0}, ((room,), {}, {})) for room in rooms])
 
     rejected = [outcome[1].exception.exc for outcome in ended if not isinstance(outcome, Verdict)]
     assert [(type(one), one.requeue, one.reason) for one in rejected] == [(Reject, True, "no memory is left")] * 3

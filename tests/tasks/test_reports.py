@@ -14,7 +14,7 @@ from celery.worker import control, state
 from celery.worker.request import create_request_cls
 
 from queue_manager.batching import strategy
-from queue_manager.batching.completion import TaskResult
+from queue_manager.batching.execution import TaskResult
 from queue_manager.batching.request import lost_requests
 from tasks import app
 

@@ -17,7 +17,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from models import database
 from models.database import server_now
 from models.due_documents import DueCollection
-from queue_manager.batching import strategy
+from queue_manager.batching import execution
+from queue_manager.batching.task import PoolRequest
 from queue_manager.beat.entry import StoredEntry
 from queue_manager.beat.scheduler import LeaderScheduler
 from queue_manager.broker.keys import SCHEDULE_PREFIX
@@ -72,10 +73,10 @@ def is_child(span: ReadableSpan, parent: ReadableSpan) -> bool:
 
 
 def run_batch(messages: list[Message]) -> None:
-    requests: list[strategy.PoolRequest] = [
+    requests: list[PoolRequest] = [
         (one.id, {"id": one.id, **one.headers}, (one.args, one.kwargs, {})) for one in messages
     ]
-    strategy.run(unsnooze_room.name, requests)
+    execution.run(unsnooze_room.name, requests)
 
 
 def test_one_trace_spans_beat_scan_item_and_event(clean: Servers, exporter: InMemorySpanExporter) -> None:
