@@ -120,8 +120,6 @@ class LeaderLock:
         self._client = client
         self._keys = (key, epoch_key(key))
         self._lease = lease
-        # Trusted for 90% of the lease only, because the clock of Redis may run faster than ours.
-        self._trusted = lease.total_seconds() * 0.9
         self._token = uuid4().hex
         self._renewed_at = 0.0
 
@@ -139,16 +137,15 @@ class LeaderLock:
         sent_at = time.monotonic()
         self.epoch = int(EXTEND_LOCK(self._client, self._keys[:1], [self._token, milliseconds(self._lease)]))
         self._renewed_at = sent_at
-        return self.is_trusted()
+        # Trusted for 90% of the lease only, because the clock of Redis may run faster than ours.
+        return self.epoch > 0 and self._age() < self._lease.total_seconds() * 0.9
 
     def keep(self) -> bool:
         """Return True if this process holds the lock; extend it first if it is not fresh.
 
         A process that was suspended past its lease notices it here, because the monotonic clock continued.
         """
-        if self.epoch and not self.is_fresh():
-            return self.extend()
-        return self.is_trusted()
+        return self.is_fresh() or (self.epoch > 0 and self.extend())
 
     def is_fresh(self) -> bool:
         """Return True if this process holds the lock and extended it within half of the lease, and within 3 s.
@@ -156,10 +153,6 @@ class LeaderLock:
         A Redis that lost its data is noticed when the lock is extended.
         """
         return self.epoch > 0 and self._age() <= min(self._lease.total_seconds() / 2, MAX_EXTEND_INTERVAL)
-
-    def is_trusted(self) -> bool:
-        """Return True if the lock cannot have expired, without a request to Redis."""
-        return self.epoch > 0 and self._age() < self._trusted
 
     def forget(self) -> None:
         """Stop acting as the holder. In Redis the lock expires, unless `acquire` takes it again."""

@@ -53,7 +53,7 @@ def test_suspended_holder_detects_its_loss_and_does_not_disturb_the_next(client:
     overslept.acquire()
     eventually(lambda: follower.acquire() and follower.epoch == 2)
 
-    assert not overslept.is_trusted()
+    assert not overslept.is_fresh()
     assert not overslept.keep()
     overslept.release()
 
