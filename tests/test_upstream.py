@@ -42,6 +42,7 @@ READ = {
     "_get_publish_topics": "kombu.transport.redis:Channel._get_publish_topics",
     "_group_buffer": "celery.events.dispatcher:EventDispatcher.__init__",
     "_in_poll": "kombu.transport.redis:Channel._brpop_start",
+    "_maximum_prefetch_restored": "celery.worker.consumer.consumer:Consumer.create_task_handler",
     "_lookup": "kombu.transport.virtual.base:Channel._lookup",
     "_maybe_update_queues_expire": "kombu.transport.redis:Channel._maybe_update_queues_expire",
     "_outbound_buffer": "celery.events.dispatcher:EventDispatcher.extend_buffer",

@@ -36,29 +36,10 @@ MAX_BATCH_SIZE = 1_000  # items: one write in MongoDB of about 30 ms
 log = get_logger("QM/batches")
 
 
-class BatchHandler:
-    """The message handler of a task with batches, which settles a message at once.
-
-    Celery does it in the next turn of the event loop. After a lost connection, its own callbacks count the acknowledged
-    messages to restore the prefetch count.
-    """
-
-    settles_at_once = True  # so that `broker.consumer` need not make Celery's callbacks
-
-    def __init__(self, handler: Callable[..., Any], consumer: Any) -> None:
-        self._handler, self._consumer = handler, consumer
-
-    def __call__(self, message: Any, body: Any, ack: Any, reject: Any, callbacks: Any) -> Any:
-        if not self._consumer.restart_count:
-            ack, reject = message.ack_log_error, message.reject_log_error
-        return self._handler(message, body, ack, reject, callbacks)
-
-
 def strategy(task: Any, app: Celery, consumer: Any, **options: Any) -> Any:
     """Return the message handler for `task`: that of `by_server_clock`, with batches if possible."""
-    if not _can_batch(task, consumer):
-        return by_server_clock(task, app, consumer, **options)
-    return BatchHandler(by_server_clock(task, app, _BatchingConsumer(task, consumer), **options), consumer)
+    executing = _BatchingConsumer(task, consumer) if _can_batch(task, consumer) else consumer
+    return by_server_clock(task, app, executing, **options)
 
 
 def by_server_clock(task: Any, app: Celery, consumer: Any, **options: Any) -> Any:

@@ -68,16 +68,19 @@ class Consumer(CeleryConsumer):
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         handle, handlers = super().create_task_handler(*args, **kwargs), self.strategies
+        has_processes = self.hub is not None and self.pool.uses_semaphore  # other pools may acknowledge in a thread
         self._adapt_to_pool()
 
         def validate_and_handle(message: Any) -> Any:
             if invalid := _invalid_header(message.headers) or _invalid_payload(message):
                 return self.on_invalid_task(None, message, InvalidTaskError(invalid))
-            of_task = handlers.get(message.headers.get("task"))
-            if self.restart_count or not getattr(of_task, "settles_at_once", False):
+            # Settled at once: Celery does it by promises, in the next turn of the event loop. After a lost connection
+            # they also restore the prefetch count.
+            of_task = handlers.get(message.headers.get("task")) if has_processes else None
+            if of_task is None or not self._maximum_prefetch_restored:
                 return handle(message)
             try:
-                return of_task(message, None, None, None, self.on_task_message)
+                return of_task(message, None, message.ack_log_error, message.reject_log_error, self.on_task_message)
             except (InvalidTaskError, ContentDisallowed) as error:
                 return self.on_invalid_task(None, message, error)
             except DecodeError as error:
