@@ -84,7 +84,7 @@ class Channel(stock.Channel):
         self._is_script_loaded = False
         self._lists = PriorityLists(self._list_names)
         self._requested: tuple[list[PriorityList], int] = ([], 0)  # the lists, and how many messages at most
-        self._empty_queues = EmptyQueues(self._lists)
+        self.empty_queues = EmptyQueues(self._lists)
         self._no_ack_queues: set[str] = set()
         self._captured: list[tuple[str, dict[str, Any]]] | None = None
         self._command_client: Any = None
@@ -103,7 +103,7 @@ class Channel(stock.Channel):
 
     def basic_consume(self, queue: str, no_ack: bool, *args: Any, **kwargs: Any) -> Any:
         self._no_ack_queues.add(queue) if no_ack else self._no_ack_queues.discard(queue)
-        self._empty_queues.discard(queue)
+        self.empty_queues.discard(queue)
         return super().basic_consume(queue, no_ack, *args, **kwargs)
 
     # Connections
@@ -134,11 +134,11 @@ class Channel(stock.Channel):
     def _brpop_start(self, timeout: float | None = None) -> None:
         """Request a batch of messages of the queues that may have some."""
         connection = self.client.connection
-        self._empty_queues.ask_for_notifications(connection)
+        self.empty_queues.ask_for_notifications(connection)
         queues, free_slots = self._queues_to_request(), self.qos.free_slots
         if not queues:
             # Notifications that came with the last reply do not make the connection readable.
-            self._empty_queues.read_notifications(connection)
+            self.empty_queues.read_notifications(connection)
             queues = self._queues_to_request()
         if not queues or free_slots == 0:
             return
@@ -156,7 +156,7 @@ class Channel(stock.Channel):
         With each request, some of them are found empty, or those with messages move behind the others.
         """
         in_turn = self._queue_cycle.consume(len(self.active_queues))
-        return [*islice((one for one in in_turn if one not in self._empty_queues), MAX_REQUESTED_QUEUES)]
+        return [*islice((one for one in in_turn if one not in self.empty_queues), MAX_REQUESTED_QUEUES)]
 
     def _list_names(self, queue: str) -> list[tuple[str, int]]:
         """Return the names of a queue's lists, each with its priority."""
@@ -176,7 +176,7 @@ class Channel(stock.Channel):
         reply, (lists, most) = self._read_reply(**options), self._requested
         self._is_script_loaded = True
         if len(reply) < 3 * most:
-            self._empty_queues.add(one.queue for one in lists)
+            self.empty_queues.update(one.queue for one in lists)
         if not reply:
             raise Empty
         for number in reversed(dict.fromkeys(reversed(reply[::3]))):  # each once, in the order of its last message
@@ -362,7 +362,7 @@ class Channel(stock.Channel):
     def handle_notifications(self) -> NoReturn:
         """Handle a push of the server: lists have changed, or it closes the connection."""
         try:
-            self._empty_queues.read_notifications(self.client.connection)
+            self.empty_queues.read_notifications(self.client.connection)
         except self.connection_errors:
             if self.active_queues and self.qos.can_consume():
                 raise
@@ -370,10 +370,6 @@ class Channel(stock.Channel):
         else:
             self.connection.cycle.request(self)
         raise Empty  # otherwise kombu would count it as a message
-
-    def poll_lists(self) -> None:
-        """Let the next turn request all queues if the poll interval has passed."""
-        self._empty_queues.poll()
 
     # Closing
 

@@ -20,8 +20,8 @@ from celery.worker.consumer import Consumer as CeleryConsumer
 from celery.worker.state import task_reserved
 from kombu.exceptions import ContentDisallowed, DecodeError
 
+from queue_manager.broker.channel import Channel
 from queue_manager.broker.envelope import MAX_DEPTH, is_shallow
-from queue_manager.broker.transport import Transport
 
 _TEXT_HEADERS = ("id", "shadow", "eta", "expires", "root_id", "parent_id", "group", "argsrepr", "kwargsrepr", "origin")
 _HEADER_TYPES: dict[str, tuple[type, ...]] = {
@@ -89,14 +89,15 @@ class Consumer(CeleryConsumer):
         return validate_and_handle
 
     def _adapt_to_pool(self) -> None:
-        transport = self.connection.transport
-        if not isinstance(transport, Transport):
+        channel = self.task_consumer.channel
+        if not isinstance(channel, Channel):
             return
         # The event loop of a prefork worker runs while tasks do: if it pauses longer than a soft shutdown, it hangs.
         soft_shutdown = self.app.conf.worker_soft_shutdown_timeout + SHUTDOWN_MARGIN
-        transport.renew_in_thread(longest_pause=soft_shutdown if self.pool.uses_semaphore else math.inf)
+        max_pause = max(channel.visibility_timeout, soft_shutdown) if self.pool.uses_semaphore else math.inf
+        channel.connection.cycle.renew_in_thread(channel.visibility_timeout / 4, max_pause=max_pause)
         if isinstance(self.pool, SoloPool):  # it executes a message on delivery, and the rest of a batch would wait
-            self.task_consumer.channel.take_batch_size = 1
+            channel.take_batch_size = 1
 
     def _limit_task(self, request: Any, bucket: Any, tokens: Any) -> Any:
         task_reserved(request)  # so that the item's lease is renewed while the rate limit delays it

@@ -8,7 +8,7 @@ reads the lists that it leaves empty.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from kombu.utils.encoding import bytes_to_str
@@ -64,31 +64,21 @@ class PriorityLists:
         return [PriorityList(name, queue, priority, ending) for name, priority in names]
 
 
-class EmptyQueues:
-    """The queues that one connection found empty, and that have not changed since."""
+class EmptyQueues(set[str]):
+    """The queues that one connection found empty, and that have not changed since. The channel adds them."""
 
     def __init__(self, lists: PriorityLists) -> None:
+        super().__init__()
         self._lists = lists
-        self._names: set[str] = set()
         self._is_notified = False
         self._socket: Any = None  # of the connection that asked for notifications
         self._next_poll_at = 0.0
-
-    def __contains__(self, queue: str) -> bool:
-        return queue in self._names
-
-    def add(self, queues: Iterable[str]) -> None:
-        """Add queues whose lists the last request left empty."""
-        self._names.update(queues)
-
-    def discard(self, queue: str) -> None:
-        self._names.discard(queue)
 
     def ask_for_notifications(self, connection: Any) -> None:
         """Let the server notify a connection, once after it was opened. No queue is known to be empty then."""
         if connection._sock is self._socket:
             return
-        self._names.clear()
+        self.clear()
         try:
             connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
             connection.read_response()
@@ -114,15 +104,15 @@ class EmptyQueues:
     def _lists_changed(self, push: Sequence[Any]) -> None:
         _, names = push
         if names is None:  # the server has lost its data
-            self._names.clear()
+            self.clear()
         else:
-            self._names.difference_update(map(self._lists.queue_of, map(bytes_to_str, names)))
+            self.difference_update(map(self._lists.queue_of, map(bytes_to_str, names)))
 
     def poll(self) -> None:
         """Forget which queues are empty if the poll interval has passed, so that all are requested."""
         if time.monotonic() >= self._next_poll_at:
             self._schedule_poll()
-            self._names.clear()
+            self.clear()
 
     def _schedule_poll(self) -> None:
         self._next_poll_at = time.monotonic() + (POLL_INTERVAL if self._is_notified else FALLBACK_POLL_INTERVAL)

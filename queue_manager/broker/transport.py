@@ -36,8 +36,6 @@ log = get_logger("QM/transport")
 class Poller(stock.MultiChannelPoller):
     """Polls the connections of all channels."""
 
-    polling_timer: Any = None
-    """The timer of the event loop that polls lists."""
     leave_loop: Callable[[], object] = staticmethod(lambda: None)
     """Removes kombu's callbacks from the event loop, which kombu leaves there when the connection is lost."""
 
@@ -63,19 +61,24 @@ class Poller(stock.MultiChannelPoller):
         while not self._is_closed.wait(UPKEEP_INTERVAL):
             now = time.monotonic()
             must_renew = now - renewed_at >= interval and now - self._polled_at <= max_pause
-            for channel in list(self._channels):
-                unacked = channel._qos  # `qos` would create it, which only the main thread may do
-                if unacked is None:
-                    continue
-                try:
-                    unacked.flush_acks()
-                    if must_renew:
-                        unacked.renew()
-                except Exception as error:
-                    must_renew = False
-                    log.warning("Messages could not be acknowledged or renewed; retrying", error=reason(error))
-            if must_renew:
+            if self._keep_messages(must_renew=must_renew) and must_renew:
                 renewed_at = time.monotonic()
+
+    def _keep_messages(self, *, must_renew: bool) -> bool:
+        """Flush the acks of all channels, and renew their messages; return False if some must be tried again."""
+        is_done = True
+        for channel in list(self._channels):
+            unacked = channel._qos  # `qos` would create it, which only the main thread may do
+            if unacked is None:
+                continue
+            try:
+                unacked.flush_acks()
+                if must_renew:
+                    unacked.renew()
+            except Exception as error:
+                is_done = False
+                log.warning("Messages could not be acknowledged or renewed; retrying", error=reason(error))
+        return is_done
 
     def close(self) -> None:
         self._is_closed.set()
@@ -86,7 +89,7 @@ class Poller(stock.MultiChannelPoller):
         """Request messages for the channels whose poll interval has passed."""
         self._polled_at = time.monotonic()
         for channel in list(self._channels):
-            channel.poll_lists()
+            channel.empty_queues.poll()
         self.on_poll_start()
 
     def on_poll_start(self) -> None:
@@ -116,18 +119,10 @@ class Poller(stock.MultiChannelPoller):
         if time.monotonic() >= self._next_upkeep_at:
             self._next_upkeep_at = time.monotonic() + UPKEEP_INTERVAL
             if self._thread is None:
-                self.renew()
+                self._keep_messages(must_renew=True)
             self.maybe_restore_messages()
             self.poll_lists()
         super().get(callback, UPKEEP_INTERVAL if timeout is None else min(timeout, UPKEEP_INTERVAL))
-
-    def renew(self) -> None:
-        """Renew all messages."""
-        for channel in list(self._channels):
-            try:
-                channel.qos.renew()
-            except channel.connection_errors:
-                log.debug("Messages could not be renewed; the next turn retries")
 
 
 class Transport(stock.Transport):
@@ -147,20 +142,7 @@ class Transport(stock.Transport):
         of_others = frozenset(loop.on_tick)
         super().register_with_event_loop(connection, loop)
         self.cycle.leave_loop = partial(loop.on_tick.difference_update, loop.on_tick - of_others)
-        if self.cycle.polling_timer is not None:
-            self.cycle.polling_timer.cancel()
-        self.cycle.polling_timer = loop.call_repeatedly(FALLBACK_POLL_INTERVAL, self.cycle.poll_lists)
-
-    def renew_in_thread(self, *, longest_pause: float) -> None:
-        """Renew messages and flush acks from a thread, while a worker uses the connection.
-
-        Args:
-            longest_pause: seconds for which its event loop may stand still and its worker keeps the messages; at least
-                `visibility_timeout`.
-        """
-        options = self.client.transport_options
-        timeout: float = options.get("visibility_timeout", Channel.visibility_timeout)
-        self.cycle.renew_in_thread(timeout / 4, max_pause=max(timeout, longest_pause))
+        loop.call_repeatedly(FALLBACK_POLL_INTERVAL, self.cycle.poll_lists)
 
 
 class SecureTransport(Transport):

@@ -175,7 +175,7 @@ def test_a_notification_is_not_a_delivered_event(connection: Connection, client:
 def test_a_notification_that_came_with_a_reply_is_read(connection: Connection, client: Redis) -> None:
     taker = Taker(connection, "q")
     taker.drain(timeout=0.2)
-    taker.channel._empty_queues.discard("q")
+    taker.channel.empty_queues.discard("q")
     connection.transport.cycle.on_poll_start()  # sends a request
     eventually(lambda: peek(taker) == b"*0\r\n")
     client.lpush("q", json.dumps(envelope("one")))

@@ -52,7 +52,7 @@ def all_priorities(server: Valkey) -> Iterator[Connection]:
 def test_a_poll_of_empty_lists_is_a_script_of_one_command(all_priorities: Connection, client: Redis) -> None:
     taker = Taker(all_priorities, "q", "another")
     taker.take(timeout=0.3)
-    taker.channel._empty_queues._next_poll_at = 0.0
+    taker.channel.empty_queues._next_poll_at = 0.0
     with counted(client) as counts, suppress(Empty):
         all_priorities.transport.cycle.poll_lists()
         taker.channel._brpop_read()
