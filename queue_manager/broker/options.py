@@ -18,22 +18,19 @@ from queue_manager.core.settings import Settings
 BATCHED_VISIBILITY_TIMEOUT = 10  # seconds; a live worker renews the messages that it holds every quarter of it
 STOCK_VISIBILITY_TIMEOUT = 6 * 3600  # seconds; longer than any task, because kombu's own transports do not renew
 RESTORE_INTERVAL = 5  # seconds between two searches for messages of killed workers
-BATCHED_TRANSPORTS = {
-    "redis": "queue_manager.broker.transport:Transport",
-    "rediss": "queue_manager.broker.transport:SecureTransport",
-    "sentinel": "queue_manager.broker.transport:Transport",
-}
+BATCHED_TRANSPORT = "queue_manager.broker.transport:Transport"
 BATCHED_SOCKET = "batched-redis+socket"
 """URL scheme of a Unix socket: kombu takes the transport from its first part and ignores `broker_transport`."""
 
 
 def register_transport(broker_url: str) -> str:
-    """Register our transports with kombu; return Celery's `broker_transport` for the `kombu_url` of a Redis.
+    """Register our transport with kombu; return Celery's `broker_transport` for the `kombu_url` of a Redis.
 
-    `broker_url` stays the stock URL, which Flower and others read. Connections report the stock scheme as well.
+    `broker_url` stays the stock URL, which Flower and others read. Connections report the stock scheme as well. TLS is
+    enabled by `tls_options`, because kombu does not see the scheme `rediss`.
     """
-    for name, transport in BATCHED_TRANSPORTS.items():
-        kombu.transport.TRANSPORT_ALIASES[f"batched-{name}"] = transport
+    for name in ("redis", "rediss", "sentinel"):
+        kombu.transport.TRANSPORT_ALIASES[f"batched-{name}"] = BATCHED_TRANSPORT
         kombu.connection.resolve_aliases[f"batched-{name}"] = name
     scheme = urlsplit(broker_url).scheme
     return "batched-redis" if scheme == BATCHED_SOCKET else f"batched-{scheme}"

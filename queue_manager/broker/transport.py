@@ -1,4 +1,4 @@
-"""The Redis transports of kombu with our channel.
+"""The Redis transport of kombu with our channel.
 
 While a worker lives, it renews the messages that it holds every quarter of `visibility_timeout`. So the timeout can be
 short, and the messages of a killed worker are redelivered soon after it. Acks are flushed once per turn of the event
@@ -11,7 +11,6 @@ loop hangs, so that other workers get the messages.
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections.abc import Callable
 from functools import partial
@@ -126,7 +125,7 @@ class Poller(stock.MultiChannelPoller):
 
 
 class Transport(stock.Transport):
-    """Batched transport for a Redis server, over TCP or a Unix socket."""
+    """Batched transport for a Redis server, over TCP, TLS or a Unix socket."""
 
     Channel = Channel
     has_event_loop = False
@@ -143,15 +142,3 @@ class Transport(stock.Transport):
         super().register_with_event_loop(connection, loop)
         self.cycle.leave_loop = partial(loop.on_tick.difference_update, loop.on_tick - of_others)
         loop.call_repeatedly(FALLBACK_POLL_INTERVAL, self.cycle.poll_lists)
-
-
-class SecureTransport(Transport):
-    """Batched transport for `rediss://`. Always uses TLS, and verifies the certificate unless the settings differ.
-
-    kombu enables TLS by the scheme `rediss`, which `broker_transport` replaces.
-    """
-
-    def __init__(self, client: Any, **kwargs: Any) -> None:
-        super().__init__(client, **kwargs)
-        if not isinstance(client.ssl, dict):
-            client.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}

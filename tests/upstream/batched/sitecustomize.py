@@ -2,6 +2,6 @@
 
 import kombu.transport
 
-from queue_manager.broker.options import BATCHED_TRANSPORTS
+from queue_manager.broker.options import BATCHED_TRANSPORT
 
-kombu.transport.TRANSPORT_ALIASES.update(BATCHED_TRANSPORTS)
+kombu.transport.TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss", "sentinel"), BATCHED_TRANSPORT))
