@@ -1,9 +1,9 @@
 """Heartbeats of workers, every 5 seconds until shutdown: name, release, consumed queues, activity, and why they pause.
 
 Guarantee: a worker that was killed or lost its connection is offline after `OFFLINE_AFTER`, by the clock of Redis.
-Recording a heartbeat never raises and waits at most `HEARTBEAT_TIMEOUT`. A heartbeat records its time, and what has
-changed. The activity, what the processes of the worker execute, has a bounded number of processes and tasks, and texts
-of a bounded length.
+Recording a heartbeat never raises and waits at most `HEARTBEAT_TIMEOUT`. A heartbeat records its time; if something has
+changed, it is full. The activity, what the processes of the worker execute, has a bounded number of processes and
+tasks, and texts of a bounded length.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 import msgspec
 import redis
@@ -43,14 +43,13 @@ SHORT_TASK_MS = 500
 _DEFAULT_PORT = re.compile(r":(27017|6379|26379|5672)$")
 RATE_CHANGE = 0.25  # part by which the rate differs before that is a change of the activity
 
-# Records the heartbeat of a worker, and its activity if that has changed. The first one, and each one that is asked to
-# be full, also records its details, deletes workers that are offline, and extends the keys.
+# Records the heartbeat of a worker. The first one, and each one that is asked to be full, also records its details and
+# its activity, deletes workers that are offline, and extends the keys.
 #
 # KEYS[1]  workers: sorted set of names by the time of their last heartbeat in ms
 # KEYS[2]  hash of the details as JSON, by name
 # KEYS[3]  hash of the activity, by name: when it was recorded in ms, a space, JSON; without workers that report none
-# ARGV     name, ms after which a worker is offline, ms until the keys expire, details, activity or '', what to record:
-#          'time', 'activity' or 'all'
+# ARGV     name, ms after which a worker is offline, ms until the keys expire, details, activity or '', 1 if it is full
 # Returns  nothing
 #
 # A script, because it needs the clock of Redis. Atomic, so that the keys agree. Idempotent. With allow-oom,
@@ -59,13 +58,7 @@ RECORD = Script("""#!lua flags=allow-oom
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local is_known = redis.call('ZADD', KEYS[1], ms, ARGV[1]) == 0
-if is_known and ARGV[6] == 'time' then
-    return
-end
-if ARGV[5] ~= '' then
-    redis.call('HSET', KEYS[3], ARGV[1], ms .. ' ' .. ARGV[5])
-end
-if is_known and ARGV[6] == 'activity' then
+if is_known and ARGV[6] == '0' then
     return
 end
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ms - ARGV[2])) do
@@ -74,6 +67,9 @@ for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ms - ARGV[2])
     redis.call('ZREM', KEYS[1], gone)
 end
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])
+if ARGV[5] ~= '' then
+    redis.call('HSET', KEYS[3], ARGV[1], ms .. ' ' .. ARGV[5])
+end
 for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ARGV[3]) end
 """)
 
@@ -179,30 +175,26 @@ class _Recorder:
     def __init__(self) -> None:
         url = settings().redis_url
         self._client = make_client(url, socket_timeout=HEARTBEAT_TIMEOUT, socket_connect_timeout=HEARTBEAT_TIMEOUT)
-        self._full: dict[str, tuple[float, Details]] = {}
-        self._activity: dict[str, Activity | None] = {}
+        self._recorded: dict[str, tuple[float, Details, Activity | None]] = {}  # by the last full heartbeat
 
     def record(self, member: str, details: Details, activity: Activity | None) -> None:
-        scope, now = self._scope(member, details, activity), time.monotonic()
+        is_full, now = self._is_full(member, details, activity), time.monotonic()
         report = b"" if activity is None else msgspec.json.encode(activity)
         times = [milliseconds(OFFLINE_AFTER), milliseconds(RETENTION)]
-        RECORD(self._client, KEYS, [member, *times, msgspec.json.encode(details), report, scope])
-        if scope == "all":
-            self._full[member] = now, details
-        if scope != "time":
-            self._activity[member] = activity
+        RECORD(self._client, KEYS, [member, *times, msgspec.json.encode(details), report, int(is_full)])
+        if is_full:
+            self._recorded[member] = now, details, activity
 
-    def _scope(self, member: str, details: Details, activity: Activity | None) -> Literal["time", "activity", "all"]:
-        at, known = self._full.get(member, (0.0, None))
-        if details != known or time.monotonic() >= at + FULL_INTERVAL:
-            return "all"
-        recorded = self._activity[member]
-        if activity is None or (recorded is not None and not activity.differs(recorded)):
-            return "time"
-        return "activity"
+    def _is_full(self, member: str, details: Details, activity: Activity | None) -> bool:
+        """Return True if there is something to record besides the time, or that was long ago."""
+        if member not in self._recorded:
+            return True
+        at, known, shown = self._recorded[member]
+        is_new = activity is not None and (shown is None or activity.differs(shown))
+        return is_new or details != known or time.monotonic() >= at + FULL_INTERVAL
 
     def remove(self, member: str) -> None:
-        self._full.pop(member, None)
+        self._recorded.pop(member, None)
         with self._client.pipeline(transaction=False) as pipe:  # a full server refuses transactions
             pipe.zrem(WORKERS_KEY, member)
             pipe.hdel(DETAILS_KEY, member)
