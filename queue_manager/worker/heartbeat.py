@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event
 
@@ -43,16 +43,14 @@ class Heartbeat(ServiceThread):
         self._renewed: set[str] = set()
         self._renewed_at = self._claims_renewed_at = 0.0
         self._ended: set[str] = set()
-        self._failing: set[tuple[str, str]] = set()
+        self._failing: set[tuple[str, ...]] = set()
 
     def _run(self, is_over: Event) -> None:
-        is_failing = False
         steps = (self.supervise, self.renew_leases, self.release_lost, server_now)
         while not is_over.wait(RENEWAL_INTERVAL):
-            failed = [act for act in steps if not _try(act)]
-            if is_failing and not failed:
-                log.info("The heartbeat works again")
-            is_failing = bool(failed)
+            for act in steps:
+                with self._contained(act.__name__):
+                    act()
 
     def release_lost(self) -> None:
         """Release the items of processes that died; repeated while MongoDB is unavailable."""
@@ -77,7 +75,7 @@ class Heartbeat(ServiceThread):
                 running[request.task][request.id] = request.worker_pid
         is_renewal = time.monotonic() - self._claims_renewed_at > settings().jobs_lease_seconds / 3
         for task, pids in running.items():
-            with self._contained("supervise", task):
+            with self._contained("supervise", task=task.name):
                 if is_renewal:
                     task.work().renew_claims(pids)
                 for task_id, text in task.work().over_limit(pids).items():
@@ -111,7 +109,7 @@ class Heartbeat(ServiceThread):
                 of_task[request.task].append(request)
         renewed = set[str]()
         for task, requests in of_task.items():
-            with self._contained("renew_leases", task):
+            with self._contained("renew_leases", task=task.name):
                 work = task.work()
                 items = [task.read_item(work, one.id, one.args, one.kwargs) for one in requests]
                 work.renew([item for item in items if item is not None])  # arguments that name no item hold nothing
@@ -122,35 +120,26 @@ class Heartbeat(ServiceThread):
             self._renewed_at = time.monotonic()
 
     @contextmanager
-    def _contained(self, step: str, task: ItemTask) -> Iterator[None]:
-        """Log an error of one system when it begins and when it ends; an outage, which concerns all, is raised."""
-        failing = (step, task.name)
+    def _contained(self, step: str, **system: str) -> Iterator[None]:
+        """Log an error of a step, or of one system in it, when it begins and when it ends.
+
+        An outage concerns all systems, so that it ends the step. While MongoDB is unavailable, leases may end, which
+        costs duplicates without effect; the last sample of the clock is used.
+        """
+        failing = (step, *system.values())
         try:
             yield
         except Exception as error:
-            if is_outage(error) or isinstance(error.__cause__, REDIS_OUTAGES):
+            if system and (is_outage(error) or isinstance(error.__cause__, REDIS_OUTAGES)):
                 raise
             if failing not in self._failing:
                 self._failing.add(failing)
-                log.error("A step of the heartbeat failed", step=step, task=task.name, error=typed_reason(error))
+                report = log.error if system else log.warning
+                report("A step of the heartbeat failed", step=step, **system, error=typed_reason(error))
         else:
             if failing in self._failing:
                 self._failing.remove(failing)
-                log.info("The heartbeat works again", step=step, task=task.name)
-
-
-def _try(act: Callable[[], object]) -> bool:
-    """Return False if a step failed.
-
-    While MongoDB is unavailable, leases may end, which costs duplicates without effect; the last sample of the clock
-    is used.
-    """
-    try:
-        act()
-    except Exception as error:
-        log.warning("A step of the heartbeat failed", step=act.__name__, error=reason(error))
-        return False
-    return True
+                log.info("The heartbeat works again", step=step, **system)
 
 
 def snapshot(requests: Iterable[Request]) -> list[Request]:
