@@ -205,8 +205,12 @@ async def _bounded(
     read: Callable[[], AnswerT], system: str, server: str, *, limit: float, rule: Rule = Rule.SERVER_AWAY
 ) -> AnswerT | Problem:
     """Return what `read` returns, or the problem that `server` has with it."""
-
-    unconfirmed = f"{server} did not confirm a write within {limit:g} s"
+    late, failed = f"{server} did not answer within {limit:g} s", f"{server}:"
+    if rule is Rule.REFUSED_WRITES:
+        late = f"{server} did not confirm a write within {limit:g} s"
+    elif rule is Rule.UNKNOWN_STATE:
+        late = f"Its `stats` did not return within {limit:g} s, perhaps because {server} did not answer"
+        failed = "Its `stats` raised"
 
     def in_time() -> AnswerT:
         if not (calls := _calls(read)).acquire(blocking=False):
@@ -220,11 +224,7 @@ async def _bounded(
     try:
         return await call_within(limit, in_time)
     except TimeoutError:
-        text = f"{server} did not answer within {limit:g} s"
-        if rule is Rule.UNKNOWN_STATE:
-            text = f"Its `stats` did not return within {limit:g} s, perhaps because {server} did not answer"
-        if rule is Rule.REFUSED_WRITES:
-            text = unconfirmed
+        text = late
     except AppError as error:
         cause = error.__cause__
         is_refused = is_forbidden(cause) or isinstance(cause, redis.AuthenticationError) or "WRONGTYPE " in str(cause)
@@ -232,16 +232,12 @@ async def _bounded(
         if rule is not Rule.UNKNOWN_STATE and is_unsuitable:
             rule = Rule.SERVER_UNSUITABLE
         is_late = rule is Rule.REFUSED_WRITES and getattr(cause, "timeout", False)  # also by the driver
-        text = unconfirmed if is_late else str(error)
+        text = late if is_late else str(error)
     except redis.RedisError as error:
         text = f"{server}: {reason(error)}"
     except Exception as error:
         log.error("A part of the health could not be read", server=server, error=reason(error), exc_info=error)
-        text = (
-            f"Its `stats` raised {typed_reason(error)}"
-            if rule is Rule.UNKNOWN_STATE
-            else f"{server}: {typed_reason(error)}"
-        )
+        text = f"{failed} {typed_reason(error)}"
     return Problem(system=system, rule=rule, text=text)
 
 
