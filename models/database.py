@@ -35,7 +35,7 @@ from pymongo.monitoring import CommandListener
 from queue_manager.core.clock import ServerClock, seconds
 from queue_manager.core.errors import ConfigurationError, reason, unavailable_server
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import PerProcess
+from queue_manager.core.process import PerProcess
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.core.wording import first_ids
 

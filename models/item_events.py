@@ -32,8 +32,7 @@ from queue_manager import leases
 from queue_manager.core.clock import hours, milliseconds, seconds
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.process import process_name
-from queue_manager.core.redis_client import PerProcess
+from queue_manager.core.process import PerProcess, process_name
 
 ITEM_EVENTS_COLLECTION = "qm_item_events"
 BY_TIME, BY_ITEM, BY_TASK, BY_EXPIRY = "events_by_time", "events_of_an_item", "events_of_a_task", "expired_events"

@@ -14,7 +14,8 @@ from models import database
 from queue_manager.broker.options import timeouts
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import Contended, Unavailable, reason
-from queue_manager.core.redis_client import PerProcess, describe_outage, make_client
+from queue_manager.core.process import PerProcess
+from queue_manager.core.redis_client import describe_outage, make_client
 from queue_manager.core.settings import redact_url, settings
 
 MONGODB_CALL_TIMEOUT = 2.5  # seconds for all calls within one `mongodb()`

@@ -25,7 +25,8 @@ from queue_manager.core.clock import from_unix_seconds, hours, seconds, truncate
 from queue_manager.core.errors import AppError, Unavailable, typed_reason
 from queue_manager.core.failure_reason import longest_literal, normalize
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import PerProcess, describe_outage, make_client
+from queue_manager.core.process import PerProcess
+from queue_manager.core.redis_client import describe_outage, make_client
 from queue_manager.core.settings import settings
 from queue_manager.system import System
 from services import job_queues

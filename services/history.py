@@ -20,7 +20,8 @@ from models.history import HOUR, TEN_MINUTES, Bucket
 from models.mark import ChartMark
 from queue_manager.beat.status import leadership
 from queue_manager.core.clock import EPOCH, hours, milliseconds, minutes, seconds
-from queue_manager.core.redis_client import PerProcess, connect
+from queue_manager.core.process import PerProcess
+from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import MISSED_RUNS
 from queue_manager.system import System, sources

@@ -22,7 +22,8 @@ from msgspec import json, msgpack
 
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import AppError, ErrorText
-from queue_manager.core.redis_client import PerProcess, Script, make_client
+from queue_manager.core.process import PerProcess
+from queue_manager.core.redis_client import Script, make_client
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.telemetry import tracing
 

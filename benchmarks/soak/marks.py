@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from queue_manager.core.redis_client import PerProcess, connect
+from queue_manager.core.process import PerProcess
+from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
 from services.job_queues import job
 

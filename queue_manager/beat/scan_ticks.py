@@ -15,7 +15,8 @@ import redis
 
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import PerProcess, Script, make_client
+from queue_manager.core.process import PerProcess
+from queue_manager.core.redis_client import Script, make_client
 from queue_manager.core.settings import settings
 
 TICK_HEADER = "qm_tick"

@@ -1,4 +1,4 @@
-"""Processes: their names, their memory, when Python collects their garbage, and how SIGTERM ends them."""
+"""Processes: what each makes for itself, their names and memory, garbage collection, and how SIGTERM ends them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,38 @@ import gc
 import os
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import current_thread, main_thread
-from typing import NoReturn
+from threading import Lock, current_thread, main_thread
+from typing import Generic, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+
+class PerProcess(Generic[T]):
+    """Creates one client per process, on first use, and never shares it with a forked child. Thread-safe."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: list[T] = []
+        self._lock = Lock()
+        # A child forked while another thread holds the lock would wait for it forever.
+        os.register_at_fork(after_in_child=self._forget)
+
+    def __call__(self) -> T:
+        with self._lock:
+            if not self._made:
+                self._made.append(self._make())
+            return self._made[0]
+
+    def take(self) -> T | None:
+        """Return the client, if there is one, and remove it; the next use creates another."""
+        with self._lock:
+            return self._made.pop() if self._made else None
+
+    def _forget(self) -> None:
+        self._made, self._lock = [], Lock()
 
 
 def process_name(pid: int | None = None) -> str:

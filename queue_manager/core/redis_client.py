@@ -1,8 +1,7 @@
-"""Redis clients and scripts; and `PerProcess`, which gives each process a client of its own, of any server."""
+"""Redis clients and scripts."""
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections import Counter
@@ -10,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from hashlib import sha1
-from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import redis
 import redis.asyncio
@@ -314,31 +312,6 @@ class BestEffortClient:
         if was_away:
             log.info(f"{self._records} are recorded again: Redis at {redact_url(self._url)} is back")
         return result
-
-
-class PerProcess(Generic[T]):
-    """Creates one client per process, on first use, and never shares it with a forked child. Thread-safe."""
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self._made: list[T] = []
-        self._lock = Lock()
-        # A child forked while another thread holds the lock would wait for it forever.
-        os.register_at_fork(after_in_child=self._forget)
-
-    def __call__(self) -> T:
-        with self._lock:
-            if not self._made:
-                self._made.append(self._make())
-            return self._made[0]
-
-    def take(self) -> T | None:
-        """Return the client, if there is one, and remove it; the next use creates another."""
-        with self._lock:
-            return self._made.pop() if self._made else None
-
-    def _forget(self) -> None:
-        self._made, self._lock = [], Lock()
 
 
 class Script:

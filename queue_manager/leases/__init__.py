@@ -31,14 +31,8 @@ import redis
 
 from queue_manager.core.clock import from_unix_ms, hours, milliseconds, minutes, seconds, unix_ms
 from queue_manager.core.errors import Unavailable
-from queue_manager.core.redis_client import (
-    BestEffortClient,
-    PerProcess,
-    Script,
-    describe_outage,
-    make_client,
-    time_of,
-)
+from queue_manager.core.process import PerProcess
+from queue_manager.core.redis_client import BestEffortClient, Script, describe_outage, make_client, time_of
 from queue_manager.core.retry import doubling
 from queue_manager.core.settings import settings
 from queue_manager.leases.scripts import (

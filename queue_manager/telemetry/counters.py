@@ -22,7 +22,8 @@ from typing import TypeVar
 
 import redis
 
-from queue_manager.core.redis_client import BestEffortClient, PerProcess, Script, connect
+from queue_manager.core.process import PerProcess
+from queue_manager.core.redis_client import BestEffortClient, Script, connect
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import latency
 

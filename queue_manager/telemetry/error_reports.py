@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import PerProcess
+from queue_manager.core.process import PerProcess
 from queue_manager.core.settings import settings
 
 if TYPE_CHECKING:

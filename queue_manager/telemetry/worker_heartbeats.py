@@ -24,7 +24,8 @@ from pydantic import Field
 
 from queue_manager.core.clock import from_unix_ms, hours, milliseconds, seconds, unix_ms
 from queue_manager.core.json_types import Moment
-from queue_manager.core.redis_client import PerProcess, Script, make_client, time_of
+from queue_manager.core.process import PerProcess
+from queue_manager.core.redis_client import Script, make_client, time_of
 from queue_manager.core.settings import redact_url, settings
 
 WORKERS_KEY = "qm:workers"

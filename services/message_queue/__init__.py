@@ -21,7 +21,8 @@ import redis
 from queue_manager.broker.keys import DEFAULT_QUEUE
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import ConfigurationError
-from queue_manager.core.redis_client import PerProcess, make_client
+from queue_manager.core.process import PerProcess
+from queue_manager.core.redis_client import make_client
 from queue_manager.core.server_check import refused_writes
 from queue_manager.core.settings import settings
 from queue_manager.core.wording import MAX_IDS, first_ids, many

@@ -13,10 +13,10 @@ import redis
 import uvloop
 from redis.asyncio import Redis
 
+from queue_manager.core.process import PerProcess
 from queue_manager.core.redis_client import (
     REDIS_OUTAGES,
     TCP_OPTIONS,
-    PerProcess,
     describe_outage,
     make_async_client,
     make_client,

@@ -18,7 +18,7 @@ from models.job import JobState
 from models.job_attempt import JobOutcome
 from models.job_pages import JobQuery
 from queue_manager.core.clock import hours, seconds
-from queue_manager.core.redis_client import PerProcess
+from queue_manager.core.process import PerProcess
 from tests.job_lab import LEASE, Lab, count_jobs
 from tests.real_servers import Servers
 from tests.rooms import T0

@@ -27,7 +27,8 @@ from models import database, deployment
 from queue_manager.core.background import call_within
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import PerProcess, make_client
+from queue_manager.core.process import PerProcess
+from queue_manager.core.redis_client import make_client
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.server_calls import broker
 from queue_manager.web.auth.authorization import public
