@@ -39,7 +39,8 @@ from queue_manager.core.log import get_logger
 from queue_manager.core.loopback import is_loopback
 from queue_manager.core.settings import Settings, settings
 from queue_manager.core.wording import many
-from queue_manager.health import Outcomes, outcomes, read
+from queue_manager.health.problems import Outcomes, outcomes
+from queue_manager.health.readings import read
 from queue_manager.health_rules import Problem, Rule, Severity, by_severity
 from queue_manager.server_calls import mongodb
 

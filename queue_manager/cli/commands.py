@@ -25,7 +25,7 @@ from queue_manager.core.errors import ConfigurationError, Unavailable
 from queue_manager.core.process import end_at_sigterm
 from queue_manager.core.server_check import until_reachable
 from queue_manager.core.settings import settings
-from queue_manager.health import Health, health
+from queue_manager.health.report import Health, health
 from queue_manager.health_rules import CRITICAL
 from queue_manager.operations import systems as operations
 from queue_manager.server_calls import redis_server

@@ -20,7 +20,8 @@ from queue_manager.core.errors import AppError, typed_reason
 from queue_manager.doctor.checks import CHECKS, SETTINGS, VERSIONS, Check
 from queue_manager.doctor.findings import Finding, Findings, NotChecked
 from queue_manager.doctor.installation import DISTRIBUTION, settings_error
-from queue_manager.health import Readings, all_problems, read
+from queue_manager.health.problems import all_problems
+from queue_manager.health.readings import Readings, read
 from queue_manager.health_rules import Problem
 from queue_manager.server_calls import mongodb
 

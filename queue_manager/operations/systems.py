@@ -19,7 +19,8 @@ from queue_manager.core.clock import local_now
 from queue_manager.core.errors import NotFound
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.health import Readings, problems_of_components, problems_of_system, read
+from queue_manager.health.problems import problems_of_components, problems_of_system
+from queue_manager.health.readings import Readings, read
 from queue_manager.health_rules import Problem
 from queue_manager.operations import cursors
 from queue_manager.operations.schemas import latency_of, percentiles_of

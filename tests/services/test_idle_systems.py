@@ -14,7 +14,9 @@ from queue_manager import pauses
 from queue_manager.beat.leader_lock import LEADER_LOCK
 from queue_manager.core.clock import minutes, unix_ms
 from queue_manager.core.redis_client import connect
-from queue_manager.health import health, problems_of_system, read
+from queue_manager.health.problems import problems_of_system
+from queue_manager.health.readings import read
+from queue_manager.health.report import health
 from queue_manager.health_rules import Rule
 from queue_manager.system import System
 from services.support_snooze import system

@@ -18,7 +18,8 @@ from models.scan_run import Scan
 from queue_manager.alerts import Alert, Notification, Watch, _round
 from queue_manager.beat.status import Leadership
 from queue_manager.core.clock import hours, minutes, seconds
-from queue_manager.health import Readings, outcomes, read
+from queue_manager.health.problems import outcomes
+from queue_manager.health.readings import Readings, read
 from queue_manager.health_rules import Problem, Rule
 from queue_manager.pauses import PauseState
 from queue_manager.system import SystemStats

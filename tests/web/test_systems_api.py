@@ -25,7 +25,7 @@ from queue_manager.broker.keys import SCHEDULE_PREFIX
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.redis_client import connect
 from queue_manager.core.wording import clock
-from queue_manager.health import Readings, read
+from queue_manager.health.readings import Readings, read
 from queue_manager.health_rules import Problem, Rule
 from queue_manager.operations import systems as operations
 from queue_manager.operations.systems import read_overview

@@ -32,7 +32,7 @@ from queue_manager.core.clock import milliseconds
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
-from queue_manager.health import all_problems
+from queue_manager.health.problems import all_problems
 from queue_manager.health_rules import Problem
 from queue_manager.server_calls import broker, mongodb, ping_mongodb, redis_server
 from queue_manager.system import SCANS_QUEUE, SystemStats, item_queues, sources

@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from beat_schedule import systems
-from queue_manager.health import Readings, read
+from queue_manager.health.readings import Readings, read
 from queue_manager.operations.system_schemas import History, Overview
 from queue_manager.operations.systems import last_day, overview_of
 from queue_manager.web.auth.authorization import EACH, CurrentPrincipal, viewer_of
