@@ -147,20 +147,10 @@ def _declared_length(connection: Connection, queue: str) -> int:
             return 0
 
 
-def unacknowledged_on(connection: Connection) -> int | None:
-    """Count the messages that workers hold; `None`: the broker does not report them."""
-    return _from_redis(connection, lambda channel, client: int(client.hlen(channel.unacked_key)))
-
-
-def dead_letters_on(connection: Connection) -> int | None:
-    """Count the dead letters; `None`: the broker has none of this kind."""
-    return _from_redis(connection, lambda _, client: dead_letters.count(client))
-
-
-def _from_redis(connection: Connection, read: Callable[[Any, Any], int]) -> int | None:
-    """Return what `read(channel, client)` returns; `None` if the broker is not Redis."""
+def held_and_dead_on(connection: Connection) -> tuple[int, int] | None:
+    """Count the messages that workers hold, and the dead letters; `None` if the broker is not Redis, which has both."""
     channel = connection.default_channel
     if not isinstance(channel, redis.Channel):
         return None
     with channel.conn_or_acquire() as client:
-        return read(channel, client)
+        return int(client.hlen(channel.unacked_key)), dead_letters.count(client)

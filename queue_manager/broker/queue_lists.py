@@ -45,7 +45,8 @@ class PriorityLists:
     def __init__(self, names_of: Callable[[str], list[tuple[str, int]]]) -> None:
         self._names_of = names_of
         self._of_queue: dict[str, list[PriorityList]] = {}
-        self._queues: dict[str, str] = {}
+        self.queue_of: dict[str, str] = {}
+        """By the name of each list that was used."""
 
     def of(self, queues: Collection[str]) -> list[PriorityList]:
         """Return the lists of queues, by priority and then in the order of the queues."""
@@ -54,13 +55,9 @@ class PriorityLists:
                 self._of_queue[queue] = self._made(queue)
         return [one for same in zip(*map(self._of_queue.__getitem__, queues), strict=True) for one in same]
 
-    def queue_of(self, name: str) -> str | None:
-        """Return the queue of a list that was used."""
-        return self._queues.get(name)
-
     def _made(self, queue: str) -> list[PriorityList]:
         names, ending = self._names_of(queue), f', "", {dumps(queue)}]'
-        self._queues.update((name, queue) for name, _ in names)
+        self.queue_of.update((name, queue) for name, _ in names)
         return [PriorityList(name, queue, priority, ending) for name, priority in names]
 
 
@@ -106,7 +103,7 @@ class EmptyQueues(set[str]):
         if names is None:  # the server has lost its data
             self.clear()
         else:
-            self.difference_update(map(self._lists.queue_of, map(bytes_to_str, names)))
+            self.difference_update(map(self._lists.queue_of.get, map(bytes_to_str, names)))
 
     def poll(self) -> None:
         """Forget which queues are empty if the poll interval has passed, so that all are requested."""

@@ -236,14 +236,13 @@ def _from_broker() -> Iterator[Metric]:
     with broker() as connection:
         for queue in queues:
             waiting.add_metric([queue], backlog.length_on(connection, queue))
-        unacked = backlog.unacknowledged_on(connection)
-        dead = backlog.dead_letters_on(connection)
+        counts = backlog.held_and_dead_on(connection)
     yield waiting
-    if unacked is not None:
+    if counts is not None:
+        held, dead = counts
         yield GaugeMetricFamily(
-            "queue_manager_unacked_messages", "Messages that workers have received and not acknowledged.", value=unacked
+            "queue_manager_unacked_messages", "Messages that workers have received and not acknowledged.", value=held
         )
-    if dead is not None:
         yield GaugeMetricFamily("queue_manager_dead_letters", "Dead letters of the broker.", value=dead)
 
 
