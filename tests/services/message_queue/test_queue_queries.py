@@ -65,55 +65,18 @@ def test_list_is_ordered_by_priority_and_then_newest_first(lab: Lab, ascending: 
     assert (first.is_partial, first.cursor is None) == (False, limit == 1000)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("limit", [7, 1000])
-def test_ascending_alone_reverses_the_default_order(lab: Lab, limit: int) -> None:
-    fill(lab, 400)
-    for _ in range(50):
-        lab.take()
-    bury(lab, lab.ids("main")[::3])
-
-    for place in ("main", "dead"):
-        newest_first = lab.ids(place)
-        found = lab.everything(place, limit=limit, ascending=True)
-        assert ids_of(found) == newest_first[::-1]
-
-
-@pytest.mark.parametrize("ascending", [True, False])
-def test_messages_in_processing_are_paged_by_deadline_although_many_share_one(lab: Lab, ascending: bool) -> None:
+@pytest.mark.parametrize("order", [{"sort_by": "deadline_at", "ascending": True}, {}])
+def test_messages_in_processing_are_paged_by_deadline_although_many_share_one(lab: Lab, order: dict[str, Any]) -> None:
     fill(lab, 60)
     held = [lab.take(ack_timeout=100).id for _ in range(60)]
     deadlines = {id: 5_000_000_000_000 + number // 20 for number, id in enumerate(held)}
     lab.client.zadd("q:deadlines", deadlines)
 
     for limit in (7, 20, 1000):
-        found = ids_of(lab.everything("processing", limit=limit, sort_by="deadline_at", ascending=ascending))
+        found = ids_of(lab.everything("processing", limit=limit, **order))
         assert sorted(found) == sorted(held)
         at = [deadlines[id] for id in found]
-        assert at == sorted(at, reverse=not ascending)
-
-
-def test_a_message_that_is_acknowledged_between_pages_hides_no_other(lab: Lab) -> None:
-    fill(lab, 30)
-    held = {message.id: message for message in (lab.take(ack_timeout=100 + number) for number in range(30))}
-    first = lab.contents.list("processing", limit=10)
-    for message in first.messages[:5]:
-        lab.queue.ack(message.id, held[message.id].lock_token)
-
-    rest = lab.everything("processing", limit=10, cursor=first.cursor)
-
-    assert sorted(ids_of([*first.messages, *rest])) == sorted(held)
-
-
-@pytest.mark.parametrize("ascending", [True, False])
-def test_dead_letters_are_in_the_order_in_which_they_failed(lab: Lab, ascending: bool) -> None:
-    ids = fill(lab, 90)
-    random.Random(3).shuffle(ids)
-    bury(lab, ids)
-
-    found = lab.everything("dead", limit=7, sort_by="failed_at", ascending=ascending)
-
-    assert ids_of(found) == (ids if ascending else ids[::-1])
+        assert at == sorted(at, reverse=not order)
 
 
 def test_priority_filter_finds_few_behind_many(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,28 +313,3 @@ def test_first_pages_read_little(server: Valkey, count: int) -> None:
             found = cost(lab, lambda: lab.contents.list("main", **options))  # noqa: B023 - called at once
             assert found.scripts == 1
             assert found.commands < 100, options
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sort_by", ["created_at", "priority"])
-@pytest.mark.parametrize("ascending", [True, False])
-def test_page_of_any_order_has_the_same_size_limit_and_continues_at_its_cursor(
-    lab: Lab, sort_by: str, ascending: bool
-) -> None:
-    size, bound = 100_000, 1_000_000
-    ids = [f"{number:03}" for number in range(60)]
-    for id in random.Random(1).sample(ids, len(ids)):
-        lab.queue.enqueue("job", "x" * size, id=id, priority=int(id) % lab.levels)
-    found: list[str] = []
-    cursor, pages = None, 0
-    while cursor is not None or pages == 0:
-        page = lab.contents.list(
-            "main", limit=1000, cursor=cursor, sort_by=sort_by, ascending=ascending, max_bytes=bound
-        )
-        assert sum(len(message.payload) for message in page.messages) <= bound + 1024 * 1024 + size
-        assert page.is_partial == (page.cursor is not None)
-        found += ids_of(page.messages)
-        cursor, pages = page.cursor, pages + 1
-
-    assert pages >= 3
-    assert sorted(found) == ids
