@@ -115,17 +115,6 @@ def test_a_dequeue_with_an_earlier_deadline_reschedules_the_sweep(clean: Servers
     assert is_planned_for(second, early, pace)
 
 
-def test_each_sweep_schedules_the_sweep_of_the_next_deadline(queue: MessageQueue, clean: Servers) -> None:
-    first, second = hold(queue, timeout=0.001), hold(queue, timeout=60)
-    wait_for_deadline(clean, first)
-    with paced() as pace:
-        requeue_at_deadline()
-    assert [message.id for message in queue_admin().list("main").messages] == [first]
-    assert [message.id for message in queue_admin().list("processing").messages] == [second]
-    [planned] = waiting_messages(clean.valkey.url, "scans")
-    assert is_planned_for(planned, second, pace)
-
-
 def test_scheduled_sweep_that_comes_too_early_schedules_another(queue: MessageQueue, clean: Servers) -> None:
     held = hold(queue, timeout=60)
     with connect(clean.valkey.url) as client:

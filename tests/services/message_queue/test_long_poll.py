@@ -149,32 +149,6 @@ def test_fifty_waiting_consumers_share_one_connection_and_get_each_message_once(
         assert len(connections(lab)) <= 1
 
 
-def test_one_message_wakes_one_consumer_and_the_others_wait_on(lab: Lab) -> None:
-    with waiting(lab, *[{}] * 10) as consumers:
-        lab.client.config_resetstat()
-        lab.queue.enqueue("job", id="a")
-        eventually(lambda: any(consumer.done() for consumer in consumers))
-        assert lab.commands()["evalsha"] <= 3  # the enqueue, and the one who was woken
-        received = [consumer.result() for consumer in consumers if consumer.done()]
-        assert [message and message.id for message in received] == ["a"]
-        for number in range(9):
-            lab.queue.enqueue("job", id=f"{number}")
-        assert all(consumer.result(PATIENT) for consumer in consumers)
-
-
-def test_message_of_another_type_is_left_to_consumers_of_that_type(lab: Lab) -> None:
-    with waiting(lab, {"type": "mine"}, {"type": "yours"}) as [mine, yours]:
-        lab.queue.enqueue("yours")
-        message = yours.result(PATIENT)
-        assert message is not None
-        assert message.type == "yours"
-        assert not mine.done()
-        lab.queue.enqueue("mine")
-        message = mine.result(PATIENT)
-        assert message is not None
-        assert message.type == "mine"
-
-
 def test_one_message_wakes_one_of_the_consumers_that_wait_for_types(lab: Lab) -> None:
     kinds = [f"t{number}" for number in range(20)]
     with waiting(lab, *({"type": kind} for kind in kinds)) as consumers:

@@ -234,11 +234,3 @@ def test_message_is_delivered_although_its_sweep_cannot_be_scheduled(server: Val
 
         assert message.id == "a"
         assert lab.queue.touch("a", message.lock_token, 0.5)
-
-
-@pytest.mark.parametrize("ago", [0.0, 3600.0])
-def test_scheduled_sweep_runs_at_the_deadline(lab: Lab, ago: float) -> None:
-    lab.queue.enqueue("job", id="a")
-    lab.take()
-    lab.lapse("a", ago=ago)
-    assert lab.sweeper.sweep().requeued == ["a"]
