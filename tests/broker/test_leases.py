@@ -87,26 +87,10 @@ class TestTake:
 
 
 class TestWaiting:
-    def test_lease_of_a_waiting_message_does_not_expire(self, short: Leases, ours: Leases) -> None:
-        dispatch(short, ONE)
-        (status,) = ours.statuses([ONE])
-        assert (status.state, status.ends_at) == ("in-progress", None)
-
     def test_leases_of_many_waiting_messages_do_not_expire(self, ours: Leases) -> None:
         names = [leases.name(str(number), AT) for number in range(3 * MAX_ARGUMENTS)]
         dispatch(ours, *names)
         assert {status.ends_at for status in ours.statuses(names)} == {None}
-
-    def test_lease_of_a_message_sent_again_does_not_expire(
-        self, short: Leases, ours: Leases, client: redis.Redis
-    ) -> None:
-        dispatch(short, ONE)
-        short.renew([ONE])  # a worker received it
-        short.mark_sent_again(dict.fromkeys((ONE, TWO), seconds(0)))
-        assert [status.ends_at for status in ours.statuses([ONE])] == [None]
-        assert states(ours, ONE, TWO) == ["in-progress", "free"]
-        age_waiting(client, ONE)
-        assert short.free_lost(0) == 1  # its message was lost
 
     def test_each_of_many_messages_sent_ahead_of_time_has_its_own_eta(self, ours: Leases) -> None:
         names = [leases.name(str(number), AT) for number in range(MAX_ARGUMENTS)]
@@ -193,12 +177,6 @@ class TestHolding:
         assert ours.statuses([ONE]) == [long]
         assert long.ends_at is not None
 
-    def test_renewal_does_not_recreate_a_released_lease(self, ours: Leases) -> None:
-        take(ours, ONE, TWO)
-        ours.release([ONE])
-        ours.renew([ONE, THREE])
-        assert states(ours, ONE, TWO, THREE) == ["free", "in-progress", "free"]
-
     def test_item_released_with_a_cool_down_can_be_taken_by_force(self, ours: Leases) -> None:
         take(ours, ONE, TWO)
         ours.release([ONE, TWO], cool_down=minutes(1))
@@ -255,17 +233,6 @@ class TestHolding:
 
 
 class TestEnd:
-    def test_completed_item_can_be_taken_by_a_scan_only_a_moment_later(
-        self, client: redis.Redis, ours: Leases, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(leases, "DONE_FOR", minutes(1))
-        dispatch(ours, ONE)
-        with ours.batch([ONE]) as attempts:
-            attempts.done.add(ONE)
-        assert take(ours, ONE) == []
-        client.zadd("qm:lease:trial-end:done", {ONE: 1_000})  # a moment later
-        assert take(ours, ONE) == [ONE]
-
     def test_completed_items_leave_nothing_in_redis(
         self, client: redis.Redis, ours: Leases, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -472,15 +439,6 @@ class TestAttempts:
         client.hset("qm:lease:trial-end:losses", ONE, f"{OFTEN_LOST}:{unix_ms(local_now())}")
         client.zadd("qm:lease:trial-end:cooling", {ONE: unix_ms(AT)})
         assert ours.often_lost(now=local_now()) == {"room-1": AT}
-
-    def test_losses_are_forgotten_when_the_item_ends(self, client: redis.Redis, ours: Leases) -> None:
-        die(ours, ONE)
-        with ours.alone(ONE):
-            assert client.hgetall("qm:lease:trial-end:losses") != {}
-        die(ours, ONE)
-        with ours.alone(ONE):  # the first loss again
-            pass
-        assert ours.often_lost(now=local_now()) == {}
 
     def test_losses_of_a_day_ago_do_not_count(self, client: redis.Redis, ours: Leases) -> None:
         losses = "qm:lease:trial-end:losses"
