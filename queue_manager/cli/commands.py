@@ -21,7 +21,7 @@ from queue_manager.cli.completion import complete_system
 from queue_manager.cli.errors import fail, report_errors
 from queue_manager.cli.terminal import print_line
 from queue_manager.core import log as logging
-from queue_manager.core.errors import ConfigurationError, Unavailable
+from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.process import end_at_sigterm
 from queue_manager.core.server_check import until_reachable
 from queue_manager.core.settings import settings
@@ -166,12 +166,9 @@ def migrate(
 
 
 def _refuse_other_releases() -> None:
-    """Raise ConfigurationError while a worker of another release is online."""
-    try:
-        with redis_server() as client:
-            online = worker_heartbeats.online(client)
-    except Unavailable as error:
-        fail(f"Cannot list the workers: {error}", code=1)
+    """Raise ConfigurationError while a worker of another release is online, Unavailable if Redis does not answer."""
+    with redis_server() as client:
+        online = worker_heartbeats.online(client)
     others = [worker.name for worker in online if worker.release != worker_heartbeats.OWN_RELEASE]
     if others:
         raise ConfigurationError(

@@ -85,12 +85,18 @@ def test_migrate_finish_without_a_system_is_refused(clean: Servers, tmp_path: Pa
     assert result.stderr.startswith("queue-manager: No system is switched on here, so nothing would be removed: ")
 
 
+def make_claimed_room() -> ObjectId:
+    """Store a room with a claim of release 0.1."""
+    return make_room(
+        claim={"token": "t", "held": True, "claimed_until": server_now(), "due_at": server_now(), "losses": 0}
+    )
+
+
 @pytest.mark.parametrize("release", [None, "0.1.9"], ids=["0.1", "another"])
 def test_migrate_finish_refuses_while_a_worker_of_an_older_release_is_online(
     release: str | None, clean: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = {"token": "t", "held": True, "claimed_until": server_now(), "due_at": server_now(), "losses": 0}
-    room = make_room(claim=claim)
+    room = make_claimed_room()
 
     def show_workers() -> None:
         worker_heartbeats.record("newer@here")
@@ -108,6 +114,15 @@ def test_migrate_finish_refuses_while_a_worker_of_an_older_release_is_online(
     result = queue_manager("migrate", "--finish", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "claim" not in get_room(room)
+
+
+def test_migrate_finish_changes_nothing_if_redis_cannot_list_the_workers(clean: Servers, tmp_path: Path) -> None:
+    room = make_claimed_room()
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    result = queue_manager("migrate", "--finish", cwd=tmp_path, REDIS_URL=url)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"queue-manager: Redis at {url} does not answer")
+    assert "claim" in get_room(room)
 
 
 def test_migrate_names_the_system_whose_documents_prevent_an_index_and_migrates_the_others(
