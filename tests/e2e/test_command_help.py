@@ -67,6 +67,7 @@ NOT_UTF_8 = "caf\udce9"
     ("arguments", "error"),
     [
         (["mark", NOT_UTF_8], "an argument is not valid UTF-8"),
+        *((["mark", text], "the text must have 1 to 200 characters") for text in ("", "x" * 201)),
         (["alerts", "unsilence", NOT_UTF_8, "lag"], "an argument is not valid UTF-8"),
         *((["audit", option, NOT_UTF_8], "an argument is not valid UTF-8") for option in ("--who", "--id", "--system")),
         (["alerts", "silence", "support-snooze", "lag", "--reason", NOT_UTF_8], "an argument is not valid UTF-8"),

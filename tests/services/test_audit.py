@@ -203,7 +203,9 @@ def test_commands_are_recorded(clean: Servers) -> None:
     run("jobs", "pause", "a", "b")
     run("jobs", "resume", "a")
     run("queue", "requeue")
+    run("scan", "support-snooze")
     run("migrate")
+    run("migrate", "--finish")
     found = entries()[::-1]
     assert [(one.action, one.system, one.count) for one in found] == [
         ("pause", "support-snooze", None),
@@ -215,10 +217,14 @@ def test_commands_are_recorded(clean: Servers) -> None:
         ("pause", "job-queues", None),
         ("resume", "job-queues", None),
         ("requeue", "overdue-messages", 0),
+        ("scan", "support-snooze", 0),
         ("migrate", None, None),
+        ("migrate", None, 0),
     ]
     assert {(one.who, one.via, one.outcome) for one in found} == {(getpass.getuser(), "cli", "done")}
-    assert [one.detail for one in found if one.action == "mark"] == ["v1.4"]
+    assert [one.detail for one in found if one.action in ("mark", "migrate")] == ["v1.4", "", "--finish"]
+    assert [str(one.detail).endswith("Z; a test") for one in found if one.action == "silence"] == [True]
+    assert [one.filter for one in found if one.system == "beat"] == [{"rule": "no-leader"}] * 3
     assert [one.filter for one in found if one.system == "job-queues"] == [{"names": "a, b"}, {"names": "a"}]
 
 
