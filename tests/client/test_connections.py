@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from tests.any_jobs import INVOICE
 from tests.client.clients import LossyProxy, connected, url_of
 from tests.pace import promptly
 from tests.real_servers import Servers
+from tests.servers.certificates import Certificates
 from tests.web.credentials import OPERATOR, VIEWER
 from tests.web.queue_client import NAME, Queue
 from tests.web.web_process import shared_web
@@ -45,7 +48,9 @@ ProxyAnswer = tuple[int, dict[str, str], str]
 
 
 @contextmanager
-def answering(*answers: ProxyAnswer, paths: list[str] | None = None) -> Iterator[str]:
+def answering(
+    *answers: ProxyAnswer, paths: list[str] | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
     """Run a server that gives these answers, one a request, and adds its path to `paths`; yield its address."""
     remaining = iter(answers)
 
@@ -67,18 +72,27 @@ def answering(*answers: ProxyAnswer, paths: list[str] | None = None) -> Iterator
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        yield url_of(server.server_port)
+        url = url_of(server.server_port)
+        yield url if tls is None else url.replace("http:", "https:")
         server.shutdown()
 
 
 # Requests
 
 
+COUNTS: ProxyAnswer = (
+    200,
+    {},
+    json.dumps({"main": 1, "processing": 0, "dead": 0, "acknowledged": 0, "archived": 0, "overdue": 0}),
+)
+
+
 def test_the_status_is_requested_without_messages(kind: str) -> None:
-    counts = {"main": 1, "processing": 0, "dead": 0, "acknowledged": 0, "archived": 0, "overdue": 0}
     paths: list[str] = []
-    with answering((200, {}, json.dumps(counts)), paths=paths) as url, connected(kind, url) as client:
+    with answering(COUNTS, paths=paths) as url, connected(kind, url) as client:
         assert client.messages.status().main == 1
     assert paths == ["/api/queue/status?include_messages=false"]
 
@@ -169,6 +183,18 @@ def test_an_invalid_address_or_key_is_refused_immediately(url: str, key: str, ar
     assert OPERATOR not in str(caught.value)
 
 
+def test_a_private_certificate_authority_is_trusted_by_an_ssl_context_alone(kind: str, tmp_path: Path) -> None:
+    certificates = Certificates.made_in(tmp_path / "certificates")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificates.path("server.pem"), certificates.path("server.key"))
+    trusting = ssl.create_default_context(cafile=certificates.path("ca.pem"))
+    with answering(COUNTS, tls=tls) as url:
+        with connected(kind, url, ssl_context=trusting) as client:
+            assert client.messages.status().main == 1
+        with connected(kind, url, retry_for=0) as client, pytest.raises(ClientError, match="certificate verify failed"):
+            client.messages.status()
+
+
 def test_an_error_does_not_contain_the_password_of_the_address(kind: str) -> None:
     url = f"http://user:secret@127.0.0.1:{free_port()}"
     with connected(kind, url, retry_for=0) as client, pytest.raises(ClientError, match="unreachable") as caught:
@@ -185,7 +211,8 @@ def test_more_than_a_hundred_consumers_share_a_client(queue: Queue) -> None:
             for poll in polls:
                 poll.cancel()
             await asyncio.gather(*polls, return_exceptions=True)
-            return status.main
+        assert client.http.is_closed
+        return status.main
 
     assert asyncio.run(run()) == 0
 
