@@ -104,6 +104,20 @@ def test_a_message_is_added_once_although_the_response_is_lost(lossy: Client, pr
     assert lossy.messages.get(id).state == "main"
 
 
+def test_consumers_repeat_their_requests_whose_response_is_lost(lossy: Client, proxy: LossyProxy) -> None:
+    for settle in ("ack", "nack"):
+        lossy.messages.enqueue("mail", max_attempts=1)
+        message = lossy.messages.dequeue()
+        assert message is not None
+        proxy.losses = 1
+        message.touch()
+        proxy.losses = 1
+        with pytest.raises(ClientError, match="LOCK_LOST"):  # it was settled by the first request
+            getattr(message, settle)()
+    counts = lossy.messages.status()
+    assert (counts.acknowledged, counts.dead) == (1, 1)
+
+
 @pytest.mark.slow
 def test_a_message_is_received_again_after_its_deadline_if_the_response_is_lost(
     lossy: Client, proxy: LossyProxy

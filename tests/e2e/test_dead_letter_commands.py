@@ -178,7 +178,7 @@ def test_replay_by_id_requeues_messages_and_names_refused_ones(clean: Servers) -
     assert waiting == good
     assert len(left) == 4
     ((entry,), _) = audit.page(audit.AuditQuery(action="replay"), after=None, limit=2)
-    assert (entry.ids, entry.count, entry.total) == (ids[:1], 1, 5)
+    assert (entry.system, entry.ids, entry.count, entry.total) == ("broker", ids[:1], 1, 5)
 
 
 def test_a_replay_of_no_dead_letter_is_recorded_as_one_that_changed_nothing(clean: Servers) -> None:
@@ -188,6 +188,7 @@ def test_a_replay_of_no_dead_letter_is_recorded_as_one_that_changed_nothing(clea
     assert (result.returncode, result.stdout) == (1, "0 replayed\n")
     ((entry,), _) = audit.page(audit.AuditQuery(action="replay"), after=None, limit=2)
     assert (entry.ids, entry.count, entry.total) == ([], 0, 2)
+    assert invoke("dead-letters", "replay", letter["id"]).returncode == 1
 
 
 def test_the_documented_commands_work(clean: Servers) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import services.failures
 from dev.ports import LOOPBACK, free_port
 from models.database import server_now
 from queue_manager.core.clock import seconds
@@ -57,6 +58,25 @@ def test_groups_are_shown_and_replayed_after_confirmation(clean: Servers) -> Non
     assert replayed.stdout.endswith("2 of 2 replayed\n")
     assert {message.args[0] for message in waiting_messages(clean.valkey.url, "support-snooze")} == rooms
     assert [one["reason"] for one in groups()] == ["something else"]
+
+
+def test_a_group_is_replayed_as_far_as_it_was_read(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        fail_room(f"timeout {number}")
+    monkeypatch.setattr(services.failures, "MAX_FAILURES", 2)
+    assert run().stdout.endswith("Rooms: only the newest 2 failures are counted\n")
+    replayed = run("replay", groups()[0]["id"], "--yes")
+    assert (replayed.returncode, replayed.stdout) == (0, "2 of 2 replayed\n")
+    assert replayed.stderr == "there may be more: run the command again\n"
+
+
+def test_exit_code_is_1_if_a_failure_was_not_replayed(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(2):
+        fail_room(f"timeout {number}")
+    original = retry.retry
+    monkeypatch.setattr(retry, "retry", lambda system, listed, ids: original(system, listed, ids[:1]))
+    replayed = run("replay", groups()[0]["id"], "--yes")
+    assert (replayed.returncode, replayed.stdout, replayed.stderr) == (1, "1 of 2 replayed\n", "")
 
 
 def test_ctrl_c_reports_how_many_of_a_group_were_replayed(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,7 @@ class TestAddAndEdit:
         assert (message.type, message.fields["custom_ack_timeout"]) == ("send_mail", 1.5)
         entry = last_audited()
         assert (entry.action, entry.via, entry.ids, entry.after["payload"]) == ("edit", "cli", ["mail-1"], NASTY)
+        assert json.loads(run("edit", "mail-1", "--type", "send_sms").stdout)["type"] == "send_sms"
 
     @pytest.mark.parametrize(
         ("arguments", "error"),
