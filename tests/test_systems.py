@@ -264,6 +264,15 @@ def test_a_queue_that_is_not_that_of_the_task_is_refused() -> None:
         require_tasks([wrong])
 
 
+def test_a_plain_task_with_the_name_of_the_item_task_is_refused() -> None:
+    """Such as a function with `@shared_task` in addition to `@trials.item()`."""
+    wrong = trial_end(scan_task=SYSTEMS[0].scan_task, item_task="celery.backend_cleanup", queue="trials")
+    with pytest.raises(
+        ConfigurationError, match=r"'trial-end': 'celery.backend_cleanup' is a plain Celery task: remove `@shared_task`"
+    ):
+        require_tasks([wrong])
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
