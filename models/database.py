@@ -30,10 +30,10 @@ from pymongo.errors import (
     WriteError,
 )
 from pymongo.errors import ConfigurationError as DriverConfigurationError
-from pymongo.monitoring import CommandListener
+from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
 from queue_manager.core.clock import ServerClock, seconds
-from queue_manager.core.errors import ConfigurationError, reason, unavailable_server
+from queue_manager.core.errors import LOGGED_OUT, ConfigurationError, reason, unavailable_server
 from queue_manager.core.log import get_logger
 from queue_manager.core.process import PerProcess
 from queue_manager.core.settings import redact_url, settings
@@ -67,8 +67,12 @@ _CODEC: CodecOptions[Document] = CodecOptions(
 _CLIENT_OPTIONS: dict[str, Any] = {"appname": APP_NAME, "w": "majority", "readPreference": "primary"}
 
 
+_replaced: list[MongoClient[Document]] = []
+
+
 def _open() -> MongoClient[Document]:
     atexit.register(close)
+    _close_replaced()
     return MongoClient(
         settings().mongo_db_url,
         event_listeners=_listeners(),
@@ -82,12 +86,31 @@ def _open() -> MongoClient[Document]:
     )
 
 
+class _LogoutListener(CommandListener):
+    """Replaces the client of this process when its connections are logged out, because their user was deleted.
+
+    The driver would go on to use them when the user exists again.
+    """
+
+    _is_known = False
+
+    def started(self, event: CommandStartedEvent) -> None: ...
+
+    def succeeded(self, event: CommandSucceededEvent) -> None: ...
+
+    def failed(self, event: CommandFailedEvent) -> None:
+        if not self._is_known and LOGGED_OUT in str(event.failure.get("errmsg")):
+            self._is_known = True
+            if (logged_out := client.take()) is not None:
+                _replaced.append(logged_out)  # closed later, because it is in use
+
+
 def _listeners() -> list[CommandListener]:
     if not settings().qm_tracing:
-        return []
+        return [_LogoutListener()]
     from models.command_spans import CommandSpans  # needs the extra `otel`
 
-    return [CommandSpans()]
+    return [_LogoutListener(), CommandSpans()]
 
 
 def open_async(**options: Any) -> AsyncMongoClient[Document]:
@@ -129,6 +152,12 @@ def close() -> None:
     """Close the client of this process; the next use creates another."""
     if (opened := client.take()) is not None:
         opened.close()
+    _close_replaced()
+
+
+def _close_replaced() -> None:
+    while _replaced:
+        _replaced.pop().close()
 
 
 def is_outage(error: BaseException) -> bool:

@@ -19,12 +19,20 @@ from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure, P
 from models.database import Document, open_async, within
 from models.job import JOBS_COLLECTION, is_job, jobs
 from queue_manager.core.clock import seconds
+from queue_manager.core.errors import LOGGED_OUT
 
 Stream = AsyncChangeStream[Document]
 
 OPEN_TIMEOUT = seconds(5)  # for the server to find a token in its oplog and return the first changes
 WAIT_MS = 250  # that the server waits for a change before it returns none
 CHANGES_PER_REPLY = 100  # so that decoding them does not block the event loop
+CLIENT_OPTIONS = {
+    "maxPoolSize": 20,
+    "serverSelectionTimeoutMS": 2_000,
+    "connectTimeoutMS": 2_000,
+    "socketTimeoutMS": WAIT_MS + 5_000,
+    "waitQueueTimeoutMS": 5_000,
+}
 TERMINAL_OPERATIONS = ("drop", "rename", "invalidate")
 RESUMABLE = "ResumableChangeStreamError"
 # A reservation is not a change of the job for others.
@@ -61,13 +69,7 @@ class Changes:
     """The changes of all jobs. Does not connect on creation. Driver errors are raised unchanged."""
 
     def __init__(self) -> None:
-        self._client = open_async(
-            maxPoolSize=20,
-            serverSelectionTimeoutMS=2_000,
-            connectTimeoutMS=2_000,
-            socketTimeoutMS=WAIT_MS + 5_000,
-            waitQueueTimeoutMS=5_000,
-        )
+        self._client = open_async(**CLIENT_OPTIONS)
         self._steps: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
@@ -90,6 +92,10 @@ class Changes:
                 if (found := await asyncio.shield(step)) is not None:
                     yield found
         except OperationFailure as error:
+            if LOGGED_OUT in str(error):  # for good: see `database`
+                logged_out, self._client = self._client, open_async(**CLIENT_OPTIONS)
+                await logged_out.close()
+                raise
             if token is None or error.has_error_label(RESUMABLE):
                 raise
             raise Lost(str(error)) from error

@@ -120,9 +120,12 @@ _MONGODB_OUTAGE_CODES = {
     *(64, 100, 133, 134),  # WriteConcernTimeout, UnsatisfiableWriteConcern, no member to read from, no majority yet
     *(24, 50, 112, 262),  # LockTimeout, MaxTimeMSExpired, WriteConflict, ExceededTimeLimit
     *(371, 14031),  # UserWritesBlocked, OutOfDiskSpace: until an operator has made room, or allows writes
+    18,  # AuthenticationFailed: until the server accepts the credentials again
     *(43, 251),  # CursorNotFound, NoSuchTransaction: the member that had it has restarted or stepped down
 }
 _MONGODB_OUTAGE_LABELS = ("RetryableWriteError", "TransientTransactionError")
+LOGGED_OUT = "requires authentication"
+"""In MongoDB's reply on a connection whose user was deleted. It stays so if the user is created again."""
 
 
 _PLAIN_ERRORS = {"queue_manager", "pymongo", "bson", "redis", "kombu", "celery", "billiard"}
@@ -173,10 +176,9 @@ def _is_mongodb_outage(error: Any) -> bool:
     details = error.details if isinstance(error.details, dict) else {}
     if refused := details.get("writeErrors"):
         return all(one.get("code") in _MONGODB_OUTAGE_CODES for one in refused)
-    is_unconfirmed = bool(details.get("writeConcernErrors"))
-    return (
-        is_unconfirmed or error.code in _MONGODB_OUTAGE_CODES or any(map(error.has_error_label, _MONGODB_OUTAGE_LABELS))
-    )
+    if details.get("writeConcernErrors") or LOGGED_OUT in str(details.get("errmsg")):
+        return True
+    return error.code in _MONGODB_OUTAGE_CODES or any(map(error.has_error_label, _MONGODB_OUTAGE_LABELS))
 
 
 def typed_reason(error: BaseException) -> ErrorText:

@@ -41,6 +41,7 @@ OUTAGES: dict[str, Document] = {
     "not confirmed": {"errorCode": 64},
     "full disk": {"errorCode": 14031},
     "writes blocked": {"errorCode": 371},
+    "refused credentials": {"errorCode": 18},
     "not confirmed in time": {"writeConcernError": {"code": 64, "errmsg": "waiting", "errInfo": {"wtimeout": True}}},
     "stopped before it was confirmed": {"writeConcernError": {"code": 91, "errmsg": "shutting down"}},
     "too few members": {"writeConcernError": {"code": 100, "errmsg": "not enough data-bearing nodes"}},
