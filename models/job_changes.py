@@ -26,7 +26,7 @@ Stream = AsyncChangeStream[Document]
 OPEN_TIMEOUT = seconds(5)  # for the server to find a token in its oplog and return the first changes
 WAIT_MS = 250  # that the server waits for a change before it returns none
 CHANGES_PER_REPLY = 100  # so that decoding them does not block the event loop
-CLIENT_OPTIONS = {
+CHANGES_CLIENT_OPTIONS = {
     "maxPoolSize": 20,
     "serverSelectionTimeoutMS": 2_000,
     "connectTimeoutMS": 2_000,
@@ -69,7 +69,7 @@ class Changes:
     """The changes of all jobs. Does not connect on creation. Driver errors are raised unchanged."""
 
     def __init__(self) -> None:
-        self._client = open_async(**CLIENT_OPTIONS)
+        self._client = open_async(**CHANGES_CLIENT_OPTIONS)
         self._steps: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
@@ -93,7 +93,7 @@ class Changes:
                     yield found
         except OperationFailure as error:
             if LOGGED_OUT in str(error):  # for good: see `database`
-                logged_out, self._client = self._client, open_async(**CLIENT_OPTIONS)
+                logged_out, self._client = self._client, open_async(**CHANGES_CLIENT_OPTIONS)
                 await logged_out.close()
                 raise
             if token is None or error.has_error_label(RESUMABLE):
