@@ -93,10 +93,6 @@ class Channel(stock.Channel):
         if self.global_keyprefix or not self.ack_emulation:
             raise ConfigurationError("broker_transport_options: global_keyprefix and ack_emulation cannot be set here")
 
-    @property
-    def has_event_loop(self) -> bool:
-        return getattr(self.connection, "has_event_loop", False)
-
     def has_taken(self, tag: str) -> bool:
         """Return True if a batch of this channel took the message, which is then registered."""
         return tag.startswith(self._tag_prefix)

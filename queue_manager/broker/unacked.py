@@ -85,7 +85,8 @@ class UnackedMessages(stock.QoS):
     def ack_later(self, tag: str) -> None:
         """Acknowledge a message with the next flush, even if it is not held here."""
         self._pending_acks.append(tag)
-        if len(self._pending_acks) >= TAGS_PER_COMMAND or not self.channel.has_event_loop:
+        has_event_loop = getattr(self.channel.connection, "has_event_loop", False)  # `None` without a connection
+        if len(self._pending_acks) >= TAGS_PER_COMMAND or not has_event_loop:
             self.flush_acks()
 
     def flush_acks(self) -> None:

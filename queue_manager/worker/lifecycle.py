@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -18,11 +18,11 @@ from beat_schedule import systems, warnings
 from models import database
 from queue_manager.broker import start_check
 from queue_manager.core import log as logging
-from queue_manager.core import process, server_check
+from queue_manager.core import process
 from queue_manager.core.clock import MAX_CLOCK_SKEW
 from queue_manager.core.errors import ConfigurationError, ScanFailed, reason
 from queue_manager.core.imports import require_extras
-from queue_manager.core.server_check import until_reachable
+from queue_manager.core.server_check import require_server, until_reachable
 from queue_manager.core.settings import settings
 from queue_manager.telemetry import error_reports, tracing, worker_heartbeats
 from queue_manager.worker.activity import Sampler
@@ -73,7 +73,8 @@ def check_worker(sender: Any, **_: Any) -> None:
         require_tasks()
         require_extras()
         _refuse_wrong_servers(with_mongo=True)
-        _refuse_missing_jobs()
+        if settings().runs_jobs:
+            job_queues.registry.load()
         require_work()
         prepare_to_fork()
 
@@ -176,36 +177,25 @@ def _log_warnings() -> None:
 
 
 def _refuse_wrong_servers(*, with_mongo: bool) -> None:
-    mongo_url = settings().mongo_db_url
+    url, broker_url = settings().redis_url, settings().broker
+    checks: list[tuple[str, str, Callable[[], object]]] = [("Redis", url, partial(require_server, url))]
+    if broker_url != url:
+        checks.append(("The broker", broker_url, partial(start_check.require_broker, app, broker_url)))
+    if settings().qm_message_queue:
+        queue_url = message_queue.server_url()
+        checks.append(("Redis", queue_url, partial(require_server, queue_url)))
+    if with_mongo:
+        checks.append(("MongoDB", settings().mongo_db_url, _check_mongodb))
     try:
-        _check_redis(settings().redis_url)
-        _check_broker()
-        if settings().qm_message_queue:
-            _check_redis(message_queue.server_url())
-        if with_mongo:
-            until_reachable(_check_mongodb, server="MongoDB", url=mongo_url, log=log)
+        for server, url, check in checks:
+            until_reachable(check, server=server, url=url, log=log)
     finally:
         database.close()  # the pool forks next: each child opens its own
-
-
-def _check_broker() -> None:
-    url = settings().broker
-    if url != settings().redis_url:
-        until_reachable(partial(start_check.require_broker, app, url), server="The broker", url=url, log=log)
 
 
 def _check_mongodb() -> None:
     database.require_replica_set()
     _compare_clocks()
-
-
-def _check_redis(url: str) -> None:
-    until_reachable(partial(server_check.require_server, url), server="Redis", url=url, log=log)
-
-
-def _refuse_missing_jobs() -> None:
-    if settings().runs_jobs:
-        job_queues.registry.load()
 
 
 def require_work() -> None:
