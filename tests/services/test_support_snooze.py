@@ -402,19 +402,6 @@ class TestItem:
         assert execute(snooze, item) == {"skipped": True, "reason": "Snooze changed"}
         assert get_room(room)["snooze_queue_in_progress"] is False
 
-    def test_room_woken_by_another_task_is_skipped(
-        self, snooze: DocumentWork, clock: AgingClock, events: RecordedEvents
-    ) -> None:
-        room = make_room(OVER)
-        (late,) = scan(snooze)
-        lose_worker(snooze, [late], clock)
-        (first,) = scan(snooze)
-        execute(snooze, first)
-
-        assert execute(snooze, late) == {"skipped": True, "reason": "Snooze changed"}
-        assert get_room(room)["unsnoozed_by_task"] == first.task_id
-        assert len(events.sent) == 1
-
     def test_item_reads_the_clock_once_so_that_a_snooze_that_ends_meanwhile_is_not_yet_due(self) -> None:
         due_at = T0 + seconds(1)
         make_room(due_at)
@@ -429,15 +416,6 @@ class TestItem:
         result = snooze.execute(str(room), None, task_id="by-hand")
         assert result == {"skipped": True, "reason": "Still snoozed"}
 
-    def test_manual_call_after_the_end_wakes_the_room_and_the_scanned_item_is_skipped(
-        self, snooze: DocumentWork
-    ) -> None:
-        room = make_room(OVER)
-        (item,) = scan(snooze)
-
-        assert snooze.execute(str(room), None, task_id="by-hand")["success"] is True
-        assert execute(snooze, item) == {"skipped": True, "reason": "Snooze changed"}
-
     def test_second_delivery_writes_and_sends_nothing(
         self, snooze: DocumentWork, clock: AgingClock, events: RecordedEvents
     ) -> None:
@@ -446,19 +424,6 @@ class TestItem:
         execute(snooze, item)
         stored = get_room(room)
         clock.advance(minutes(1))
-
-        assert execute(snooze, item) == {"skipped": True, "reason": "Snooze changed"}
-        assert len(events.sent) == 1
-        assert get_room(room) == stored
-
-    def test_second_delivery_after_a_new_snooze_writes_nothing(
-        self, snooze: DocumentWork, events: RecordedEvents
-    ) -> None:
-        room = make_room(OVER)
-        (item,) = scan(snooze)
-        execute(snooze, item)
-        resnooze(room, T0 + minutes(5))
-        stored = get_room(room)
 
         assert execute(snooze, item) == {"skipped": True, "reason": "Snooze changed"}
         assert len(events.sent) == 1
@@ -594,26 +559,6 @@ class TestExhaustion:
             pauses.append(pause / minutes(1))
             clock.advance(pause)
         assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
-
-    def test_new_snooze_resets_failures_and_does_not_wait_for_the_cool_down(
-        self, snooze: DocumentWork, clock: AgingClock
-    ) -> None:
-        room = make_room(OVER)
-        for _ in range(3):
-            (item,) = scan(snooze)
-            snooze.give_up(item, error="boom")
-            clock.advance(get_room(room)["unsnooze_retry_at"] - clock.now)
-        (item,) = scan(snooze)
-        snooze.give_up(item, error="boom")
-        resnooze(room, clock.now + minutes(1))
-        clock.advance(minutes(1))
-
-        (item,) = scan(snooze)
-        snooze.give_up(item, error="boom")
-
-        stored = get_room(room)
-        assert stored["unsnooze_failures"] == 1
-        assert stored["unsnooze_retry_at"] == clock.now + minutes(1)
 
     def test_waking_removes_the_failures_of_a_room(self, snooze: DocumentWork, clock: AgingClock) -> None:
         room = make_room(OVER)

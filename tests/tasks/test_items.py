@@ -96,17 +96,6 @@ def test_backoff_is_1_2_4_up_to_256_seconds_and_the_tenth_failure_is_final(
     assert stored["snooze_time"]["time"] < server_now()
 
 
-@pytest.mark.usefixtures("broken_database")
-def test_attempt_that_succeeds_after_failures_wakes_the_room_once(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = make_room(server_now() - minutes(1))
-    scan_expired_snoozes()
-    run(take(broker, QUEUE))
-    monkeypatch.undo()
-
-    assert run(take(broker, QUEUE))["success"] is True
-    assert get_room(room)["status"] == "open"
-
-
 def test_mongodb_outage_does_not_count_as_an_attempt(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     room = make_room(server_now() - minutes(1))
     sent = unsnooze_room.delay(str(room))

@@ -11,7 +11,7 @@ import redis
 from celery.exceptions import Ignore
 
 from beat_schedule import SYSTEMS
-from models import job, job_queue, scan_run
+from models import job, scan_run
 from models.database import server_now
 from queue_manager.core.clock import minutes, seconds
 from queue_manager.core.retry import RetryPolicy
@@ -94,14 +94,6 @@ def test_failing_job_reschedules_its_queue_message_without_failing_it(
     [again] = waiting_messages(broker, JOBS_QUEUE)
     assert again.retries == 0
     require_close(again.eta, lab.jobs.get(id)["waiting"], pace)
-
-
-@pytest.mark.usefixtures("rare_dispatches")
-def test_queue_of_a_job_due_before_the_next_dispatch_is_sent_with_an_eta(lab: Lab, broker: str) -> None:
-    id = lab.run("mail", delay=minutes(5))
-    dispatch_due_jobs(epoch=1)
-    [message] = waiting_messages(broker, JOBS_QUEUE)
-    assert message.eta == lab.jobs.get(id)["due"]
 
 
 @pytest.mark.usefixtures("rare_dispatches")
@@ -214,8 +206,3 @@ def test_dispatch_is_scheduled_only_where_jobs_may_run_and_carries_the_epoch(
     if fires:
         assert entries["job-queues"]["kwargs"] == {"epoch": None}
         assert entries["job-queues"]["schedule"] == seconds(5)
-
-
-def test_each_dispatch_records_the_epoch_of_the_leader(lab: Lab) -> None:
-    dispatch_due_jobs(epoch=9)
-    assert job_queue.leader_epoch() == 9

@@ -16,7 +16,7 @@ from models import pulse, scan_run, site
 from models.database import collection, server_now
 from models.site import Sites
 from queue_manager.core.clock import hours, seconds, to_iso
-from queue_manager.core.errors import PermanentError, ScanFailed
+from queue_manager.core.errors import ScanFailed
 from queue_manager.core.settings import settings
 from tasks import item
 from tasks.review_requests import create_review_request, scan_eligible_agencies
@@ -99,18 +99,6 @@ class TestReviewRequests:
         assert [type(outcome) for outcome in outcomes] == [Retry, dict, dict]
         assert pulse.count_open() == 2
 
-    def test_no_managed_product_fails_with_the_reason(self, broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        make_agency()
-        monkeypatch.setenv("MANAGED_SUBSCRIPTIONS", '["sites", "listings"]')
-        settings.cache_clear()
-        try:
-            with pytest.raises(ScanFailed, match="MANAGED_SUBSCRIPTIONS names no product type"):
-                scan_eligible_agencies()
-        finally:
-            monkeypatch.undo()
-            settings.cache_clear()
-        assert waiting_messages(broker, REVIEWS) == []
-
     def test_another_application_can_create_a_review_request(self, broker: str) -> None:
         account, parent = str(ObjectId()), str(ObjectId())
         create_review_request.delay(account, [], parent, to_iso(server_now()))
@@ -167,12 +155,6 @@ class TestStaleThumbnails:
         (item,) = [one for one in waiting_messages(broker, SITES) if one.task == reset_stale_thumbnail.name]
         assert item.args[0] != broken
         assert any("Error in thumbnail health check" in str(record.msg) for record in caplog.records)
-
-    def test_unknown_collection_is_a_permanent_error(self, broker: str) -> None:
-        reset_stale_thumbnail.delay("users", str(ObjectId()), to_iso(server_now()))
-        outcome = run(take(broker, SITES))
-        assert isinstance(outcome, PermanentError)
-        assert "'users' is not one of agency_websites, instasites" in str(outcome)
 
     def test_reset_site_is_sent_to_the_builder(self, broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("THUMBNAIL_BUILD_TASK", "builder.build")
