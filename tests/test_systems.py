@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client.core import GaugeMetricFamily
 
 from beat_schedule import SYSTEMS
 from models import schema
@@ -25,7 +24,7 @@ from queue_manager.core.settings import Settings
 from queue_manager.health import problems, readings
 from queue_manager.health_rules import Problem, Rule
 from queue_manager.system import System, SystemStats, declared, require_distinct
-from queue_manager.web.routes.metrics import collector, distinct, statistics
+from queue_manager.web.routes.metrics import collector, statistics
 from queue_manager.web.routes.systems.events import OverviewStates
 from queue_manager.worker.lifecycle import require_work
 from services import support_snooze
@@ -86,12 +85,6 @@ def test_stats_that_are_not_numbers_are_omitted_from_the_metrics(
         system.read_stats()
     only(system)
     assert numbers_of() == {}
-
-
-def test_statistic_named_like_another_metric_is_omitted() -> None:
-    ours, theirs = GaugeMetricFamily("queue_manager_up", "Ours."), GaugeMetricFamily("queue_manager_up", "Theirs.")
-    other = GaugeMetricFamily("queue_manager_due", "Another.")
-    assert list(distinct([ours, theirs, other])) == [ours, other]
 
 
 def test_stats_that_fail_are_omitted_from_the_metrics(only: Callable[[System], None]) -> None:

@@ -29,7 +29,7 @@ from queue_manager.items import DueItem
 from queue_manager.pauses import PAUSES_KEY
 from queue_manager.telemetry import worker_heartbeats
 from services.due_documents import work_of
-from services.message_queue import message_queue, queue_admin, sweeper
+from services.message_queue import message_queue
 from services.stale_thumbnails import system as stale_thumbnails
 from services.support_snooze import system as support_snooze
 from tests.docs.transcript import Transcript
@@ -187,19 +187,6 @@ def test_a_due_job_that_is_not_started_is_a_problem_unless_its_queue_is_paused(w
 
 
 # Messages
-
-
-def test_dead_letters_of_the_message_queue_are_a_problem(well: Servers, tmp_path: Path) -> None:
-    queue = message_queue()
-    dead = [queue.enqueue("mail", {}, max_attempts=1, ack_timeout=0.1) for _ in range(6)]
-    for _ in dead:
-        assert queue.dequeue(timeout=0) is not None
-    eventually(lambda: sweeper().sweep() and queue_admin().counts().dead == 6)
-    problem = health(tmp_path, QM_MESSAGE_QUEUE="true", QM_CONVERSATIONS="false").only_problem(
-        "overdue-messages", Rule.DEAD_MESSAGES
-    )
-    assert problem.startswith("6 dead letters in the message queue:")
-    assert sum(id in problem for id in dead) == 5
 
 
 def test_overdue_messages_that_are_not_swept_are_a_problem(well: Servers, tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
-from models import audit
-from models.database import collection, server_now
+from models.database import server_now
 from queue_manager.core.clock import hours, to_iso
 from queue_manager.core.settings import Settings
 from queue_manager.web.app import api_of
@@ -251,15 +250,6 @@ def test_wrong_parameters_are_refused(queue: Queue, query: str, field: str) -> N
     assert (answer.status, answer.body["field"]) == (422, field)
 
 
-@pytest.mark.slow
-def test_jobs_stored_by_people_are_recorded_and_those_of_programs_are_not(guarded: Queue) -> None:
-    body = {"name": INVOICE, "arguments": [7]}
-    assert guarded.post("/jobs", body, X_API_KEY=OPERATOR).status == 201
-    id = guarded.post("/jobs", body, **own_page(guarded.web, OPERATOR)).body["job"]["_id"]
-    entry = only(guarded, X_API_KEY=VIEWER)
-    assert (entry["action"], entry["ids"], entry["detail"]) == ("run", [id], INVOICE)
-
-
 def test_every_other_route_of_operators_is_recorded() -> None:
     api = api_of(Settings(qm_message_queue=True, qm_jobs=True, qm_hooks=True), asyncio.Event())
     of_operators = [route for route, required in required_roles(api) if required.role == "operator"]
@@ -274,10 +264,3 @@ def test_every_other_route_of_operators_is_recorded() -> None:
 def test_an_entry_that_does_not_exist(queue: Queue) -> None:
     assert queue.get(f"/audit/{ObjectId()}").status == 404
     assert queue.get("/audit/x").status == 404
-
-
-def test_entries_are_kept_for_the_days_of_the_setting(queue: Queue) -> None:
-    queue.post("/marks", {"text": "v1.4"})
-    stored = collection(audit.AUDIT_COLLECTION).find_one()
-    assert stored is not None
-    assert stored["expires_at"] - stored["at"] == hours(24 * 90)

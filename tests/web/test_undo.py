@@ -27,7 +27,6 @@ from services.undo import MAX_UNDO_DURATION
 from tests.any_jobs import INVOICE
 from tests.any_jobs import MODULE as JOBS_MODULE
 from tests.real_servers import Servers
-from tests.web.credentials import KEYS, OPERATOR, VIEWER
 from tests.web.queue_client import Queue, empty_queue, environment
 
 ADA = Actor(who="ada", via="cli", address="here")
@@ -320,15 +319,6 @@ def test_undo_of_an_irreversible_action_is_refused(queue: Queue) -> None:
     assert queue.post("/audit/nothing/undo").status == 404
     assert queue.delete("/queue/main/clear").body["cleared"] == 1
     assert queue.delete("/queue/main/clear").body["undo"] is None
-
-
-@pytest.mark.slow
-def test_only_operators_may_undo(clean: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
-    queue = empty_queue(clean, tmp_path_factory, QM_API_KEYS=KEYS)
-    id = queue.post("/queue/message", {"type": "mail", "payload": 1}, X_API_KEY=OPERATOR).body["id"]
-    deleted = queue.ask("DELETE", f"/queue/message/{id}", X_API_KEY=OPERATOR).body["undo"]
-    assert queue.post(f"/audit/{deleted}/undo", X_API_KEY=VIEWER).status == 403
-    assert undo(queue, deleted, X_API_KEY=OPERATOR)["restored"] == 1
 
 
 def test_payloads_are_restored_byte_for_byte(queue: Queue) -> None:
