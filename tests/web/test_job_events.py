@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,14 +23,13 @@ from models.job import JobState
 from models.job_attempt import JobOutcome
 from models.job_changes import WAIT_MS
 from queue_manager.core.clock import parse_utc, seconds
-from queue_manager.web.live.event_feed import SEND_TIMEOUT
 from tests.any_jobs import INVOICE, MODULE
 from tests.e2e.replica_set import replica_set
 from tests.eventually import eventually
 from tests.job_lab import start_job
 from tests.pace import promptly
 from tests.real_servers import Servers
-from tests.web.queue_client import Stream, size_of_response
+from tests.web.queue_client import Stream
 from tests.web.web_process import Web, forked_web, shared_web
 
 ON = {"QM_JOBS": "true", "JOBS_IMPORTS": json.dumps([MODULE])}
@@ -311,28 +307,6 @@ def test_each_of_40_changes_reaches_50_pages_before_the_next(process: Web, figur
     assert in_all < 40 * WAIT_MS / 1000
 
 
-@pytest.mark.slow
-def test_a_client_that_does_not_read_is_disconnected_and_delays_no_other(process: Web) -> None:
-    slow = socket.socket()
-    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    slow.connect(("127.0.0.1", process.port))
-    slow.sendall(f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-    took = []
-    with slow, listening(process) as quick:
-        id = run(process, "x" * 100_000)
-        for number in range(300):
-            model.jobs().update_one(
-                {"_id": ObjectId(id)}, {"$set": {"progress": {"percent": float(number), "note": ""}}}
-            )
-            next(job_updates(quick, id))
-            if number % 10 == 9:
-                answer = process.get("/api/jobs/status")
-                assert answer.status == 200
-                took.append(answer.took)
-        assert sum(took) < SEND_TIMEOUT  # none waited for the slow one, nor all of them together for as long
-        assert size_of_response(slow) < 20_000_000  # it was cut off in the middle
-
-
 def test_a_job_larger_than_the_buffer_of_a_listener_arrives(process: Web) -> None:
     last = heard(process)
     id = run(process)
@@ -343,19 +317,6 @@ def test_a_job_larger_than_the_buffer_of_a_listener_arrives(process: Web) -> Non
             for update in job_updates(stream, id)
             if update["job"]["arguments"]
         )
-
-
-@pytest.mark.processes
-def test_event_stream_ends_immediately_on_termination(clean: Servers, tmp_path: Path) -> None:
-    with forked_web(tmp_path, **ON) as process, listening(process) as stream, listening(process) as other:
-        with promptly(3):
-            os.kill(process.child.pid, signal.SIGTERM)
-            assert [block for one in (stream, other) for block in one.blocks() if block.get("data")] == []
-            assert stream.is_complete
-            assert other.is_complete
-            assert process.child.wait(30) == 0
-        assert "Traceback" not in process.log
-        assert "error" not in process.log
 
 
 @pytest.mark.processes

@@ -52,13 +52,6 @@ def test_without_the_flag_there_is_no_queue(method: str, path: str, without: Web
     assert (answer.status, answer.body["error"]) == (404, "not found")
 
 
-@pytest.mark.parametrize(("method", "path"), ROUTES)
-def test_pages_of_other_sites_may_not_read(method: str, path: str, queue: Queue) -> None:
-    for site in ("cross-site", "same-site"):
-        answer = queue.ask(method, path, Sec_Fetch_Site=site)
-        assert (answer.status, answer.body["error"]) == (403, "forbidden")
-
-
 def test_our_own_pages_may_use_the_queue(queue: Queue) -> None:
     assert queue.get("/queue/status", Sec_Fetch_Site="same-origin").status == 200
 
