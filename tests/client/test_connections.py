@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 from dev.ports import free_port
 from models import job as model
-from queue_manager.client import AsyncClient, Client, ClientError, ServerEvent
+from queue_manager.client import AsyncClient, Client, ClientError, OutgoingMessage, ServerEvent
 from tests.any_jobs import INVOICE
 from tests.client.clients import LossyProxy, connected, url_of
 from tests.pace import promptly
@@ -102,6 +103,20 @@ def test_a_message_is_added_once_although_the_response_is_lost(lossy: Client, pr
     id = lossy.messages.enqueue("mail")
     assert lossy.messages.status().main == 1
     assert lossy.messages.get(id).state == "main"
+    proxy.losses = 2
+    lossy.messages.enqueue_batch([OutgoingMessage(type="mail")])
+    assert lossy.messages.status().main == 2
+
+
+def test_pauses_are_requested_again_if_the_response_is_lost(lossy: Client, proxy: LossyProxy) -> None:
+    for request in (
+        *(partial(lossy.messages.pause, ["mail"]), partial(lossy.messages.resume, ["mail"])),
+        *(partial(lossy.jobs.pause, [INVOICE]), partial(lossy.jobs.resume, [INVOICE])),
+        *(partial(lossy.systems.pause, "support-snooze"), partial(lossy.systems.resume, "support-snooze")),
+    ):
+        proxy.losses = 1
+        request()
+        assert proxy.losses == 0
 
 
 def test_consumers_repeat_their_requests_whose_response_is_lost(lossy: Client, proxy: LossyProxy) -> None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from models import job as stored
+from models import job_queue
 from models.job import JobState
 from queue_manager.client import Client, ClientError
 from tests.any_jobs import INVOICE, PARCEL
@@ -42,11 +43,19 @@ def test_an_error_names_the_field(client: Client) -> None:
     assert str(caught.value) == f"422 invalid: {caught.value.message}"
 
 
-def test_a_second_unique_job_is_blocked(client: Client) -> None:
-    client.jobs.run(INVOICE, 1, unique=True)
+@pytest.mark.parametrize("is_singular", [False, True], ids=["unique", "singular"])
+def test_a_second_unique_job_is_blocked(is_singular: bool, client: Client) -> None:
+    client.jobs.run(INVOICE, 1, unique=not is_singular, singular=is_singular)
     with pytest.raises(ClientError) as caught:
-        client.jobs.run(INVOICE, 1, unique=True)
+        client.jobs.run(INVOICE, 1, unique=not is_singular, singular=is_singular)
     assert (caught.value.status, caught.value.error) == (409, "blocked")
+
+
+def test_a_job_is_repeated(client: Client) -> None:
+    client.jobs.run(INVOICE, every=HOUR)
+    client.jobs.run(PARCEL, cron="30 9 * * *")
+    found = {job["name"]: job["repetition"] for job in stored.jobs().find()}
+    assert (found[INVOICE]["every_ms"], found[PARCEL]["cron"]) == (3_600_000, "30 9 * * *")
 
 
 def test_a_job_is_canceled_retried_and_removed(client: Client) -> None:
@@ -77,6 +86,13 @@ def test_a_list_follows_the_cursor(client: Client) -> None:
     assert [job.id for job in client.jobs.list(name=INVOICE, page_size=2)] == ids[::-1]
 
 
+def test_a_list_is_filtered_and_sorted(client: Client) -> None:
+    low, high = (client.jobs.run(INVOICE, text, priority=at).id for at, text in enumerate(["ada", "bob"]))
+    client.jobs.cancel(client.jobs.run(INVOICE, "ada").id)
+    assert [job.id for job in client.jobs.list(state="pending", sort="priority", order="asc")] == [low, high]
+    assert [job.id for job in client.jobs.list(state="pending", search="ada")] == [low]
+
+
 def test_malformed_fields_of_a_foreign_job_are_none(client: Client) -> None:
     odd = {"created": "yesterday", "due": 5, "priority": True, "history": [{"state": "pending"}], "waiting": []}
     stored.jobs().insert_one({"_id": "odd", "attempts": 2.0, "state": "failure", "last_error": "gone", **odd})
@@ -91,8 +107,9 @@ def test_malformed_fields_of_a_foreign_job_are_none(client: Client) -> None:
 
 def test_queues_are_paused_and_resumed(client: Client) -> None:
     client.jobs.run(INVOICE)
-    client.jobs.pause([INVOICE])
+    client.jobs.pause([INVOICE], reason="spilling")
     assert {queue.name: queue.is_paused for queue in client.jobs.status()}[INVOICE]
+    assert [pause.reason for pause in job_queue.pauses().values()] == ["spilling"]
     client.jobs.resume([INVOICE])
     (invoices,) = [queue for queue in client.jobs.status() if queue.name == INVOICE]
     assert (invoices.is_paused, invoices.states["pending"]) == (False, 1)

@@ -91,6 +91,15 @@ def test_a_waiting_consumer_receives_a_message_that_is_added_later(client: Clien
     assert message is not None
 
 
+def test_consumers_receive_messages_of_a_type_under_their_id(client: Client) -> None:
+    _, first, second = (client.messages.enqueue(type) for type in ("mail", "sms", "sms"))
+    message = client.messages.dequeue(type="sms", consumer_id="ada")
+    assert message is not None
+    assert (message.id, message.fields.consumer_id) == (first, "ada")
+    message = next(client.messages.receive(type="sms", consumer_id="bob"))
+    assert (message.id, message.fields.consumer_id) == (second, "bob")
+
+
 def test_the_block_of_a_message_acknowledges_it(client: Client) -> None:
     ids = [client.messages.enqueue("mail", number) for number in range(3)]
     received = []
@@ -222,6 +231,15 @@ def test_a_list_follows_the_cursor(client: Client) -> None:
     ids = client.messages.enqueue_batch([OutgoingMessage(type="mail") for _ in range(7)])
     assert [message.id for message in client.messages.list("main", page_size=3, order="asc")] == ids
     assert [message.id for message in client.messages.list("main", page_size=3, type="sms")] == []
+
+
+def test_a_list_is_filtered_by_priority_and_attempts(client: Client) -> None:
+    low, high = (client.messages.enqueue("mail", priority=priority) for priority in (0, 5))
+    assert [one.id for one in client.messages.list("main", priority=0)] == [low]
+    message = client.messages.dequeue()
+    assert message is not None
+    message.nack()
+    assert [one.id for one in client.messages.list("main", attempts=1)] == [high]
 
 
 def test_a_list_is_limited_by_times_with_a_zone_only(client: Client) -> None:

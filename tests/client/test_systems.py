@@ -25,8 +25,11 @@ def test_items_are_listed_and_retried(client: Client) -> None:
     listed = [item.id for item in client.systems.items(ROOMS, order="oldest", page_size=2)]
     assert listed == rooms
     assert client.systems.retry(ROOMS, rooms[0])
-    retried = client.systems.retry_all(ROOMS, state="due")
-    assert (retried.sent, retried.of) == (4, 4)
+    assert [item.id for item in client.systems.items(ROOMS, state="in-progress")] == rooms[:1]
+    assert [item.id for item in client.systems.items(ROOMS, search=rooms[1])] == rooms[1:2]
+    for sent, search in ((1, rooms[1]), (3, None)):
+        retried = client.systems.retry_all(ROOMS, state="due", search=search)
+        assert (retried.sent, retried.of) == (sent, sent)
     with pytest.raises(ClientError) as caught:
         client.systems.retry(ROOMS, rooms[0])
     assert (caught.value.status, caught.value.error) == (409, "wrong state")
@@ -41,8 +44,8 @@ def test_an_item_that_does_not_exist_is_not_found(id: str, client: Client) -> No
 
 def test_a_system_is_paused_and_resumed(client: Client) -> None:
     client.systems.pause(ROOMS)
-    client.systems.pause(ROOMS)
-    assert pauses.paused().keys() == {ROOMS}
+    client.systems.pause(ROOMS, reason="spilling")
+    assert {name: pause.reason for name, pause in pauses.paused().items()} == {ROOMS: "spilling"}
     with pytest.raises(ClientError) as caught:
         client.systems.pause("rooms")
     assert (caught.value.status, caught.value.field) == (404, "name")
