@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from models import mark
+from models import mark, scan_run
 from models.database import server_now
 from queue_manager import pauses
 from queue_manager.client import Client, ClientError
 from queue_manager.core.clock import seconds
+from queue_manager.operations.systems import find_system
+from tests.client.clients import connected, url_of
+from tests.real_servers import Servers
 from tests.rooms import make_room
+from tests.web.web_process import shared_web
 
 ROOMS = "support-snooze"
 
@@ -63,4 +67,20 @@ def test_a_scan_is_triggered_once(client: Client) -> None:
     with pytest.raises(ClientError) as caught:
         client.systems.trigger(ROOMS)
     assert (caught.value.status, caught.value.error) == (409, "already running")
+
+
+def test_a_trigger_that_is_switched_off_is_an_error(
+    kind: str, servers: Servers, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    web = shared_web(tmp_path_factory)
+    with connected(kind, url_of(web.port)) as client, pytest.raises(ClientError, match="QM_HOOKS is off") as caught:
+        client.systems.trigger(ROOMS)
+    assert (caught.value.status, caught.value.error) == (404, "not found")
+
+
+def test_a_list_of_scans_follows_the_cursor(client: Client) -> None:
     assert list(client.systems.scans(ROOMS)) == []
+    for found in range(3):
+        numbers = {"found": found, "claimed": 0, "enqueued": 0, "errors": 0, "duration_ms": 1}
+        scan_run.record(find_system(ROOMS).scan_task, numbers, error=None, now=server_now() - seconds(3 - found))
+    assert [scan.found for scan in client.systems.scans(ROOMS, page_size=2)] == [2, 1, 0]

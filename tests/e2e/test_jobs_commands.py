@@ -14,7 +14,7 @@ import pytest
 from bson import ObjectId
 
 from dev.ports import free_port
-from models import database, job_attempt, job_queue
+from models import audit, database, job_attempt, job_queue
 from models import foreign_job as foreign_job_model
 from models import job as model
 from models.database import Document, collection, server_now
@@ -210,6 +210,8 @@ class TestChanging:
                 f"{failed}  due now",
             ],
         )
+        entries, _ = audit.page(audit.AuditQuery(id=failed), after=None, limit=2)
+        assert [(entry.before["state"], entry.after["state"]) for entry in entries] == [("failure", "pending")]
         assert run("retry", done).stdout == f"{done}  due now\n"
 
     def test_retry_of_a_singular_job_is_blocked_by_another(self, clean: Servers) -> None:
