@@ -17,7 +17,7 @@ from queue_manager.health_rules import Rule
 from services import job_queues
 from services.job_queues import WrongState
 from services.job_queues.adoption import adoption_notes
-from tests.foreign_jobs import STATES, TEXT_ID, add_foreign_jobs, foreign_jobs
+from tests.foreign_jobs import STATES, add_foreign_jobs, foreign_jobs
 from tests.job_lab import Lab, end_job, listed, lost_lease
 from tests.models.test_due_at_scale import profile
 from tests.rooms import T0
@@ -317,8 +317,3 @@ def test_foreign_documents_are_not_changed(lab: Lab, act: Callable[[Any, str], A
     assert lab.jobs.count_up_to(100, deletable) == lab.jobs.count_up_to(100, deletable, NAME) == 0
     assert lab.jobs.clear(deletable) == 0
     assert foreign_jobs() == others
-
-
-def test_unknown_text_id_is_refused_as_malformed(lab: Lab) -> None:
-    with pytest.raises(job_queues.InvalidJob, match="24 hexadecimal digits"):
-        lab.jobs.cancel(TEXT_ID)

@@ -144,15 +144,6 @@ def test_rescheduled_job_runs_at_its_new_time_and_not_before(lab: Lab, bring: st
     assert lab.state(id) == "success"
 
 
-def test_executing_job_cannot_be_rescheduled_or_retried(lab: Lab) -> None:
-    id = lab.run("mail")
-    lab.executing(id)
-    with pytest.raises(WrongState, match="cannot be rescheduled"):
-        lab.jobs.reschedule(id, delay=seconds(1))
-    with pytest.raises(WrongState, match="cannot be retried"):
-        lab.jobs.retry(id)
-
-
 def test_job_that_succeeded_is_not_rescheduled_but_may_be_retried(lab: Lab) -> None:
     id = lab.run("mail")
     lab.run_through()
@@ -162,12 +153,6 @@ def test_job_that_succeeded_is_not_rescheduled_but_may_be_retried(lab: Lab) -> N
     assert lab.names_dispatched() == ["mail"]
     lab.run_through()
     assert (lab.state(id), len(lab.ran)) == ("success", 2)
-
-
-def test_new_priority_alone_keeps_the_due_time(lab: Lab) -> None:
-    id = lab.run("mail", delay=hours(1))
-    moved = lab.jobs.reschedule(id, priority=9)
-    assert (moved["due"], moved["waiting"], moved["priority"]) == (T0 + hours(1), T0 + hours(1), 9)
 
 
 @pytest.mark.parametrize("state", ["failure", "canceled"])
@@ -215,13 +200,6 @@ def test_manual_changes_are_recorded_in_the_history(lab: Lab) -> None:
     lab.jobs.retry(id)
     states = [entry["state"] for entry in lab.jobs.get(id)["history"]]
     assert states == ["pending", "failure", "pending", "canceled", "pending"]
-
-
-def test_permanently_failed_job_can_be_retried_manually(lab: Lab) -> None:
-    id = failed(lab, error=PermanentError)
-    lab.jobs.retry(id)
-    lab.run_through()
-    assert lab.state(id) == "success"
 
 
 @pytest.mark.parametrize("how", ["retry", "reschedule"])
@@ -531,13 +509,6 @@ def test_list_is_paged_newest_first(lab: Lab) -> None:
     assert listed(state="cancelled") == listed(state="canceled") == ids[:1]
     assert listed(state="pending", limit=2, before=ids[1]) == ids[2:4]
     assert listed(name="report", state="pending") == ids[2::2]
-
-
-def test_cancelled_is_accepted_as_a_spelling_of_canceled(lab: Lab) -> None:
-    lab.jobs.cancel(lab.run("mail"))
-    assert lab.states() == {"canceled": 1}
-    assert lab.jobs.count(state="cancelled") == lab.jobs.count(name="mail", state="canceled") == 1
-    assert lab.jobs.clear(["cancelled"]) == 1
 
 
 def test_reschedule_refuses_the_same_options_as_run(lab: Lab) -> None:

@@ -51,20 +51,13 @@ def test_job_due_before_the_next_dispatch_is_dispatched_with_its_eta(lab: Lab) -
     assert (item.args, item.eta) == (("mail", None), T0 + seconds(2))
 
 
-def test_job_run_immediately_overtakes_one_dispatched_with_an_eta(lab: Lab) -> None:
-    lab.run("mail", delay=seconds(4))
-    lab.dispatch()
-    lab.run("mail")
-    [item] = lab.dispatch()[0]
-    assert (item.args, item.eta) == (("mail", None), None)
-
-
 def test_due_job_is_dispatched_although_a_message_with_an_eta_waits(lab: Lab) -> None:
     lab.run("mail", delay=seconds(4))
     assert lab.names_dispatched(epoch=1) == ["mail"]
     assert lab.names_dispatched(epoch=1) == []  # one is on its way
     lab.run("mail")
-    assert lab.names_dispatched(epoch=1) == ["mail"]
+    [item] = lab.dispatch(epoch=1)[0]
+    assert (item.args, item.eta) == (("mail", 1), None)
     assert lab.names_dispatched(epoch=1) == []  # as it is for what is due now
 
 
@@ -112,15 +105,6 @@ def test_queue_that_failed_as_a_whole_cools_down_for_one_lease(lab: Lab) -> None
     assert lab.names_dispatched() == ["mail"]
     work.give_up(item, error="boom")
     assert lab.names_dispatched(epoch=1) == ["mail"]  # a new leader does not wait
-
-
-def test_queue_whose_run_ended_can_be_dispatched_immediately(lab: Lab) -> None:
-    lab.run("mail", 1)
-    [item] = lab.dispatch(epoch=1)[0]
-    lab.run_through(token=item.task_id, epoch=1)
-    lab.end_run(item)
-    lab.run("mail", 2)
-    assert lab.names_dispatched(epoch=1) == ["mail"]
 
 
 def test_job_stored_while_its_run_ends_is_found_by_the_next_dispatch(lab: Lab) -> None:
@@ -279,17 +263,11 @@ def test_lower_epoch_after_data_loss_in_redis_is_accepted_after_a_minute_without
     assert lab.names_dispatched(epoch=2) == ["mail"]  # sent by epoch 1, and refused from now on
 
 
-def test_manual_dispatch_needs_no_epoch_and_causes_no_takeover(lab: Lab) -> None:
+def test_manual_dispatch_causes_no_takeover_and_the_leader_does_not_repeat_it(lab: Lab) -> None:
     lab.dispatch(epoch=5)
     lab.run("mail")
     assert lab.names_dispatched() == ["mail"]
     assert job_queue.leader_epoch() == 5
-
-
-def test_manually_dispatched_queue_is_not_dispatched_by_the_leader(lab: Lab) -> None:
-    lab.dispatch(epoch=5)
-    lab.run("mail")
-    assert lab.names_dispatched() == ["mail"]
     assert lab.names_dispatched(epoch=5) == []
 
 

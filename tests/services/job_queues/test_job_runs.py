@@ -200,13 +200,6 @@ def test_log_has_the_traceback_of_an_unexpected_error_at_attempts_1_2_and_4(
     assert errors == ["KeyError('address')"] * 2 + ["None", "KeyError('address')", "None", "None"]
 
 
-def test_job_with_wrong_arguments_fails(lab: Lab) -> None:
-    lab.works["mail"] = lambda a, run: None
-    lab.run("mail", 1, 2, 3)
-    assert lab.run_through().failed == 1
-    assert "TypeError" in only(lab)["last_error"]
-
-
 def test_job_whose_function_is_gone_fails_with_that_reason(lab: Lab) -> None:
     first, second = lab.run("mail", priority=1), lab.run("mail")
     registered = {**lab.registry._registered}
@@ -328,22 +321,6 @@ def test_history_keeps_the_last_fifty_entries(lab: Lab) -> None:
     assert len(lab.jobs.get(id)["history"]) == MAX_HISTORY
 
 
-def test_job_knows_its_id_and_its_attempt(lab: Lab) -> None:
-    known: list[tuple[str, int]] = []
-
-    def act(*_: Any, run: Any) -> None:
-        known.append((run.id, run.attempt))
-        if run.attempt < 3:
-            raise ValueError
-
-    id = lab.run("mail")
-    lab.works["mail"] = act
-    for _ in range(3):
-        lab.run_through()
-        lab.hand.advance(minutes(10))
-    assert known == [(id, 1), (id, 2), (id, 3)]
-
-
 def test_job_that_has_repeated_millions_of_times_counts_its_attempts(lab: Lab) -> None:
     id, repetitions, known = lab.run("mail", every=seconds(1)), 10_000_000, list[int]()
     job.jobs().update_one({"_id": ObjectId(id)}, {"$set": {"attempts": repetitions, "settled": repetitions}})
@@ -426,12 +403,6 @@ def test_second_run_of_a_name_executes_nothing_while_another_executes(lab: Lab) 
     assert report.stopped == "another run executes a job of this name"
     assert lab.ran == []
     assert (lab.state(first), lab.state(second)) == ("executing", "pending")
-
-
-def test_queues_of_other_names_run_concurrently(lab: Lab) -> None:
-    lab.executing(lab.run("mail"))
-    lab.run("report")
-    assert lab.run_through("report").succeeded == 1
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
@@ -697,29 +668,6 @@ def installed(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return real
 
 
-def test_run_returns_its_report(installed: Lab) -> None:
-    installed.run("mail")
-    assert run_jobs("mail", None, token="t") == {
-        "succeeded": 1,
-        "failed": 0,
-        "canceled": 0,
-        "lost": 0,
-        "stopped": None,
-    }
-
-
-def test_run_with_more_due_jobs_continues_later_when_its_time_is_used_up(
-    installed: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tasks, "RUN_BUDGET", seconds(0.5))
-    for number in range(3):
-        installed.run("mail", number)
-    installed.works["mail"] = lambda number, run: time.sleep(0.6)
-    with pytest.raises(ContinueLater):
-        run_jobs("mail", None, token="t")
-    assert 1 <= len(installed.ran) < 3
-
-
 @pytest.mark.parametrize("delay", [seconds(0), minutes(30)], ids=["due", "due before the next dispatch"])
 def test_run_does_not_continue_while_the_system_is_paused(
     installed: Lab, delay: timedelta, change_settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
@@ -805,18 +753,6 @@ def test_second_copy_of_a_task_in_the_same_process_runs_nothing(installed: Lab) 
     assert run_jobs("mail", None, token="t")["stopped"] is None
 
 
-def test_run_is_rescheduled_for_a_job_due_before_the_next_dispatch(
-    installed: Lab, change_settings: Callable[..., None]
-) -> None:
-    change_settings(JOBS_TIMER_MS="600000")
-    id = installed.run("mail", delay=minutes(5))
-    due, before = installed.jobs.get(id)["due"], database.server_now()
-    with pytest.raises(NotYetDue) as early:
-        run_jobs("mail", None, token="t")
-    assert due - database.server_now() <= early.value.remaining <= due - before
-    assert only(installed)["state"] == "pending"
-
-
 def test_production_only_refuses_to_run_elsewhere(installed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     installed.run("mail")
     monkeypatch.setenv("JOBS_PRODUCTION_ONLY", "true")
@@ -835,13 +771,6 @@ def test_production_only_refuses_to_run_elsewhere(installed: Lab, monkeypatch: p
     finally:
         monkeypatch.undo()
         settings.cache_clear()
-
-
-def test_job_document_has_either_a_waiting_time_or_a_claim(lab: Lab) -> None:
-    id = lab.run("mail")
-    assert ("waiting" in lab.jobs.get(id), "claim" in lab.jobs.get(id)) == (True, False)
-    lab.executing(id)
-    assert ("waiting" in lab.jobs.get(id), "claim" in lab.jobs.get(id)) == (False, True)
 
 
 def test_history_names_the_worker_of_each_attempt(lab: Lab) -> None:
