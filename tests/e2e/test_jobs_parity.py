@@ -49,12 +49,6 @@ class TestReschedule:
         entries, _ = audit.page(AuditQuery(action="reschedule", id=str(job["_id"])), after=None, limit=9)
         assert [(one.via, one.before and one.before["priority"]) for one in entries] == [("cli", 0)]
 
-    def test_priority_alone_keeps_the_time(self, clean: Servers) -> None:
-        job = made(INVOICE, 1, delay=hours(1))
-        result = run("reschedule", str(job["_id"]), "--priority", "-3")
-        assert (result.returncode, result.stdout) == (0, f"{job['_id']}  due {to_iso(job['due'])}, priority -3\n")
-        assert jobs.get(str(job["_id"]))["due"] == job["due"]
-
     def test_priority_alone_keeps_the_state(self, clean: Servers) -> None:
         id = str(made(INVOICE, 1)["_id"])
         jobs.cancel(id)

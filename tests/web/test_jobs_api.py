@@ -27,7 +27,6 @@ from queue_manager.operations.cursors import encode
 from queue_manager.operations.job_schemas import Job, job_as_json
 from queue_manager.web.routes.jobs import endpoints
 from services import job_queues
-from services.job_queues import Jobs, registry
 from tests.any_jobs import IMPORT, INVOICE, MODULE, PARCEL, REPORT
 from tests.eventually import eventually
 from tests.foreign_jobs import TEXT_ID, add_foreign_jobs, foreign_job
@@ -486,13 +485,6 @@ class TestChanging:
         assert asked["state"] == "executing"
         assert asked["claim"]["canceled_at"] < asked["claim"]["ends_at"]
 
-    def test_retry_of_a_singular_job_next_to_another_is_409(self, api: Api) -> None:
-        first = api.run(INVOICE, 1, singular=True)
-        api.post(f"/{first['_id']}/cancel")
-        api.run(INVOICE, 1, singular=True)
-        answer = api.post(f"/{first['_id']}/retry")
-        assert (answer.status, answer.body["error"]) == (409, "blocked")
-
     def test_pause_and_resume(self, api: Api) -> None:
         assert api.post("/pause", {"names": [INVOICE, "not.yet"]}).body == {"paused": [INVOICE, "not.yet"]}
         assert {*job_queue.pauses()} == {INVOICE, "not.yet"}
@@ -540,12 +532,6 @@ PATHS = ["", "/pause", "/resume", "/clear", f"/{'0' * 24}/cancel", f"/{'0' * 24}
 
 
 class TestBoundary:
-    @pytest.mark.parametrize("path", PATHS)
-    def test_pages_of_other_sites_may_not_send_requests(self, path: str, api: Api) -> None:
-        answer = api.post(path, {"name": INVOICE}, Sec_Fetch_Site="cross-site")
-        assert (answer.status, answer.body["error"]) == (403, "forbidden")
-        assert model.jobs().count_documents({}) == 0
-
     def test_a_wrong_method_is_405_in_the_common_form(self, api: Api) -> None:
         answer = api.ask("DELETE", "")
         assert (answer.status, set(answer.body)) == (405, {"error", "message"})
@@ -631,11 +617,6 @@ class TestAnything:
                 assert answered(lambda: api.get(f"/{answer.body['job']['_id']}")).body["job"] == answer.body["job"]
 
         check()
-
-
-def test_the_python_api_and_http_see_the_same_jobs(api: Api) -> None:
-    job = Jobs(registry, clock=server_now).get(api.run(INVOICE, 5)["_id"])
-    assert job["arguments"] == [5]
 
 
 @pytest.mark.parametrize("sort", ["", "attempts", "due"])
