@@ -231,6 +231,9 @@ class TestReading:
         assert [job["_id"] for job in first["jobs"]] == ids[:3]
         rest = api.get(f"?limit=3&cursor={first['cursor']}").body
         assert ([job["_id"] for job in rest["jobs"]], rest["cursor"]) == (ids[3:], None)
+        for other in ("order=asc", "sort=due"):
+            refused = api.get(f"?limit=3&{other}&cursor={first['cursor']}")
+            assert (refused.status, refused.body["field"]) == (422, "cursor")
         assert abs((server_now() - model.jobs().find_one(ObjectId(ids[0]))["created"]).total_seconds()) < 10  # type: ignore[index]
 
     def test_list_is_filtered_by_name_and_state(self, api: Api) -> None:
