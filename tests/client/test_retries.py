@@ -163,6 +163,12 @@ def test_the_delay_that_an_event_sets_is_bounded(milliseconds: int, delay: float
     assert position.retry_delay == delay
 
 
+def test_a_ping_of_a_new_connection_keeps_the_position() -> None:
+    position = EventPosition("/api/jobs/events", "7", RETRY_FOR)
+    position.advance(httpx2.ServerSentEvent())
+    assert position.headers == {"Last-Event-ID": "7"}
+
+
 # Heartbeats
 
 

@@ -25,6 +25,7 @@ from queue_manager.items import DueItem
 from queue_manager.leases import MustCoolDown
 from queue_manager.operations import diagnosis
 from queue_manager.operations.diagnosis import diagnose
+from queue_manager.telemetry import worker_heartbeats
 from services import review_requests, stale_thumbnails, support_snooze
 from services.due_documents import DueDocuments, work_of
 from services.due_documents.explanation import explain
@@ -425,6 +426,7 @@ class TestFinding:
     def test_an_item_whose_message_is_a_dead_letter(self, clean: Servers, work: DocumentWork) -> None:
         rooms = [make_room(server_now() - minutes(age)) for age in (3, 2)]
         items = scan(work)
+        worker_heartbeats.record("another@here", ["scans"])
         eventually(lambda: collection("qm_item_events").count_documents({}) == 1)
         with connect(clean.valkey.url) as client:
             for task in (items[1].task_id, f"{items[0].task_id}0"):  # the second one is of another item
