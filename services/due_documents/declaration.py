@@ -45,7 +45,7 @@ from queue_manager.system import TASK_NAME, System, SystemStats
 
 ReturnedUpdate = Document | list[Document] | None
 F = TypeVar("F", bound=Callable[..., Any])
-P = ParamSpec("P")
+Params = ParamSpec("Params")
 R = TypeVar("R")
 A = TypeVar("A", bound=Callable[[list["Written"]], object])
 G = TypeVar("G", bound=Callable[["Failure"], Any])
@@ -102,14 +102,14 @@ class Failure:
     retry_at: datetime
 
 
-class ItemFunction(Generic[P, R]):
+class ItemFunction(Generic[Params, R]):
     """The function of a system's items, which is also their Celery task.
 
     Called, it is the function itself, so that a unit test needs nothing else. `delay(id)` sends the task, which acts on
     the document if it is due then; ids other than ObjectIds are given as extended JSON.
     """
 
-    def __init__(self, function: Callable[P, R], system: DueDocuments) -> None:
+    def __init__(self, function: Callable[Params, R], system: DueDocuments) -> None:
         if not is_plain(function) or not hasattr(function, "__qualname__") or not _takes_document(function):
             raise ConfigurationError(
                 f"System {system.name!r}: {qualified_name(function):.100} must be a plain function of the document, "
@@ -119,7 +119,7 @@ class ItemFunction(Generic[P, R]):
         self.wants_run = len(signature(function).parameters) == 2
         update_wrapper(self, function)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> R:
         return self.function(*args, **kwargs)
 
     def delay(self, *args: Any, **kwargs: Any) -> Any:
@@ -211,7 +211,7 @@ class DueDocuments(System):
 
     def item(
         self, retry: RetryPolicy = DEFAULT_RETRY, *, task: str | None = None
-    ) -> Callable[[Callable[P, R]], ItemFunction[P, R]]:
+    ) -> Callable[[Callable[Params, R]], ItemFunction[Params, R]]:
         """Declare the function of the items.
 
         It gets a document and returns an update, as operators or a pipeline, after which the document is not due.
@@ -226,7 +226,7 @@ class DueDocuments(System):
         if not isinstance(retry, RetryPolicy):
             raise ConfigurationError(f"System {self.name!r}: retry={retry!r:.100} must be a RetryPolicy")
 
-        def decorate(function: Callable[P, R]) -> ItemFunction[P, R]:
+        def decorate(function: Callable[Params, R]) -> ItemFunction[Params, R]:
             if self.functions.item is not None:
                 raise ConfigurationError(f"System {self.name!r}: it has an item function already")
             item = ItemFunction(function, self)
