@@ -123,6 +123,19 @@ def test_executing_job_cannot_be_removed(lab: Lab) -> None:
     assert lab.state(id) == "executing"
 
 
+def test_job_that_starts_while_it_is_removed_is_kept(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    id, remove = lab.run("mail"), job_operations.remove
+
+    def remove_started(found: Document, **options: Any) -> Document | None:
+        lab.start(found)
+        return remove(found, **options)
+
+    monkeypatch.setattr(job_operations, "remove", remove_started)
+    with pytest.raises(WrongState, match="is executing and cannot be removed"):
+        lab.jobs.remove(id)
+    assert lab.state(id) == "executing"
+
+
 # Reschedule and retry
 
 
