@@ -30,9 +30,9 @@ from pymongo.errors import (
     WriteError,
 )
 from pymongo.errors import ConfigurationError as DriverConfigurationError
-from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
+from pymongo.monitoring import CommandListener
 
-from queue_manager.core.clock import ServerClock, seconds
+from queue_manager.core.clock import Pace, ServerClock, seconds
 from queue_manager.core.errors import LOGGED_OUT, ConfigurationError, reason, unavailable_server
 from queue_manager.core.log import get_logger
 from queue_manager.core.process import PerProcess
@@ -68,6 +68,7 @@ _CLIENT_OPTIONS: dict[str, Any] = {"appname": APP_NAME, "w": "majority", "readPr
 
 
 _replaced: list[MongoClient[Document]] = []
+_replacements = Pace(seconds(10))  # because errors of the client that was replaced come later, too
 
 
 def _open() -> MongoClient[Document]:
@@ -86,31 +87,12 @@ def _open() -> MongoClient[Document]:
     )
 
 
-class _LogoutListener(CommandListener):
-    """Replaces the client of this process when its connections are logged out, because their user was deleted.
-
-    The driver would go on to use them when the user exists again.
-    """
-
-    _is_known = False
-
-    def started(self, event: CommandStartedEvent) -> None: ...
-
-    def succeeded(self, event: CommandSucceededEvent) -> None: ...
-
-    def failed(self, event: CommandFailedEvent) -> None:
-        if not self._is_known and LOGGED_OUT in str(event.failure.get("errmsg")):
-            self._is_known = True
-            if (logged_out := client.take()) is not None:
-                _replaced.append(logged_out)  # closed later, because it is in use
-
-
 def _listeners() -> list[CommandListener]:
     if not settings().qm_tracing:
-        return [_LogoutListener()]
+        return []
     from models.command_spans import CommandSpans  # needs the extra `otel`
 
-    return [_LogoutListener(), CommandSpans()]
+    return [CommandSpans()]
 
 
 def open_async(**options: Any) -> AsyncMongoClient[Document]:
@@ -162,7 +144,17 @@ def _close_replaced() -> None:
 
 def is_outage(error: BaseException) -> bool:
     """Return True for errors of the driver while the server is unavailable, or has lost its majority."""
+    leave_if_logged_out(error)
     return unavailable_server(error) == "MongoDB"
+
+
+def leave_if_logged_out(error: BaseException) -> None:
+    """Replace the client of this process if the server has logged out its connections, because their user was deleted.
+
+    The driver would go on to use them when the user exists again.
+    """
+    if isinstance(error, OperationFailure) and LOGGED_OUT in str(error) and _replacements.allows():
+        _replaced.extend(filter(None, [client.take()]))  # closed later, because it is in use
 
 
 def is_forbidden(error: object) -> bool:

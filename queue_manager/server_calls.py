@@ -36,6 +36,7 @@ def mongodb(limit: float = MONGODB_CALL_TIMEOUT) -> Iterator[None]:
     except Contended as error:
         raise Unavailable(f"{error}; try again") from error
     except database.Error as error:
+        database.leave_if_logged_out(error)
         raise Unavailable(database.describe(error)) from error
 
 

@@ -183,6 +183,7 @@ def scan_end() -> float:
 
 def report_error(error: Exception) -> ErrorText:
     """Return an error as one line; log an unexpected one with its traceback, and report it."""
+    database.leave_if_logged_out(error)
     text = ErrorText.of(f"{type(error).__name__}: {reason(error)}", error)
     if not is_expected(error) and not isinstance(error, database.Error):
         log.error("Unexpected error in a scan", error=text, exc_info=error)

@@ -15,6 +15,7 @@ from dev.servers import DATABASE, REPLICA_SET
 from models import database
 from models.database import collection, is_outage
 from models.job_changes import Changes
+from queue_manager.core.clock import Pace, seconds
 from queue_manager.core.settings import settings
 from tests.eventually import eventually
 from tests.guarded_mongo import GuardedMongo
@@ -44,6 +45,7 @@ def admin(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     with MongoWithApp(tmp_path_factory.mktemp("mongo")) as mongo, MongoClient[Any](mongo.url_of("admin")) as client:
         database.close()
         monkeypatch.setenv("MONGO_DB_URL", mongo.url_of("app"))
+        monkeypatch.setattr(database, "_replacements", Pace(seconds(10)))  # another test may have replaced a client
         settings.cache_clear()
         yield client
         database.close()
