@@ -164,14 +164,15 @@ def is_forbidden(error: object) -> bool:
 
 
 def is_login_refused(error: object) -> bool:
-    """Return True if MongoDB refused the credentials.
+    """Return True if MongoDB refused the credentials, or has deleted their user.
 
     After that, the driver does not select the server until its next heartbeat, and only the topology has the cause.
     """
     causes = [error]
     if isinstance(error, AutoReconnect):
         causes = [one.error for one in client().topology_description.server_descriptions().values()]
-    return any(isinstance(one, OperationFailure) and one.code == LOGIN_REFUSED for one in causes)
+    refusals = [one for one in causes if isinstance(one, OperationFailure)]
+    return any(one.code == LOGIN_REFUSED or LOGGED_OUT in str(one) for one in refusals)
 
 
 def describe(error: PyMongoError) -> str:

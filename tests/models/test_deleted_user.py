@@ -13,7 +13,7 @@ from pymongo import MongoClient
 from dev.ports import LOOPBACK
 from dev.servers import DATABASE, REPLICA_SET
 from models import database
-from models.database import collection, is_outage
+from models.database import collection, is_login_refused, is_outage
 from models.job_changes import Changes
 from queue_manager.core.clock import Pace, seconds
 from queue_manager.core.settings import settings
@@ -67,6 +67,7 @@ def test_a_process_goes_on_when_its_deleted_user_exists_again(admin: MongoClient
     admin.admin.command("dropUser", "app")
     for error in (refusal(), refusal()):  # of a connection from before, and of a new one
         assert error is not None
+        assert is_login_refused(error)
         assert is_outage(error)  # no item uses an attempt
     create_app(admin)
     eventually(lambda: refusal() is None, within=30)

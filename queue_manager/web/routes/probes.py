@@ -198,6 +198,7 @@ def _problem_of_redis(error: Exception) -> str:
 
 
 def _problem_of_mongodb(error: Exception) -> str:
+    database.leave_if_logged_out(error)
     if isinstance(error, WTimeoutError):
         return NO_MAJORITY
     if database.is_login_refused(error):
