@@ -344,6 +344,16 @@ class TestQueries:
         assert re.search(r"dequeue  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} UTC", shown)
         assert run("activity", "--consumer", "nobody").stdout == "no entries\n"
 
+    def test_activity_has_the_states_of_a_move_and_its_size(self, queue: MessageQueue) -> None:
+        ids = [queue.enqueue("send_mail", Json('"four"')) for _ in range(2)]
+        queue_admin().move(ids, to="archived", source="main", reason="old")
+        moves = json.loads(run("activity", "--action", "move", "--json").stdout)["logs"]
+        assert [(one["source_queue"], one["dest_queue"], one["batch_size"]) for one in moves] == [
+            ("main", "archived", 2)
+        ] * 2
+        (added,) = json.loads(run("activity", "--message", ids[0], "--action", "enqueue", "--json").stdout)["logs"]
+        assert added["payload_size_bytes"] == 6
+
     def test_message_with_line_breaks_in_its_payload_is_exported_as_one_line(
         self, queue: MessageQueue, tmp_path: Path
     ) -> None:
