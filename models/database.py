@@ -67,13 +67,8 @@ _CODEC: CodecOptions[Document] = CodecOptions(
 _CLIENT_OPTIONS: dict[str, Any] = {"appname": APP_NAME, "w": "majority", "readPreference": "primary"}
 
 
-_replaced: list[MongoClient[Document]] = []
-_replacements = Pace(seconds(10))  # because errors of the client that was replaced come later, too
-
-
 def _open() -> MongoClient[Document]:
     atexit.register(close)
-    _close_replaced()
     return MongoClient(
         settings().mongo_db_url,
         event_listeners=_listeners(),
@@ -101,6 +96,8 @@ def open_async(**options: Any) -> AsyncMongoClient[Document]:
 
 
 client = PerProcess(_open)
+_replaced = PerProcess[list[MongoClient[Document]]](list)
+_replacements = Pace(seconds(10))  # because errors of the client that was replaced come later, too
 
 
 def _read_clock() -> datetime:
@@ -134,12 +131,8 @@ def close() -> None:
     """Close the client of this process; the next use creates another."""
     if (opened := client.take()) is not None:
         opened.close()
-    _close_replaced()
-
-
-def _close_replaced() -> None:
-    while _replaced:
-        _replaced.pop().close()
+    for replaced in _replaced.take() or ():
+        replaced.close()
 
 
 def is_outage(error: BaseException) -> bool:
@@ -153,8 +146,12 @@ def leave_if_logged_out(error: BaseException) -> None:
 
     The driver would go on to use them when the user exists again.
     """
-    if isinstance(error, OperationFailure) and LOGGED_OUT in str(error) and _replacements.allows():
-        _replaced.extend(filter(None, [client.take()]))  # closed later, because it is in use
+    is_logged_out = isinstance(error, OperationFailure) and LOGGED_OUT in str(error)
+    if is_logged_out and _replacements.allows() and (logged_out := client.take()) is not None:
+        replaced = _replaced()
+        while replaced:
+            replaced.pop().close()
+        replaced.append(logged_out)  # closed later, because other threads use it
 
 
 def is_forbidden(error: object) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from pymongo.asynchronous.change_stream import AsyncChangeStream
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure, PyMongoError
 
-from models.database import Document, open_async, within
+from models.database import LOGIN_REFUSED, Document, open_async, within
 from models.job import JOBS_COLLECTION, is_job, jobs
 from queue_manager.core.clock import seconds
 from queue_manager.core.errors import LOGGED_OUT
@@ -96,7 +96,7 @@ class Changes:
                 logged_out, self._client = self._client, open_async(**CHANGES_CLIENT_OPTIONS)
                 await logged_out.close()
                 raise
-            if token is None or error.has_error_label(RESUMABLE):
+            if token is None or error.code == LOGIN_REFUSED or error.has_error_label(RESUMABLE):
                 raise
             raise Lost(str(error)) from error
         finally:

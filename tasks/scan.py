@@ -129,6 +129,7 @@ class ScanTask(Task):
             with within(RECORD_TIMEOUT):
                 act()
         except Exception as error:
+            database.leave_if_logged_out(error)
             log.warning(f"The scan could not be {done}", scan=self.name, error=reason(error))
 
 

@@ -296,7 +296,7 @@ def _line(stats: Mapping[str, Any]) -> str:
 
 
 def _word(name: str, stats: Mapping[str, Any]) -> str:
-    """Return the word of the pages for a number. The `failed` of job queues are jobs, not queues that cool down."""
+    """Return the word of the pages for a number. The `failed` of job queues are jobs, not queues."""
     if name == "cooling_off" and "failed" in stats:
         return "cooling down"
     return PAGE_WORDS.get(name, name.replace("_", " "))

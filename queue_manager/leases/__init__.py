@@ -277,7 +277,7 @@ class Leases:
         return LeaseDetail(step=step, at=known_at, ahead_of_it=rank or 0, losses=losses)
 
     def stats(self, *, late: timedelta = timedelta(0)) -> LeaseCounts:
-        """Count what is in flight, what is cooling, and the leases that ended without a result before `late`."""
+        """Count what is in flight, what has failed, and the leases that ended without a result before `late`."""
         with lease_server() as client, client.pipeline(transaction=False) as pipe:
             now = unix_ms(time_of(client.time()))
             pipe.zcard(self.keys.waiting)
@@ -313,6 +313,14 @@ class Leases:
         """Return names of items that failed and were not taken since, the next ones first, or an even sample."""
         with lease_server() as client:
             return self._some(client, self.keys.cooling, "+inf", limit)
+
+    def max_time_failed(self) -> timedelta:
+        """Return for how long at most the items have been failed that were not taken since; 0 if there are none."""
+        with lease_server() as client, client.pipeline(transaction=False) as pipe:
+            pipe.zrange(self.keys.cooling, 0, 0, withscores=True)
+            pipe.time()
+            first, time_ = pipe.execute()
+        return time_of(time_) - from_unix_ms(first[0][1]) + MAX_COOL_DOWN if first else timedelta(0)
 
     @staticmethod
     def _some(client: redis.Redis, key: str, until: Any, limit: int) -> list[str]:

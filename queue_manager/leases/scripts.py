@@ -13,7 +13,7 @@ from queue_manager.core.redis_client import Script
 
 MAX_ARGUMENTS = 2_000  # names in one command: Lua's stack is limited, and other clients wait meanwhile
 RETENTION_MS = milliseconds(hours(24))  # of leases that ended without a result, and of losses
-SETS_RETENTION = hours(8 * 24)  # since the last scan or item: scans may be a week apart
+SETS_RETENTION_MS = milliseconds(hours(8 * 24))  # since the last scan or item: scans may be a week apart
 JUST_TAKEN_MS = milliseconds(seconds(3))  # a worker renews the lease of a received or newly due item within this time
 
 
@@ -38,7 +38,7 @@ local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local function time_in(ms) return string.format('%.0f', now + ms) end
 
 -- Keeps a set that is in use; one of a system that was switched off or removed expires.
-local function keep(set) redis.call('PEXPIRE', set, {milliseconds(SETS_RETENTION)}) end
+local function keep(set) redis.call('PEXPIRE', set, {SETS_RETENTION_MS}) end
 
 local function write(set, ...)
     redis.call('ZADD', set, ...)

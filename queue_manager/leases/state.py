@@ -82,7 +82,7 @@ class LeaseDetail:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseCounts:
-    """The number of items in flight, of those that cool down, and of leases that ended without a result."""
+    """The number of items in flight, of those that failed, and of leases that ended without a result."""
 
     in_progress: int
     cooling: int

@@ -63,6 +63,7 @@ def undo_action(entry: AuditEntry, actor: Actor) -> Undone:
         try:
             result = undo(entry, action, now=server_now())
         except database.Error as error:
+            database.leave_if_logged_out(error)
             raise Unavailable(database.describe(error)) from error
         except redis.RedisError as error:
             raise Unavailable(f"Redis {outage(error)}") from error

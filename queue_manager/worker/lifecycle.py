@@ -40,15 +40,21 @@ _sampler = Sampler()
 
 
 @signals.setup_logging.connect
-def configure_logging(loglevel: int, logfile: str | None = None, **options: Any) -> None:
+def set_up_logging(loglevel: int, logfile: str | None = None, **options: Any) -> None:
+    """Log in our format, and let functions of the product add their handlers."""
+    configure_logging(loglevel, logfile)
+    # Celery does not send it if `setup_logging` has a receiver.
+    rest = {name: options.get(name) for name in ("format", "colorize")}
+    root = getLogger()
+    signals.after_setup_logger.send(sender=None, logger=root, loglevel=root.level, logfile=logfile, **rest)
+
+
+def configure_logging(loglevel: int, logfile: str | None) -> None:
     """Log in our format. `--loglevel` can only lower the level; Celery's default (WARNING) would hide normal work."""
     level = min(getLevelNamesMapping()[settings().qm_log_level], loglevel)
     logging.configure(level=level, form=settings().qm_log_format, file=logfile)
     getLogger("celery.app.trace").addFilter(_is_not_repeated)
     getLogger("py.warnings").addFilter(_is_not_advice)
-    # Celery does not send it if `setup_logging` has a receiver. Functions of the product add their handlers here.
-    rest = {name: options.get(name) for name in ("format", "colorize")}
-    signals.after_setup_logger.send(sender=None, logger=getLogger(), loglevel=level, logfile=logfile, **rest)
 
 
 def _is_not_repeated(record: LogRecord) -> bool:

@@ -17,10 +17,9 @@ from models import database, failed_item, listing
 from models.document_id import id_candidates, id_key, id_text, read_id
 from models.listing import NoPosition, Position, position
 from queue_manager import leases
-from queue_manager.core.clock import unix_ms
+from queue_manager.core.clock import minutes, unix_ms
 from queue_manager.core.errors import PermanentError
 from queue_manager.items import DueItem, Item, Listed, State
-from queue_manager.leases.scripts import SETS_RETENTION
 from queue_manager.leases.state import LeaseState, LeaseStatus
 from services.due_documents.work import DocumentWork
 
@@ -132,7 +131,7 @@ class DocumentList(Listed):
     def _failed(self, after: Position | None, newest_first: bool) -> Iterator[Item | Position]:
         """Yield failures that no scan has taken since, of documents that are still due at the same time."""
         documents, now = self.work.documents, self.work.clock()
-        since = now - SETS_RETENTION  # the leases of older ones are gone
+        since = now - self.work.leases.max_time_failed() - minutes(1)  # recorded before the cool-down began
         found = failed_item.page(self.work.system.name, since=since, after=after, is_descending=newest_first)
         for page in _pages(found, LIST_PAGE_SIZE):
             due = documents.due_with_ids([one.id for one in page], now, self.work.system.shown)

@@ -10,7 +10,7 @@ import redis
 
 from queue_manager import leases
 from queue_manager.core import redis_client
-from queue_manager.core.clock import from_unix_ms, hours, local_now, milliseconds, minutes, seconds, unix_ms
+from queue_manager.core.clock import from_unix_ms, hours, local_now, minutes, seconds, unix_ms
 from queue_manager.core.redis_client import BestEffortClient, make_client
 from queue_manager.leases import OFTEN_LOST, Leases, MustCoolDown
 from queue_manager.leases.scripts import JUST_TAKEN_MS, MAX_ARGUMENTS, RETENTION_MS
@@ -260,7 +260,7 @@ class TestCandidates:
     @pytest.mark.usefixtures("ours")
     def test_all_sets_of_a_system_that_is_switched_off_expire(self, client: redis.Redis) -> None:
         """Each part writes sets that do not exist yet, as the last one before the system is switched off."""
-        kept_ms = milliseconds(leases.scripts.SETS_RETENTION)
+        kept_ms = leases.scripts.SETS_RETENTION_MS
 
         def fresh(*dispatched: str) -> Leases:
             client.flushdb()

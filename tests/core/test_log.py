@@ -40,13 +40,14 @@ def test_console_line_has_event_and_fields_and_no_colours_outside_a_terminal() -
 SET_UP_BY_CELERY = """
 import logging
 from celery import signals
-import queue_manager.worker.lifecycle
+from queue_manager.worker import lifecycle
 from tasks import app
 
 @signals.after_setup_logger.connect
-def add_handler(logger, **_):
-    logger.addHandler(logging.FileHandler("own.log"))
+def add_handler(**_):
+    logging.getLogger("elsewhere").addHandler(logging.FileHandler("own.log"))
 
+lifecycle.configure_logging(logging.WARNING, "worker-1.log")  # a worker logs before Celery has set up the logs
 app.log.setup("INFO", "%n.log", hostname="worker-1@host")
 logging.getLogger("elsewhere").info("From %s.", "a library")
 """

@@ -155,8 +155,7 @@ def test_failures_without_a_lease_are_not_read(clock: AgingClock) -> None:
     ids = collection("accounts").insert_many(accounts(301, every=seconds(1))).inserted_ids
     for item in scan(work)[:1]:
         work.give_up(item, error="boom")
-    failed_at = T0 - 9 * hours(24)
-    old = {"due_at": T0, "error": "boom", "failures": 1, "failed_at": failed_at, "retry_at": failed_at + minutes(1)}
+    old = {"due_at": T0, "error": "boom", "failures": 1, "failed_at": T0 - hours(48), "retry_at": T0 - hours(47)}
     collection("qm_failed_items").insert_many(
         [{"_id": {"system": work.system.name, "id": id}, **old} for id in ids if str(id) != item.args[0]]
     )
@@ -164,6 +163,17 @@ def test_failures_without_a_lease_are_not_read(clock: AgingClock) -> None:
         found = [one.id for one in DocumentList(work=work).items("failed")]
     assert found == [item.args[0]]
     assert examined(read) == 1
+
+
+def test_an_item_with_the_longest_cool_down_is_listed_as_failed(clock: AgingClock) -> None:
+    work = work_on(declare(), clock)
+    collection("accounts").insert_one({"status": "trial", "trial_ends_at": T0})
+    for _ in range(7):
+        clock.advance(hours(1))
+        (item,) = scan(work)
+        work.give_up(item, error="boom")
+    (failed,) = DocumentList(work=work).items("failed")
+    assert failed.next_at == clock.now + hours(1)
 
 
 def test_an_item_is_failed_until_it_is_taken_again(clock: AgingClock) -> None:
