@@ -42,15 +42,13 @@ def test_messages_are_settled_at_once_by_a_pool_of_processes_with_its_whole_pref
     consumer.task_consumer = SimpleNamespace(channel=None)
     consumer.strategies = {"one": lambda message, payload, ack, reject, callbacks: settle.extend([ack, reject])}
     consumer.on_task_message, consumer.restart_count = set(), 1
-    consumer._maximum_prefetch_restored, consumer.initial_prefetch_count, consumer.prefetch_multiplier = (
-        is_restored,
-        1,
-        4,
-    )
+    consumer._maximum_prefetch_restored = is_restored
+    consumer.initial_prefetch_count, consumer.prefetch_multiplier = 1, 4
     consumer.qos = SimpleNamespace(value=1)
     message = SimpleNamespace(
         headers={"task": "one"}, payload=[], body=b"[]", ack_log_error=object(), reject_log_error=object()
     )
     consumer.create_task_handler()(message)
+    assert len(settle) == 2
     is_at_once = settle == [message.ack_log_error, message.reject_log_error]
     assert is_at_once == (has_processes and is_restored)

@@ -1,4 +1,4 @@
-"""The two formats of the log: console and JSON."""
+"""The log: its formats, console and JSON, its file, and what it leaves out."""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ from models import database
 from models.database import collection, is_login_refused, is_outage
 from models.job_changes import Changes
 from queue_manager.core.clock import Pace, seconds
+from queue_manager.core.errors import Unavailable
 from queue_manager.core.settings import settings
+from queue_manager.server_calls import mongodb
 from tests.eventually import eventually
 from tests.guarded_mongo import GuardedMongo
 
@@ -53,12 +55,13 @@ def admin(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
         settings.cache_clear()
 
 
-def refusal() -> database.Error | None:
-    """Return the error of a read, if it is refused."""
+def refusal() -> BaseException | None:
+    """Return the error of a read as requests and commands make it, if it is refused."""
     try:
-        collection("accounts").find_one()
-    except database.Error as error:
-        return error
+        with mongodb():
+            collection("accounts").find_one()
+    except Unavailable as error:
+        return error.__cause__
     return None
 
 

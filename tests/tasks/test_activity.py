@@ -100,3 +100,13 @@ def test_an_error_of_one_system_is_logged_once_and_leaves_the_leases_of_the_othe
         beats.renew_leases()
     (line,) = lines()
     assert (line["event"], line["task"]) == ("The heartbeat works again", create_review_request.name)
+
+
+def test_a_step_of_the_heartbeat_that_goes_on_to_fail_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    beats = Heartbeat()
+    for _ in range(2):
+        with beats._contained("supervise"):
+            raise KeyError("address")
+    (record,) = caplog.records
+    line: Any = record.msg
+    assert (line["step"], line["error"]) == ("supervise", "KeyError: 'address'")

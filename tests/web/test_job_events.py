@@ -1,8 +1,10 @@
-"""The event stream of jobs: every change once, in order, across reconnects and outages, with slow clients."""
+"""The event stream of jobs: every change once, in order, across reconnects and outages."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -317,6 +319,19 @@ def test_a_job_larger_than_the_buffer_of_a_listener_arrives(process: Web) -> Non
             for update in job_updates(stream, id)
             if update["job"]["arguments"]
         )
+
+
+@pytest.mark.processes
+def test_event_stream_ends_immediately_on_termination(clean: Servers, tmp_path: Path) -> None:
+    with forked_web(tmp_path, **ON) as process, listening(process) as stream, listening(process) as other:
+        with promptly(3):
+            os.kill(process.child.pid, signal.SIGTERM)
+            assert [block for one in (stream, other) for block in one.blocks() if block.get("data")] == []
+            assert stream.is_complete
+            assert other.is_complete
+            assert process.child.wait(30) == 0
+        assert "Traceback" not in process.log
+        assert "error" not in process.log
 
 
 @pytest.mark.processes

@@ -67,14 +67,15 @@ STATISTICS = {
     "failed": f"Jobs whose most recent attempt failed (counting stops at {MAX_COUNT}); for sites, resets that failed "
     "in the last 24 hours.",
     "in_progress": "Items in flight; for the message queue, messages that a consumer has received.",
-    "lag_seconds": "Time for which the oldest item has been due; for jobs, only of names that no worker runs; for "
-    "messages, since the first ack deadline passed.",
+    "lag_seconds": "Time for which the oldest item that has not failed has been due; for jobs, only of names that no "
+    "worker runs; for messages, since the first ack deadline passed.",
     "malformed": "Rooms whose snooze is malformed and can never fall due.",
     "open": "Review requests that are open.",
     "other_documents": "Documents of other programs in the collection of the jobs.",
     "overdue": "Messages whose deadline has passed.",
     "paused": "Names of jobs, or types of messages, that operators paused.",
-    "pending": "Items that are due and not in flight; messages that wait; names with a due job that no worker runs.",
+    "pending": "Items that are due, not in flight and not failed; messages that wait; names with a due job that no "
+    "worker runs.",
     "pending_calls": "Calls of `after` that have not succeeded for three periods of the scan.",
     "requeued_total": "Messages whose ack deadline passed, so that they were requeued.",
     "resets_last_day": "Resets of sites in the last 24 hours.",

@@ -668,6 +668,18 @@ def installed(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return real
 
 
+def test_run_with_more_due_jobs_continues_later_when_its_time_is_used_up(
+    installed: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "RUN_BUDGET", seconds(0.2))
+    for number in range(3):
+        installed.run("mail", number)
+    installed.works["mail"] = lambda number, run: time.sleep(0.3)
+    with pytest.raises(ContinueLater):
+        run_jobs("mail", None, token="t")
+    assert 1 <= len(installed.ran) < 3
+
+
 @pytest.mark.parametrize("delay", [seconds(0), minutes(30)], ids=["due", "due before the next dispatch"])
 def test_run_does_not_continue_while_the_system_is_paused(
     installed: Lab, delay: timedelta, change_settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch

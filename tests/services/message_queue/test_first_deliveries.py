@@ -101,3 +101,17 @@ def test_sweep_of_text_and_of_decoded_records_is_the_same(
         outcomes.append((swept.requeued, stored(lab)))
 
     assert outcomes[0] == outcomes[1]
+
+
+def test_message_delivered_as_text_is_processed_like_any_other(lab: Lab) -> None:
+    lab.queue.enqueue_batch([NewMessage(type="mail", id="a", max_attempts=3), NewMessage(type='"m\\"', id="escapes")])
+    message, escapes = lab.queue.receive_many(2)
+    assert (message.id, message.attempt, escapes.type) == ("a", 1, '"m\\"')
+    lab.queue.touch("a", message.lock_token)
+    lab.queue.nack("a", message.lock_token, "first")
+    lab.queue.ack("escapes", escapes.lock_token)
+
+    message = lab.take()
+    assert (message.id, message.attempt, message.fields["last_error"]) == ("a", 2, "first")
+    lab.queue.ack("a", message.lock_token)
+    assert lab.ids("acknowledged") == ["a", "escapes"]
