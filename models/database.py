@@ -146,12 +146,16 @@ def leave_if_logged_out(error: BaseException) -> None:
 
     The driver would go on to use them when the user exists again.
     """
-    is_logged_out = isinstance(error, OperationFailure) and LOGGED_OUT in str(error)
-    if is_logged_out and _replacements.allows() and (logged_out := client.take()) is not None:
+    if is_logged_out(error) and _replacements.allows() and (logged_out := client.take()) is not None:
         replaced = _replaced()
         while replaced:
             replaced.pop().close()
         replaced.append(logged_out)  # closed later, because other threads use it
+
+
+def is_logged_out(error: object) -> bool:
+    """Return True if the server has logged out a connection: for good, even if its user is created again."""
+    return isinstance(error, OperationFailure) and LOGGED_OUT in str(error)
 
 
 def is_forbidden(error: object) -> bool:
@@ -169,7 +173,7 @@ def is_login_refused(error: object) -> bool:
     if isinstance(error, AutoReconnect):
         causes = [one.error for one in client().topology_description.server_descriptions().values()]
     refusals = [one for one in causes if isinstance(one, OperationFailure)]
-    return any(one.code == LOGIN_REFUSED or LOGGED_OUT in str(one) for one in refusals)
+    return any(one.code == LOGIN_REFUSED or is_logged_out(one) for one in refusals)
 
 
 def describe(error: PyMongoError) -> str:

@@ -16,10 +16,9 @@ from typing import Any
 from pymongo.asynchronous.change_stream import AsyncChangeStream
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure, PyMongoError
 
-from models.database import LOGIN_REFUSED, Document, open_async, within
+from models.database import LOGIN_REFUSED, Document, is_logged_out, open_async, within
 from models.job import JOBS_COLLECTION, is_job, jobs
 from queue_manager.core.clock import seconds
-from queue_manager.core.errors import LOGGED_OUT
 
 Stream = AsyncChangeStream[Document]
 
@@ -92,7 +91,7 @@ class Changes:
                 if (found := await asyncio.shield(step)) is not None:
                     yield found
         except OperationFailure as error:
-            if LOGGED_OUT in str(error):  # for good: see `database`
+            if is_logged_out(error):
                 logged_out, self._client = self._client, open_async(**CHANGES_CLIENT_OPTIONS)
                 await logged_out.close()
                 raise

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """Creates one client per process, on first use, and never shares it with a forked child. Thread-safe."""
+    """Makes one object per process, such as a client, on first use, and never shares it with a child. Thread-safe."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
