@@ -85,10 +85,14 @@ def check(target: Target) -> None:
 
     Example: `queue-manager systems check billing.trial_end`, also before QM_SYSTEMS names the module
     """
-    from tasks.systems import require_tasks  # imported here, because it takes a second
+    from tasks.due_documents import task_of  # imported here, because it takes a second
+    from tasks.systems import require_tasks
 
     errors, selected = 0, _selected(target)
-    require_tasks(system for system in selected if not isinstance(system, DueDocuments))  # theirs are made of them
+    for system in selected:
+        if isinstance(system, DueDocuments) and system not in systems():
+            task_of(system)
+    require_tasks(selected)
     for system in selected:
         print_line((system.name, "bold"), f"  {system.description}")
         if isinstance(system, DueDocuments):

@@ -39,6 +39,9 @@ FUNCTION = """
 def end_trial(account):
     {body}
 """
+SHARED_TASK = "from celery import shared_task\n" + DECLARED.format(
+    more="", function=FUNCTION.format(body="return {}").replace("def ", "@shared_task\ndef ")
+)
 EXPIRE = 'return {"$set": {"status": "expired"}}'
 
 
@@ -144,6 +147,7 @@ def test_an_update_that_would_be_refused_is_an_error(tmp_path: Path) -> None:
         ("trials", DECLARED.format(more="", function=""), "System 'trial-end' has no item function"),
         ("trials", DECLARED.format(more="page='/rooms'", function=""), "has no item function"),
         ("trials", DECLARED.format(more="fields='status'", function=""), "fields='status' must be a list of fields"),
+        ("trials", SHARED_TASK, "System 'trial-end': 'trials.end_trial' is a plain Celery task: remove `@shared_task`"),
         ("trials", "1 / 0", "MODULE_OR_NAME: 'trials' cannot be imported (ZeroDivisionError: division by zero; "),
         ("trials", "", "MODULE_OR_NAME: 'trials' declares no System"),
         ("nonsense", "", "'nonsense' cannot be imported"),
