@@ -124,7 +124,7 @@ def batched() -> Iterator[None]:
 def scan(name: str, run: Mapping[str, int]) -> None:
     """Count one run of the scan `name`: `run` is `{found, claimed, enqueued, errors, duration_ms}`."""
     counts = Counter({"runs": 1, **run})
-    latency.count(counts, "run", [run["duration_ms"]])
+    latency.count(counts, "run", [counts.pop("duration_ms")])
     add(name, counts)
 
 
