@@ -17,7 +17,7 @@ from queue_manager.core.wording import many, rounded
 from services.message_queue.scripts import Scripts, streams, translate_errors
 
 OWN_CONSUMER = "queue-manager"
-"""The consumer of this queue in the group, see `shared.lua`."""
+"""The consumer of this queue in the group, see `keys.lua`."""
 ACTIVE_WITHIN = minutes(1)
 MAX_SEARCHED_ENTRIES = 1_000
 ENTRIES_PER_SEARCH = 20  # of up to 1 MiB each

@@ -28,7 +28,7 @@ BULK_BATCH_SIZE = 100
 """Maximum number of messages per script call, so that it takes less than 10 ms; fewer if payloads are large."""
 
 _FOLDER = files("services.message_queue") / "lua"
-_SHARED_PARTS = ("shared", "other_programs", "reading", "delivery")
+_SHARED_PARTS = ("keys", "announcements", "records", "types", "moves", "other_programs", "reading", "delivery")
 _DEFINED_NAMES = re.compile(r"local (?:function )?(\w+(?:, \w+)*)")
 _COMMENT = re.compile(r" *--.*")
 _WORD = re.compile(r"\w+")

@@ -207,7 +207,7 @@ class MessageQueueProtocol(Specification[Stored]):
 
     @step
     def trim(self, message: Stored) -> Steps[Stored]:
-        # shared.lua, trim_history: only the last 100 acknowledged messages are kept. A producer that repeats its call
+        # moves.lua, trim_history: only the last 100 acknowledged messages are kept. A producer that repeats its call
         # later than that enqueues a new message.
         if message.stream == "acknowledged" and not message.enqueues:
             yield "100 others are acknowledged, it is forgotten", self.forgotten(message)
@@ -271,7 +271,7 @@ class MessageQueueProtocol(Specification[Stored]):
         return not message.is_paused
 
     def may_extend(self, message: Stored, delivery: Delivery) -> bool:
-        """shared.lua, locked_record: the caller has the token of the current delivery."""
+        """moves.lua, locked_record: the caller has the token of the current delivery."""
         return message.is_processing and delivery.is_current
 
     def may_end(self, message: Stored, delivery: Delivery) -> bool:
@@ -286,7 +286,7 @@ class MessageQueueProtocol(Specification[Stored]):
         return record._replace(attempts=record.attempts + 1)
 
     def unlocked(self, delivery: Delivery) -> Delivery:
-        """shared.lua, clear_delivery: the token in the record is deleted."""
+        """moves.lua, clear_delivery: the token in the record is deleted."""
         return delivery._replace(is_current=False)
 
     # Parts of scripts
@@ -305,13 +305,13 @@ class MessageQueueProtocol(Specification[Stored]):
         )
 
     def parked(self, message: Stored, at: int) -> Stored:
-        """shared.lua, park: the entry stays where it is, and is pending for nobody."""
+        """types.lua, park: the entry stays where it is, and is pending for nobody."""
         return message._replace(
             entries=(*message.entries[:at], Entry("main", is_parked=True), *message.entries[at + 1 :])
         )
 
     def put(self, message: Stored, stream: Stream) -> Stored:
-        """shared.lua, release and append: the entry moves to another stream, and the delivery ends."""
+        """moves.lua, release; records.lua, append: the entry moves to another stream, and the delivery ends."""
         assert message.record is not None
         return message._replace(
             entries=(Entry(stream), *message.entries[1:]),

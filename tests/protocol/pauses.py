@@ -107,7 +107,7 @@ class MessageOrder(Specification[Order]):
         return next((at for at in order.parked if order.kinds[at] not in order.paused), None)
 
     def passed_over(self, order: Order) -> Order:
-        """shared.lua, park."""
+        """types.lua, park."""
         return order._replace(read=order.read + 1, parked=(*order.parked, order.read))
 
     def resumed(self, order: Order, kind: str) -> Order:

@@ -1,5 +1,4 @@
--- Included after shared.lua in the scripts that read entries of other programs: everything that is done for programs,
--- such as an older service, that produce to or consume from the same streams.
+-- What is done for other programs that produce to or consume from the same streams, such as an older service.
 --
 -- Such a program knows neither records nor deadlines of this queue. Its entries get a record when they are first read.
 -- Its own records, in the same hash, have no location and no type.

@@ -1,4 +1,4 @@
--- Included after other_programs.lua in list.lua: reads the messages of a state, in order, slice by slice.
+-- Reads the messages of a state for list.lua, in order, slice by slice.
 --
 -- A script blocks all other clients, so one call reads a bounded number of entries and bytes, and the next call
 -- continues from there. Entries are read in blocks and records in bulk. The script needs allow-oom, because it creates
