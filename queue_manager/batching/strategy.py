@@ -26,6 +26,7 @@ from queue_manager.batching import execution
 from queue_manager.batching.eta import timer_time
 from queue_manager.batching.execution import TaskResult
 from queue_manager.batching.request import is_process_lost
+from queue_manager.broker.consumer import Consumer
 from queue_manager.core.errors import reason
 from queue_manager.core.log import get_logger
 from queue_manager.core.settings import settings
@@ -68,6 +69,8 @@ class _BatchingConsumer:
         self._is_called = False
         self._asked_for = 0  # processes: no more than the waiting requests need, nor than the pool has
         self._size = MAX_BATCH_SIZE  # of a batch; smaller if a process did not reach all items of one in time
+        if isinstance(consumer, Consumer):
+            consumer.batched_queues.add(task.queue_name)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._consumer, name)

@@ -82,6 +82,10 @@ class UnackedMessages(stock.QoS):
         """Return True if the message was acknowledged or rejected."""
         return tag in self._dirty
 
+    def holds(self, tag: str) -> bool:
+        """Return True if the message was delivered, and neither settled nor moved since."""
+        return tag in self._delivered and tag not in self._dirty
+
     def ack_later(self, tag: str) -> None:
         """Acknowledge a message with the next flush, even if it is not held here."""
         self._pending_acks.append(tag)
@@ -120,7 +124,7 @@ class UnackedMessages(stock.QoS):
                 scripts.RENEW_UNACKED(client, [self.unacked_index_key], tags[start : start + TAGS_PER_COMMAND])
 
     def _held_tags(self) -> list[str]:
-        return [tag for tag in list(self._delivered) if tag not in self._dirty]
+        return [tag for tag in list(self._delivered) if self.holds(tag)]
 
     def forget(self, tag: str) -> None:
         """Stop holding a message that was moved."""

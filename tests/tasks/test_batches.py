@@ -100,7 +100,7 @@ def start(clean: Servers, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
     processes: list[CeleryProcess] = []
 
     def start_one(*arguments: str, pool: str = "prefork", **env: str) -> Watched:
-        options = ("--queues", QUEUE, "--concurrency", "1", "--prefetch-multiplier", "2048", "--pool", pool)
+        options = ("--queues", QUEUE, "--concurrency", "1", "--pool", pool)
         process = worker(
             tmp_path / f"worker{len(processes)}.log",
             *(*options, "--task-events", *arguments),
@@ -384,6 +384,20 @@ def test_items_beyond_the_batch_size_form_further_batches(watched: Watched) -> N
     watched.send_together(*names)
     watched.wait_until_done()
     assert list(map(len, watched.batches())) == [1_000, 400]
+
+
+def test_a_worker_reserves_many_items_of_batches_and_few_other_tasks(start: Callable[..., Watched]) -> None:
+    watched = start("--queues", f"{QUEUE},singles")
+    names = [f"ok-{number}" for number in range(50)]
+    with watched.held():
+        for _ in range(9):
+            app.send_task("celery.backend_cleanup", queue="singles")
+        watched.send(*names)
+        eventually(lambda: watched.client.hlen("qm:unacked") == 1 + len(names) + 4)
+        assert watched.client.llen("singles") == 5
+    watched.wait_until_done()
+    assert watched.batches() == [names]
+    eventually(lambda: not watched.client.exists("singles"))
 
 
 def test_items_with_a_time_limit_are_executed_one_by_one(watched: Watched) -> None:
