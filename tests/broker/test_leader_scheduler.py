@@ -504,3 +504,39 @@ def test_unavailable_redis_is_reported_once_and_without_password(
     assert len(reports) == 1
     assert "is unreachable" in reports[0]
     assert "secret" not in caplog.text
+
+
+def test_redis_that_refuses_writes_is_reported_once_and_led_when_it_takes_them(
+    server: Valkey, client: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    with scheduling(server, {"items": every(60, "items")}) as scheduler:
+        client.config_set("maxmemory", 1)
+        for _ in range(3):
+            assert scheduler.tick() == 1
+        assert scheduler.epoch == 0
+        client.config_set("maxmemory", 0)
+        scheduler.tick()
+
+        assert scheduler.epoch == 1
+        assert client.llen("items") == 1
+    assert caplog.text.count("refuses (") == 1
+
+
+def test_leader_that_loses_its_lock_within_a_loop_sends_nothing_and_stands_by(
+    server: Valkey, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = LeaderLock(client, LOCK_KEY, lease=seconds(30))
+    with scheduling(server, {"items": every(60, "items")}) as scheduler:
+
+        def suspended(*_: object) -> dict[str, Any]:
+            client.delete(LOCK_KEY)  # it expired meanwhile
+            other.acquire()
+            scheduler._lock._renewed_at -= 30
+            return {}
+
+        monkeypatch.setattr(scan_ticks, "issue", suspended)
+        assert scheduler.tick() == 1
+
+        assert scheduler.epoch == 0
+        assert not client.exists("items")
+    assert other.extend()  # closing has not released it
