@@ -515,6 +515,38 @@ def test_times_in_the_future_keep_neither_a_problem_nor_its_end_from_being_sent(
     assert second.evaluate(90) == [("recovered", ["support-snooze"])]
 
 
+@pytest.mark.usefixtures("clean")
+def test_what_is_recorded_of_one_problem_leaves_the_others() -> None:
+    one, other, now = LAG_KEY, Key("beat", "no-leader"), server_now()
+
+    def may_send(key: Key) -> bool:
+        return alert.may_send(key, "text", repeat=hours(4), now=now)
+
+    assert may_send(one)
+    assert may_send(other)
+    alert.confirm_sent([one], now)
+    alert.release([one])
+    assert may_send(one)
+    assert not may_send(other)  # it is still claimed
+    alert.release([other])
+    assert set(alert.sent()) == {one}  # the other was never sent
+    assert may_send(other)
+    alert.confirm_sent([one, other], now)
+    assert alert.may_send_end(one, now)
+    assert not alert.may_send_end(one, now)
+    assert alert.may_send_end(other, now)
+    alert.release_ends([one])
+    assert not alert.may_send_end(other, now)
+    alert.delete([one])
+    assert set(alert.sent()) == {other}
+
+    for key in (one, other):
+        alert.silence(key, until=now + minutes(5), by="ada", reason="import")
+    assert alert.unsilence(one)
+    assert not alert.unsilence(one)
+    assert [silence.key for silence in alert.silences(now)] == [other]
+
+
 def test_an_alert_has_a_title_and_escapes_foreign_markup() -> None:
     notification = Notification("problem", [Alert.of(LAG), Alert("jobs", "failing-jobs", "<!channel> & more", "Look.")])
     assert notification.title == "[test] 2 problems: support-snooze (lag), jobs (failing-jobs)"
