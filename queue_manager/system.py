@@ -128,8 +128,6 @@ class System:
     """Numbers that the overview adds to those of `stats`. They take long, so they are read less often."""
     counted_as: str | None = None
     """The name under which finished items are counted; by default the queue's."""
-    has_lag: bool = True
-    """Whether a long lag (`lag_seconds`) is a problem."""
     counts: Callable[[], Source] | None = None
     """Returns where finished items are counted, if not under `counted_as`."""
     on_time_within: timedelta = timedelta(milliseconds=250)

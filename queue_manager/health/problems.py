@@ -217,7 +217,7 @@ def _of_items(system: System, readings: Readings) -> Iterator[tuple[Rule, str | 
         lag, limit = seconds(lag_seconds), system.late_after(settings())
         which = f" ({', '.join(stats.late[:MAX_IDS])})" if stats.late else ""
         text = f"The oldest due item has waited {rounded(lag)}, more than {rounded(limit)}{which}"
-        yield Rule.LAG, text if lag > limit and system.has_lag else None
+        yield Rule.LAG, text if lag > limit else None
     yield from dict.fromkeys(_OF_STATS).items()
     yield from stats.problems.items()
 
