@@ -116,9 +116,17 @@ def test_sites_that_hang_after_each_reset_are_one_problem(well: Servers, tmp_pat
     assert problem.endswith("and 2 more)")
 
 
-@pytest.mark.parametrize(("run", "is_named"), [({}, False), ({"paused": 1}, True), ({"errors": 1}, True)])
+@pytest.mark.parametrize(
+    ("run", "env", "is_named"),
+    [
+        ({}, {}, False),
+        ({"paused": 1}, {}, True),
+        ({"errors": 1}, {}, True),
+        ({}, {"QM_DRY_RUN": '["support-snooze"]'}, True),
+    ],
+)
 def test_an_item_that_killed_its_process_is_named_until_a_scan_could_take_it(
-    run: dict[str, int], is_named: bool, clean: Servers, tmp_path: Path
+    run: dict[str, int], env: dict[str, str], is_named: bool, clean: Servers, tmp_path: Path
 ) -> None:
     lead(clean, since=hours(5))
     with connect(clean.valkey.url) as client:
@@ -126,7 +134,7 @@ def test_an_item_that_killed_its_process_is_named_until_a_scan_could_take_it(
         client.hset("qm:lease:support-snooze:losses", leases.name("killer", None), f"3:{long_ago}")
     scan_run.record(support_snooze.scan_task, {**RUN, **run}, error=None, now=server_now())
     with repeated(show_worker):
-        assert (("support-snooze", "lost-items") in health(tmp_path, **SLOW).ids) == is_named
+        assert (("support-snooze", "lost-items") in health(tmp_path, **SLOW, **env).ids) == is_named
 
 
 # Jobs

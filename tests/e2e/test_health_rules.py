@@ -56,8 +56,7 @@ def test_a_missing_index_is_one_problem_that_names_the_command(without_an_index:
 )
 def test_an_unavailable_server_is_a_problem(setting: str, url: str, system: str, well: Servers, tmp_path: Path) -> None:
     answer = health(tmp_path, **{setting: url.format(port=free_port())}, **SLOW)
-    assert answer.exit_code == 1
-    assert (system, "server-away") in answer.ids
+    answer.only_problem(system, Rule.SERVER_AWAY)
     assert "s3cret" not in str(answer.state)
 
 

@@ -244,6 +244,10 @@ def with_dead_letter(found: Readings) -> Readings:
     return change_in_redis(found, dead_letters=1)
 
 
+def with_another_clock(found: Readings) -> Readings:
+    return change_in_redis(found, clock_ahead=seconds(60))
+
+
 def with_lag(found: Readings) -> Readings:
     return replace(found, stats={**found.stats, "support-snooze": SystemStats(numbers={"lag_seconds": 4_000})})
 
@@ -280,6 +284,7 @@ def without(server: str) -> Change:
     [
         (with_dead_letter, without_broker, "broker (dead-letters)"),
         (with_dead_letter, without("redis"), "broker (dead-letters)"),
+        (with_another_clock, without("redis"), "clocks (clocks-apart)"),
         (with_scan_errors, without("mongodb"), "support-snooze (scan-errors)"),
         (with_scan_errors, with_late_scan, "support-snooze (scan-errors)"),
         (without_worker, with_new_leader, "workers (no-workers)"),
