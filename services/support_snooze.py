@@ -80,6 +80,9 @@ class SupportSnooze(DueDocuments):
         done = {"success": True, "room_id": shown_id(document["_id"]), "unsnoozed_at": to_iso(written_at)}
         return {**done, "status": "closed"} if document.get("status") == "closed" else done
 
+    def log_written(self, count: int) -> None:
+        log.info(f"Unsnoozed {count} rooms")
+
     def more_indexes(self) -> Sequence[IndexModel]:
         return support_room.indexes()
 
@@ -149,7 +152,6 @@ def unsnooze(room: Document, run: Run) -> Document:
 @system.after
 def announce(written: Sequence[Written]) -> None:
     """Emit an event for each room that is not closed. Raises CallAgain and EmitFailed."""
-    log.info(f"Unsnoozed {len(written)} rooms")
     messages = [
         (
             f"support-{one.document['account_id']}",

@@ -321,6 +321,9 @@ class DueDocuments(System):
         due_at: datetime = value_at(document, self.due)
         return {"success": True, "id": shown_id(document["_id"]), "due_at": to_iso(due_at)}
 
+    def log_written(self, count: int) -> None:
+        """Log that so many documents were written; `after` may be called several times for them."""
+
     def more_indexes(self) -> Sequence[IndexModel]:
         """Return indexes of the collection in addition to that of due documents."""
         return ()

@@ -274,6 +274,7 @@ class DocumentWork(DueWork):
         )
         before = {id_key(one["_id"]): one for group in groups for one in group.documents}
         if before:
+            self.system.log_written(len(before))
             with suppress(database.Error):  # the update is committed; a failure that stays is not listed, and expires
                 failed_item.delete(self.system.name, list(before))
             if record is not None:

@@ -501,6 +501,19 @@ class TestItem:
         clock.advance(minutes(5))
         assert scan(snooze.after_calls) == []
 
+    def test_a_room_is_logged_once_although_its_event_is_sent_again(
+        self, snooze: DocumentWork, clock: AgingClock, events: RecordedEvents, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO", logger="queue_manager")
+        events.again_in = minutes(1)
+        snooze.execute(str(make_room(OVER)), to_iso(OVER), task_id="t")
+        clock.advance(minutes(1))
+        (owed,) = scan(snooze.after_calls)
+        snooze.after_calls.repeat(owed.args[0])
+
+        assert len(events.sent) == 2
+        assert sum("Unsnoozed 1 rooms" in str(record.msg) for record in caplog.records) == 1
+
     def test_failed_write_is_logged_and_raised(
         self, snooze: DocumentWork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
