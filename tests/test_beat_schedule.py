@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
-from celery.schedules import maybe_schedule
+from celery.schedules import crontab, maybe_schedule
 
 import beat_schedule
 from beat_schedule import SYSTEMS, warnings
@@ -70,9 +71,16 @@ def test_only_true_switches_a_system_on(
     assert (system.name in beat_entries(SYSTEMS, switched(system, value))) is fires
 
 
-def test_support_snooze_fires_every_ten_seconds() -> None:
-    entries = beat_entries(SYSTEMS, Settings(_env_file=None, qm_conversations=True))  # type: ignore[call-arg]
-    assert entries["support-snooze"]["schedule"] == timedelta(seconds=10)
+def test_periods_of_the_systems() -> None:
+    on: Any = {str(system.flag).lower(): True for system in SYSTEMS}
+    entries = beat_entries(SYSTEMS, Settings(_env_file=None, **on))  # type: ignore[call-arg]
+    assert {name: entry["schedule"] for name, entry in entries.items()} == {
+        "support-snooze": timedelta(seconds=10),
+        "review-requests": timedelta(minutes=5),
+        "stale-thumbnails": crontab(minute="0"),
+        "overdue-messages": timedelta(seconds=5),
+        "job-queues": timedelta(seconds=5),
+    }
 
 
 @pytest.fixture
