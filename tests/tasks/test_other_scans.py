@@ -15,7 +15,7 @@ from pymongo.errors import OperationFailure
 from models import pulse, scan_run, site
 from models.database import collection, server_now
 from models.site import Sites
-from queue_manager.core.clock import hours, seconds, to_iso
+from queue_manager.core.clock import hours, parse_utc, seconds, to_iso
 from queue_manager.core.errors import ScanFailed
 from queue_manager.core.settings import settings
 from tasks import item
@@ -112,11 +112,16 @@ class TestStaleThumbnails:
         caplog.set_level("INFO")
         made = {name: [make_stale(name) for _ in range(2)] for name in site.ALL}
 
+        began = server_now()
         report = scan_stale_thumbnails()
+        ended = server_now()
 
         assert (report["found"], report["enqueued"], report["errors"]) == (4, 4, 0)
         messages = [take(broker, SITES) for _ in range(5)]
         (last,) = [message for message in messages if message.task == log_resets.name]
+        until = parse_utc(last.args[2], field="until")
+        assert until is not None
+        assert began <= until - hours(1) <= ended
         assert isinstance(run(last), Ignore)
         again = take(broker, SITES)
         assert (again.retries, again.args) == (0, last.args)
@@ -128,6 +133,24 @@ class TestStaleThumbnails:
         assert any(line in str(record.msg) for record in caplog.records)
         for name, ids in made.items():
             assert collection(name).count_documents({"_id": {"$in": ids}, "thumbnail_build_in_progress": True}) == 0
+
+    def test_failed_reset_is_not_retried_and_found_by_the_next_scan(
+        self, broker: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = make_stale("instasites")
+        scan_stale_thumbnails()
+        messages = [take(broker, SITES) for _ in range(2)]
+        (message,) = [one for one in messages if one.task == reset_stale_thumbnail.name]
+
+        def refused(*_: Any) -> None:
+            raise OperationFailure("the document is too large")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Sites, "reset", refused)
+            assert isinstance(run(message), OperationFailure)
+        assert waiting_messages(broker, SITES) == []
+        assert scan_stale_thumbnails()["enqueued"] == 1
+        assert waiting_messages(broker, SITES)[0].args[:2] == ["instasites", str(made)]
 
     def test_two_ticks_in_a_row_both_run(self, broker: str) -> None:
         make_stale("agency_websites")
