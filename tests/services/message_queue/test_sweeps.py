@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -85,6 +86,27 @@ def test_sweep_continues_until_no_message_is_overdue(server: Valkey) -> None:
         assert [message.fields["last_error"] for message in lab.contents.list("dead").messages] == [
             "Max attempts exceeded (Stream)"
         ] * len(ids)
+
+
+def test_sweep_publishes_its_events_in_the_form_that_other_programs_read(lab: Lab) -> None:
+    for id, max_attempts in (("a", None), ("b", 1), ("c", 1)):
+        lab.queue.enqueue("job", id=id, max_attempts=max_attempts)
+        lab.take()
+    lab.lapse("a", "b", "c")
+    with lab.client.pubsub(ignore_subscribe_messages=True) as channel:
+        channel.subscribe("q_events")
+        channel.get_message(timeout=20)  # the reply to the subscription
+        began = lab.now_ms()
+        lab.sweeper.sweep()
+        published = [json.loads(channel.get_message(timeout=20)["data"]) for _ in range(2)]
+        ended = lab.now_ms()
+
+    assert all(began <= one.pop("timestamp") <= ended for one in published)
+    about = {"count": 1, "dlq_count": 2, "triggered_by": "scheduler", "ids": ["a"], "dlq_ids": ["b", "c"]}
+    assert published == [
+        {"type": "requeue", "payload": about},
+        {"type": "move_to_dlq", "payload": {"count": 2, "ids": ["b", "c"]}},
+    ]
 
 
 def test_sweep_stops_at_its_budget(server: Valkey) -> None:
