@@ -13,6 +13,7 @@ from queue_manager.web.live.event_feed import (
     MAX_BUFFER_SIZE,
     Event,
     EventSource,
+    EventStream,
     Feed,
     Listener,
     ReadBatch,
@@ -21,6 +22,7 @@ from queue_manager.web.live.event_feed import (
 )
 from queue_manager.web.routes.systems import events
 from queue_manager.web.routes.systems.events import OverviewStates
+from tests.documented import DOCS
 
 
 def event(position: int, size: int = 2) -> Event[int]:
@@ -126,3 +128,11 @@ def test_listeners_of_a_source_that_stays_away_are_disconnected(monkeypatch: pyt
                 return await asyncio.wait_for(listener.next(), 10)
 
     assert asyncio.run(listen()) == []
+
+
+def test_pings_are_as_frequent_as_the_documentation_tells_clients() -> None:
+    async def one() -> AsyncGenerator[bytes]:
+        yield b""
+
+    interval = EventStream(one()).ping_interval
+    assert f"At least every {interval:g} s, a stream sends" in (DOCS / "reference" / "events.md").read_text()
