@@ -23,7 +23,7 @@ from pymongo.monitoring import (
 
 from beat_schedule import SYSTEMS
 from models import pulse, schema, subscription
-from models.database import Document, collection
+from models.database import Document, collection, server_now
 from models.document_id import id_text
 from models.listing import Sample
 from queue_manager.broker.backlog import Backlog
@@ -446,6 +446,14 @@ def test_open_requests_are_counted_without_reading_the_others() -> None:
     with profile(pulse.pulses().name) as profiled:
         assert pulse.count_open() == 3
     assert sum(one["keysExamined"] for one in profiled) <= 10
+
+
+def test_requests_of_the_last_24_hours_are_counted() -> None:
+    now = server_now()
+    for age in (timedelta(hours=24, minutes=1), timedelta(hours=23, minutes=59), timedelta(0)):
+        make_pulse(ObjectId(), now - age)
+    pulse.pulses().insert_one({"type": "invoice", "created_at": now})
+    assert stats().numbers["created_last_day"] == 2
 
 
 def test_many_open_requests_and_malformed_rooms_are_not_counted_each_second(monkeypatch: pytest.MonkeyPatch) -> None:

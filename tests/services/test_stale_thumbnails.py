@@ -20,6 +20,7 @@ from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.items import DueItem
 from services.due_work import Limits
+from services.site_stats import read_stats
 from services.stale_thumbnails import StaleThumbnails, stale_thumbnails, system, threshold
 from tests.rooms import T0, AgingClock, unchangeable
 from tests.rooms import scan as scan_work
@@ -270,6 +271,34 @@ def test_published_sites_that_were_reset_often_are_stuck_until_the_thumbnail_is_
     listed = [[*sites.list_reset_often(after=None, is_descending=True)] for sites in site.ALL.values()]
     assert listed == [[(one, 6)] for one in again]
     assert system.stats().numbers["stuck"] == 2
+
+
+def test_health_counts_by_collection_and_names_the_ten_builds_that_hang_longest(service: StaleThumbnails) -> None:
+    of_each = [*[AGENCY_WEBSITES] * 8, *[INSTASITES] * 4]
+    made = [(one, make_site(one, OVER - hours(number))) for number, one in enumerate(of_each)]
+    make_site(details={"thumbnails": {"desktop": "d.png"}})
+    make_site(started_at=T0)
+    make_site(INSTASITES, status="DRAFT")
+    for number, age in enumerate((hours(24) + minutes(1), hours(24) - minutes(1), hours(1))):
+        site.record_outcome(f"run-{number}", INSTASITES.name, str(number), "reset", now=T0 - age)
+
+    found = read_stats(replace(service, threshold=THRESHOLD), late=hours(10))
+
+    assert found.numbers == {
+        "stuck_agency_websites": 8,
+        "finished_agency_websites": 1,
+        "stuck_instasites": 4,
+        "finished_instasites": 0,
+        "due": 13,
+        "stuck": 0,
+        "failed": 0,
+        "resets_last_day": 2,
+        "lag_seconds": hours(11).total_seconds() + 1,
+    }
+    longest = [(f"{one.name} {id}", number) for number, (one, id) in enumerate(made)][:-11:-1]
+    assert found.details == [f"{name}: the build began {number + 2:.1f} h ago" for name, number in longest]
+    assert sorted(found.late) == sorted(name for name, number in longest if number >= 10)
+    assert found.problems == {}
 
 
 def test_failed_resets_of_the_last_24_hours_are_counted_and_listed() -> None:
