@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 
 import pytest
 from redis.commands.core import CoreCommands
 
+from beat_schedule import SYSTEMS
 from models import deployment
+from models.schema import shared_collections
 from queue_manager.doctor import installation, mongodb, redis_keys
 from queue_manager.doctor.checks import CHECKS
 from queue_manager.doctor.redis_servers import COMMANDS
@@ -58,6 +61,20 @@ def test_the_keys_that_are_checked_have_the_types_of_the_reference(change_settin
     assert len(fixed) > 30
     for key, kinds in fixed.items():
         assert redis_keys.type_name(types[key]) in kinds.replace("streams", "stream").replace("hashes", "hash")
+
+
+def test_documents_are_kept_as_long_as_the_page_says() -> None:
+    kept = {
+        name: timedelta(seconds=index.document["expireAfterSeconds"])
+        for own in (shared_collections(), *(system.read_collections() for system in SYSTEMS))
+        for name, indexes in own.items()
+        for index in indexes
+        if index.document.get("expireAfterSeconds")  # zero: the document contains when it expires
+    }
+    rows = re.findall(r"^\| `(\w+)` \| .* (\d+) (hours|days)[^|]* \|$", DATA_PAGE.read_text(), re.MULTILINE)
+    documented = {name: timedelta(**{unit: int(number)}) for name, number, unit in rows}
+    assert kept.keys() == {"qm_failed_items", "qm_marks", "scan_runs", "thumbnail_resets"}
+    assert {name: documented[name] for name in kept} == kept
 
 
 @pytest.fixture(scope="module")
