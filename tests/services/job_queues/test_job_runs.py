@@ -33,7 +33,7 @@ from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import settings
 from services import job_queues
 from services.job_queues import JobCancelled, JobRun, runner
-from services.job_queues.runner import READ_TTL, UNREGISTERED_DELAY
+from services.job_queues.runner import READ_TTL
 from tasks import job_queues as tasks
 from tasks.job_queues import run_jobs
 from tests.eventually import eventually
@@ -209,14 +209,14 @@ def test_job_whose_function_is_gone_fails_with_that_reason(lab: Lab) -> None:
     failed = lab.jobs.get(first)
     assert failed["state"] == "failure"
     assert "There is no job 'mail'" in failed["last_error"]
-    assert failed["waiting"] == failed["due"] == lab.clock() + UNREGISTERED_DELAY
+    assert failed["waiting"] == failed["due"] == lab.clock() + minutes(1)
     assert lab.state(second) == "pending"
 
     attempts: list[int] = []
     lab.works["mail"] = lambda run: attempts.append(run.attempt)
     lab.registry._registered |= registered
     assert lab.run_through().succeeded == 1
-    lab.hand.advance(UNREGISTERED_DELAY)
+    lab.hand.advance(minutes(1))
     assert lab.run_through().succeeded == 1
     assert attempts == [1, 1]
 
