@@ -344,6 +344,22 @@ class TestCreate:
             results = list(pool.map(lambda one: reviews.create(one, [], parent, oldest), accounts))
         assert sum(result.get("success", False) for result in results) == 1
 
+    def test_agency_that_another_worker_asks_meanwhile_does_not_stop_the_others_of_its_batch(
+        self, reviews: ReviewRequests, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for _ in range(3):
+            subscribe()
+        items = scan(reviews)
+        make_pulse(ObjectId(items[0].args[0]), T0, status="pending")
+        unseen = {"type": "review_request", "_id": {"$in": []}}  # it was inserted after the upsert had looked for it
+        monkeypatch.setattr(pulse, "_blocking", lambda agencies, since: unseen)
+
+        refused, *created = reviews.create_many(items)
+
+        assert refused == {"skipped": True, "reason": "Pending request exists"}
+        assert created == [{"success": True, "account_id": item.args[0]} for item in items[1:]]
+        assert pulse.count_open() == 3
+
     def test_agency_without_a_parent_gets_a_request(self, reviews: ReviewRequests) -> None:
         for _ in range(2):
             assert reviews.create(str(ObjectId()), [], None, to_iso(MONTH_AGO))["success"] is True
