@@ -96,6 +96,7 @@ interface Page<Row> {
   cursor: string | null;
   total?: number;
   isPartial?: boolean;
+  isCut?: boolean; // rows are left out that no cursor leads to
   progress?: Progress;
 }
 

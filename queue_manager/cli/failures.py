@@ -13,7 +13,7 @@ from queue_manager.cli.completion import complete_system
 from queue_manager.cli.terminal import AnswerJsonOption, print_answer, print_line
 from queue_manager.core.clock import to_iso
 from queue_manager.operations import failures as operations
-from queue_manager.operations.failures import FailureCounts
+from queue_manager.operations.failures import GroupedFailures
 from services.failures import FailureList, read_failures
 from services.message_queue.explanation import reason_text
 
@@ -41,20 +41,22 @@ def list_groups(
     if as_json:
         print_answer(found)
     else:
-        _print(found.groups, lists, search)
+        _print(found, lists, search)
     if any(part.problem for part in lists):
         raise typer.Exit(1)
 
 
-def _print(groups: Sequence[FailureCounts], lists: Sequence[FailureList], search: str | None) -> None:
-    if not groups:
+def _print(found: GroupedFailures, lists: Sequence[FailureList], search: str | None) -> None:
+    if not found.groups:
         what = "no failures" if search is None else "no failures with this text"
         titles = [part.title for part in lists if part.problem is None]
         print_line(f"{what} in {', '.join(titles) or 'the lists that could be read'}")
-    for one in groups:
+    for one in found.groups:
         times = f"{to_iso(one.first_at)} to {to_iso(one.last_at)}"
         print_line(f"{one.id}  {one.count:,}  {one.system}  {one.name}  {times}")
         print_line(f"    {reason_text(one.reason)}")
+    if found.of > len(found.groups):
+        print_line(f"{len(found.groups)} of {found.of:,} groups; use --system or --search to see others")
     for part in lists:
         if not part.is_complete:
             why = part.problem or f"only the newest {part.read:,} failures are counted"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Route, expect
 
+from queue_manager.operations.failures import MAX_GROUPS
 from tests.any_jobs import INVOICE, PARCEL
 from tests.browser import sample_data
 from tests.browser.visit import Visit
@@ -71,6 +72,18 @@ def test_a_spreadsheet_recognizes_the_encoding(visit: Visit, queue: Queue) -> No
     assert "Müller" in text
     _, lines = exported(visit, "JSON lines, for programs")
     assert lines.startswith("{")
+
+
+def test_an_export_of_more_groups_of_failures_than_are_listed_is_not_called_complete(
+    visit: Visit, queue: Queue
+) -> None:
+    added = queue.post("/queue/batch", [{"type": f"mail-{number}"} for number in range(MAX_GROUPS + 1)])
+    queue.post("/queue/move", {"messages": added.body["ids"], "toQueue": "dead", "errorReason": "broken"})
+    page = visit.open("/failures")
+    expect(page.locator("#where")).to_have_text(f"{MAX_GROUPS} of {MAX_GROUPS + 1}")
+    _, text = exported(visit, "JSON lines, for programs")
+    assert len(text.splitlines()) == MAX_GROUPS
+    expect(page.locator("#toasts")).to_have_text(f"Exported the first {MAX_GROUPS} rows; there are more")
 
 
 def test_a_failed_message_is_corrected_and_replayed_in_one_step(visit: Visit, queue: Queue) -> None:

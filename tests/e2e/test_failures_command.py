@@ -70,6 +70,16 @@ def test_a_group_is_replayed_as_far_as_it_was_read(clean: Servers, monkeypatch: 
     assert replayed.stderr == "there may be more: run the command again\n"
 
 
+def test_the_number_of_groups_that_are_not_shown_is_reported(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    for reason in ("broken", "closed", "lost"):
+        fail_room(reason)
+    monkeypatch.setattr(failures, "MAX_GROUPS", 2)
+    shown = run()
+    assert len(re.findall("^[0-9a-f]{12}  1  ", shown.stdout, re.MULTILINE)) == 2
+    assert shown.stdout.endswith("2 of 3 groups; use --system or --search to see others\n")
+    assert "groups" not in run("--search", "lost").stdout
+
+
 def test_exit_code_is_1_if_a_failure_was_not_replayed(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(2):
         fail_room(f"timeout {number}")

@@ -32,15 +32,16 @@ async function read({ cursor: _, ...values }, load, signal) {
   const rows = [];
   /** @type {string | null} */
   let cursor = "";
+  let isCut; // by the server
   do {
     const before = rows.length;
     /** @type {Page<object>} */
     const page = await load(cursor ? { ...values, cursor } : values, { signal });
     rows.push(...page.rows);
-    cursor = page.cursor;
+    ({ cursor, isCut } = page);
     if (Math.floor(rows.length / TOLD_ROWS) > Math.floor(before / TOLD_ROWS)) toast(`${number(rows.length)} read`);
   } while (cursor && rows.length < MAX_ROWS);
-  return { rows: rows.slice(0, MAX_ROWS), isAll: !cursor && rows.length <= MAX_ROWS };
+  return { rows: rows.slice(0, MAX_ROWS), isAll: !cursor && !isCut && rows.length <= MAX_ROWS };
 }
 
 /** @param {object[]} rows */

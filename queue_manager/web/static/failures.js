@@ -18,7 +18,7 @@ async function load(values, options) {
   setText(byId("bounds"), bounds.join(" · "));
   byId("bounds").hidden = !bounds.length;
   countInTitle(of);
-  return { rows: groups, cursor: null, total: of };
+  return { rows: groups, cursor: null, total: of, isCut: of > groups.length };
 }
 
 /** @param {FailureGroup} group */
