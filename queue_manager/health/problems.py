@@ -27,6 +27,8 @@ _OF_SCAN = (Rule.MISSING_INDEXES, Rule.LATE_SCAN, Rule.SCAN_ERRORS)
 _OF_QUEUE = (Rule.LOST_ITEMS, Rule.QUEUE_WITHOUT_WORKER)
 _STOP_SCANS = (Rule.SERVER_AWAY, Rule.REFUSED_WRITES)
 """While a server has one of these, late scans are a consequence."""
+_PAGES = {Rule.DEAD_LETTERS: "/failures?system=broker"}
+"""The pages that list what a problem of a component is about."""
 _OF_STATS = [rule for rule in Rule if rule not in (*_OF_SCAN, *_OF_QUEUE, Rule.LAG)]
 """The rules whose outcome is known if the statistics of a system were read; that of `lag` may be missing in them."""
 
@@ -61,7 +63,7 @@ def _problems(found: Outcomes) -> list[Problem]:
 def _of_components(readings: Readings) -> Outcomes:
     found = (*_of_servers(readings), *_of_processes(readings), *_of_settings())
     return {
-        Key(name, rule.id): None if text is None else Problem(system=name, rule=rule, text=text)
+        Key(name, rule.id): None if text is None else Problem(system=name, rule=rule, text=text, page=_PAGES.get(rule))
         for name, rule, text in found
     }
 

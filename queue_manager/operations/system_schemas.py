@@ -101,7 +101,8 @@ class Overview(BaseModel):
         queues = queues_of(names)
         workers = self.workers and [one.with_queues(queues) for one in self.workers]
         listed = [one for one in self.systems if one.name in names]
-        return self.model_copy(update={"workers": workers, "systems": listed})
+        problems = [one.model_copy(update={"page": None}) for one in self.problems]  # which refuses the key
+        return self.model_copy(update={"workers": workers, "systems": listed, "problems": problems})
 
     @property
     def all_problems(self) -> list[Problem]:

@@ -13,6 +13,7 @@ from tests.browser import sample_data
 from tests.browser.visit import Visit
 from tests.real_servers import Servers
 from tests.web.queue_client import Queue
+from tests.web.test_failures import fail_letter
 
 pytestmark = pytest.mark.browser
 
@@ -58,6 +59,11 @@ def test_numbers_and_problems_link_to_their_items(visit: Visit, queue: Queue, cl
         *(f"/jobs?state={state}" for state in ("pending", "executing", "failure")),
     }
     assert follow(visit, "/", "#attention .need a") >= {"/rooms?state=due", "/rooms?state=stuck", "/rooms?state=failed"}
+
+
+def test_the_problem_of_dead_letters_of_the_broker_links_to_their_groups(visit: Visit, clean: Servers) -> None:
+    fail_letter(clean, "cannot be decoded")
+    assert "/failures?system=broker" in follow(visit, "/", "#attention .need a")
 
 
 def test_counts_of_jobs_and_groups_of_failures_link_to_their_members(

@@ -12,6 +12,7 @@ import pytest
 from bson import ObjectId
 
 from queue_manager.core.settings import Settings
+from queue_manager.health_rules import Rule
 from queue_manager.web.app import api_of
 from queue_manager.web.auth.authorization import required_roles
 from tests.browser import sample_data
@@ -23,6 +24,7 @@ from tests.web.credentials import LONG_AGO, OPERATOR, VIEWER, cookie, key, rewri
 from tests.web.listener import ConnectionRefused, Listener
 from tests.web.queue_client import Queue, Stream, empty_queue
 from tests.web.test_authorization import status
+from tests.web.test_failures import fail_letter
 from tests.web.web_process import Web, forked_web
 
 CLERK = key("clerk", OPERATOR, "operator") | {"systems": ["support-snooze", "job-queues"]}
@@ -92,6 +94,16 @@ def test_the_overview_contains_only_the_systems_of_the_key(process: Web) -> None
         name, state = next(stream.events())
         assert name == "overview"
         assert [one["name"] for one in state["systems"]] == ["overdue-messages"]
+
+
+def test_a_problem_of_a_component_does_not_link_to_a_page_that_refuses_the_key(clean: Servers, process: Web) -> None:
+    fail_letter(clean, "cannot be decoded")
+
+    def dead_letters() -> Any:
+        problems = process.get("/api/overview", **AS_READER).body["problems"]
+        return next((one for one in problems if one["rule"] == Rule.DEAD_LETTERS), None)
+
+    assert eventually(dead_letters)["page"] is None
 
 
 def test_workers_are_shown_without_their_items_of_other_systems(clean: Servers, process: Web) -> None:
