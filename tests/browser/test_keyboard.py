@@ -177,6 +177,29 @@ def test_a_row_keeps_the_focus_while_others_come_and_go(visit: Visit, queue: Que
     expect(row).to_be_focused()
 
 
+def test_a_dialog_gives_the_focus_back_to_its_row_or_to_the_one_that_took_its_place(visit: Visit, queue: Queue) -> None:
+    last, middle, first = (queue.add() for _ in range(3))
+    page = visit.open("/messages")
+
+    def ask(id: str, verb: str) -> None:
+        page.get_by_role("link", name=id).press("Enter")
+        visit.dialog.get_by_role("button", name=verb).press("Enter")
+        expect(visit.dialog.get_by_role("button", name="Cancel")).to_be_visible()
+
+    ask(first, "Edit …")
+    queue.put(f"/queue/message/{first}", {"type": "letter"})
+    expect(visit.row(first)).to_contain_text("letter")
+    press(visit, "Escape")
+    expect(page.get_by_role("link", name=first)).to_be_focused()
+    visit.wait_for([first, middle, last])
+    for id, then in ((middle, last), (last, first)):
+        ask(id, "Delete …")
+        queue.delete(f"/queue/message/{id}")
+        expect(visit.row(id)).to_have_count(0)
+        press(visit, "Escape")
+        expect(page.get_by_role("link", name=then)).to_be_focused()
+
+
 def test_the_bar_of_the_selection_does_not_cover_the_focus(visit: Visit, queue: Queue) -> None:
     for _ in range(30):
         queue.add()

@@ -8,9 +8,19 @@ const FOLLOW_INTERVAL = 250; // ms between two readings of the record that is op
 
 export const isDialogOpen = () => document.querySelector("dialog[open]") !== null;
 
+/** Returns a function that finds the link of the row that has `from`, or of the row that has taken its place. @param {Element | null} from */
+function placeOf(from) {
+  const row = /** @type {HTMLElement | null | undefined} */ (from?.closest("tr[data-id]"));
+  const rows = /** @type {HTMLCollectionOf<HTMLElement> | undefined} */ (row?.parentElement?.children);
+  if (!row || !rows) return () => null;
+  const index = [...rows].indexOf(row);
+  return () => ([...rows].find(({ dataset }) => dataset.id === row.dataset.id) ?? rows[Math.min(index, rows.length - 1)])?.querySelector("a");
+}
+
 /** @param {...Child} content */
 function open(...content) {
   const from = document.activeElement;
+  const linkInPlace = placeOf(from);
   const dialog = element("dialog", { "aria-labelledby": "dialog-title" }, ...content);
   if (dialog.querySelector("#dialog-text")) dialog.setAttribute("aria-describedby", "dialog-text");
   dialog.addEventListener("close", () => {
@@ -19,7 +29,7 @@ function open(...content) {
     dialog.remove();
     if (isMoved) return; // by a key that was pressed before this event
     if (from instanceof HTMLElement && from.isConnected) from.focus();
-    if (document.activeElement !== from) byId("main").focus(); // it was removed or is hidden
+    if (document.activeElement !== from) (linkInPlace() ?? byId("main")).focus(); // it was removed or is hidden
   });
   document.body.append(dialog);
   dialog.showModal();
