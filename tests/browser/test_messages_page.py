@@ -338,6 +338,7 @@ def test_a_type_is_paused_with_a_reason_and_resumed(visit: Visit, queue: Queue) 
     assert queue.get("/queue/message").status == 404
     visit.press("Resume mail")
     expect(page.locator("#pauses > *")).to_have_count(0)
+    expect(page.locator("#toasts")).to_contain_text("Resumed mail")
     assert queue.take()["id"] == mail
 
 

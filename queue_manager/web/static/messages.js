@@ -312,11 +312,17 @@ function clear() {
 /** @param {{ pauses: Record<string, Pause> }} status */
 function showPauses({ pauses }) {
   put(byId("pauses"), pauses, () => Object.entries(pauses).map(([type, made]) => element("div", { class: "bar" },
-    element("b", {}, type), mayAct && filled(button("Resume", () => attempt(() => change("resume", type)), "quiet"), { "aria-label": `Resume ${type}` }), pauseNote(made))));
+    element("b", {}, type), mayAct && filled(button("Resume", () => resume(type), "quiet"), { "aria-label": `Resume ${type}` }), pauseNote(made))));
 }
 
 /** @param {string} action @param {string} type @param {string} [reason] */
 const change = async (action, type, reason) => showPauses(await post(`/queue/${action}`, { types: [type], ...(reason && { reason }) }));
+
+/** @param {string} type */
+const resume = (type) => attempt(async () => {
+  await change("resume", type);
+  toast(`Resumed ${type}`);
+});
 
 const pause = () => askFor({
   title: "Pause a type?", verb: "Pause", text: "Its messages wait until it is resumed.",
