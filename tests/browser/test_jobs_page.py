@@ -411,6 +411,17 @@ def test_a_job_is_rescheduled(visit: Visit, queue: Queue) -> None:
     assert (job(queue, id)["due"], job(queue, id)["priority"]) == ("2035-01-31T09:30:00.000Z", -7)
 
 
+def test_rescheduling_without_a_time_or_another_priority_changes_nothing(visit: Visit, queue: Queue) -> None:
+    id = sample_data.make_job(queue, INVOICE, 1)
+    page = visit.open("/jobs")
+    before = job(queue, id)
+    open_job(visit, id)
+    visit.press("Reschedule …", visit.dialog)
+    visit.press("Reschedule", visit.dialog)
+    expect(page.locator("#toasts")).to_have_text("Nothing was changed")
+    assert job(queue, id) == before
+
+
 def test_rescheduling_keeps_a_priority_that_was_changed_meanwhile(visit: Visit, queue: Queue) -> None:
     id = sample_data.make_job(queue, INVOICE, 1)
     visit.open("/jobs")

@@ -263,7 +263,9 @@ function reschedule(id, name, priority) {
     title: `Reschedule ${name}`, verb: "Reschedule", text: "Without a time, the state and the due time are kept.", fields: [...WHEN, { ...PRIORITY, value: priority }],
     async act(given) {
       const isChanged = given.priority !== String(priority); // otherwise others may have changed it meanwhile
-      await post(`/jobs/${encodeURIComponent(id)}/reschedule`, sent(isChanged ? given : { ...given, priority: "" }));
+      const changes = sent(isChanged ? given : { ...given, priority: "" });
+      if (Object.values(changes).every((value) => value === null)) return "Nothing was changed";
+      await post(`/jobs/${encodeURIComponent(id)}/reschedule`, changes);
       return done("Rescheduled");
     },
   });
