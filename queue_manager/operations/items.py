@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Literal
 
 from bson import json_util
 
 from models.database import server_now
-from queue_manager.core.errors import AppError, InvalidField, NotFound
+from models.document_id import read_id, shown_id
+from queue_manager.core.errors import AppError, InvalidField, NotFound, PermanentError
 from queue_manager.core.json_types import Count
 from queue_manager.core.log import get_logger
 from queue_manager.items import Item, Listed, Position, State
@@ -101,7 +103,16 @@ def matches(item: Item, search: str | None) -> bool:
     if not search:
         return True
     wanted = search.lower()
-    return any(wanted in text.lower() for text in (item.id, item.title, item.reason or ""))
+    texts = (item.id, item.title, item.reason or "")
+    return any(wanted in text.lower() for text in texts) or wanted in _without_escapes(item.id).lower()
+
+
+def _without_escapes(id: str) -> str:
+    """Return an id as people write it: a text without the escapes of its JSON, a UUID with hyphens."""
+    if id.startswith(('"', "{")):  # it is extended JSON, unless a system of its own scan has such ids
+        with suppress(PermanentError):
+            return shown_id(read_id(id, field="id"))
+    return id
 
 
 def retry_items(system: System, body: RetriedItems, actor: Actor) -> Sent:

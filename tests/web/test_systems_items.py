@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from uuid import UUID
 
 import pytest
-from bson import MinKey, ObjectId
+from bson import Binary, MinKey, ObjectId
 
 from dev.ports import free_port
 from models import site, subscription, support_room
@@ -168,6 +169,15 @@ def test_a_search_looks_in_ids_accounts_and_reasons(rooms: dict[str, ObjectId], 
         }
     assert listed(process, ROOMS, "state=failed&search=.*") == []
     assert process.get(f"{ROOMS}/count?state=due").body == {"count": 1, "is_complete": True}
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_search_finds_texts_and_uuids_of_ids_as_people_write_them(process: Web) -> None:
+    id = UUID(int=2**127 - 7)
+    for odd in ('MÜNCHEN "Süd"', Binary.from_uuid(id)):
+        make_room(server_now() - seconds(5), _id=odd)
+    for search in ("münchen", '"Süd"', str(id)[4:]):
+        assert len(listed(process, ROOMS, f"state=due&search={quote(search)}")) == 1
 
 
 @pytest.mark.parametrize(
