@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 from pymongo import DESCENDING, IndexModel, WriteConcern
 from pymongo.client_session import ClientSession
@@ -99,6 +100,20 @@ def record_error(id: str, error: str) -> None:
 def postpone(id: str, *, until: datetime, error: str | None = None) -> None:
     """Leave the call of a batch to scans after `until`; `error` says why the last call failed."""
     collection(OUTBOX_COLLECTION).update_one({"_id": id}, {"$set": {"postponed_until": until, "error": error}})
+
+
+def halve(id: str) -> bool:
+    """Replace the record of a batch by two, each with half of its documents; return False if it has fewer than two."""
+    record = collection(OUTBOX_COLLECTION).find_one({"_id": id}) or {}
+    items = record.get("items")
+    if not isinstance(items, list) or len(items) < 2:
+        return False
+    middle = len(items) // 2
+    halves = [{**record, "_id": uuid4().hex, "items": half} for half in (items[:middle], items[middle:])]
+    # Not atomic: if this process dies before it deletes the old record, calls are repeated.
+    collection(OUTBOX_COLLECTION).insert_many(halves)
+    delete(id)
+    return True
 
 
 def pending(system: str, *, now: datetime) -> Iterator[tuple[str, datetime]]:

@@ -1,7 +1,8 @@
 """Calls of `after`. Each is recorded in the outbox in the transaction of its write, and deleted once it succeeded.
 
 Guarantee: `after` is called at least once for each document that was written. The process that wrote calls it; if that
-fails or dies, the record is left, and scans dispatch the call again until it succeeds.
+fails or dies, the record is left, and scans dispatch the call again until it succeeds: after its last attempt for each
+half of its documents, so that in the end one with which `after` fails does not hold up others.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from queue_manager.core.functions import require_done
 from queue_manager.core.log import get_logger
 from queue_manager.core.wording import error_summary
 from queue_manager.items import DueItem
+from queue_manager.leases import MustCoolDown
 from services.due_documents.declaration import CallAgain, DueDocuments, Run, Written
 from services.due_documents.updates import documents_after
 from services.due_work import Due, DueWork
@@ -110,10 +112,20 @@ class AfterCalls(DueWork):
                 raise
 
     def give_up(self, item: DueItem, *, error: str) -> None:
+        self._leave(item, error=error, cool_down=AFTER_RETRY_DELAY)
+
+    def cool_down_lost(self, item: DueItem, lost: MustCoolDown) -> None:
+        outbox.record_error(item.args[0], error := f"its process was lost {lost.losses} times in a row")
+        self._leave(item, error=error, cool_down=lost.cool_down)
+
+    def _leave(self, item: DueItem, *, error: str, cool_down: timedelta) -> None:
+        """Leave the call to scans: for each half of the documents, or after a cool-down if it is for one."""
+        is_halved = outbox.halve(item.args[0])
+        how = "for each half of its documents" if is_halved else "after a cool-down"
         log.error(
-            "`after` failed; it is called again after a cool-down",
+            f"`after` failed; it is called again {how}",
             system=self.system_name,
             batch=item.args[0],
             error=error,
         )
-        self.leases.release([item.lease], cool_down=AFTER_RETRY_DELAY)
+        self.leases.release([item.lease], cool_down=cool_down)

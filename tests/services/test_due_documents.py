@@ -28,7 +28,7 @@ from queue_manager.core.retry import RetryPolicy
 from queue_manager.core.settings import settings
 from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem, Verdict
-from queue_manager.leases import Leases
+from queue_manager.leases import Leases, MustCoolDown
 from queue_manager.leases.state import LeaseStatus
 from services.due_documents import DueDocuments, Failure, Run, Written, updates, work, work_of
 from services.due_documents.listing import DocumentList
@@ -1044,6 +1044,43 @@ class TestAfter:
         assert scan(calls) == []
         clock.advance(minutes(1))
         assert [again.args for again in scan(calls)] == [call.args]
+
+    @pytest.mark.parametrize("is_lost", [False, True], ids=["raised", "process died"])
+    def test_document_with_which_the_hook_fails_does_not_hold_up_its_batch(
+        self, clock: AgingClock, is_lost: bool
+    ) -> None:
+        done: list[Any] = []
+
+        def after(written: Sequence[Written]) -> None:
+            if any("bad" in one.document for one in written):
+                raise ValueError("bad")
+            done.extend(one.id for one in written)
+
+        system = declare()
+        system.after(after)
+        ours = work_on(system, clock)
+        accounts = [make_account(**({"bad": True} if number == 5 else {})) for number in range(13)]
+        bad = accounts.pop(5)
+        execute_batch(ours, [item_of(ours, id) for id in (*accounts, bad)])
+        assert done == []
+
+        while calls := scan(ours.after_calls):
+            for call in calls:
+                try:
+                    ours.after_calls.repeat(call.args[0])
+                except ValueError as error:
+                    if is_lost:
+                        ours.after_calls.cool_down_lost(call, MustCoolDown(2))
+                    else:
+                        ours.after_calls.give_up(call, error=str(error))
+
+        assert sorted(done) == accounts  # each once
+        clock.advance(minutes(1))
+        (last,) = scan(ours.after_calls)
+        pending = outbox.get(last.args[0])
+        assert pending is not None
+        assert list(pending.due_at) == [bad]
+        assert pending.error == ("its process was lost 2 times in a row" if is_lost else "ValueError: bad")
 
     def test_system_without_the_hook_stores_no_record(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
