@@ -36,6 +36,11 @@ RECORD_TIMEOUT = seconds(1)  # for what a scan records only for people to read
 
 log = get_logger("QM/tasks")
 _copies = Pace(history.COPY_INTERVAL)
+_runs: dict[str, float] = {}
+"""When the runs of scans in this process began, by the monotonic clock: one at a time of each scan.
+
+A scan that hangs would otherwise occupy one thread of a worker after the other, until no other scan can run.
+"""
 
 
 @dataclass(kw_only=True)
@@ -75,8 +80,7 @@ class ScanTask(Task):
     failed: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        if not self.request.called_directly and not scan_ticks.begin(self.request.get(scan_ticks.TICK_HEADER)):
-            log.debug("A tick was skipped: a run began after it was sent", scan=self.name)
+        if not self.request.called_directly and not self._must_run():
             self._end(current_task_id())
             return {"skipped": True}
         started = time.monotonic()
@@ -104,6 +108,19 @@ class ScanTask(Task):
             raise ScanFailed(f"The scan had {many(len(report.errors), 'error')}{first}{report.errors[0]}")
         return {**run, **report.details}
 
+    def _must_run(self) -> bool:
+        began = time.monotonic()
+        if (first_began := _runs.setdefault(self.name, began)) is not began:
+            lasts = began - first_began
+            say = log.warning if lasts > scan_run.RUN_LEASE.total_seconds() else log.debug
+            say("A tick was skipped: an earlier run has not ended", scan=self.name, seconds=round(lasts))
+            return False
+        if not scan_ticks.begin(self.request.get(scan_ticks.TICK_HEADER)):
+            log.debug("A tick was skipped: a run began after it was sent", scan=self.name)
+            del _runs[self.name]
+            return False
+        return True
+
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Record that the scan runs while the block does, so that it is not triggered meanwhile."""
@@ -112,6 +129,8 @@ class ScanTask(Task):
         try:
             yield
         finally:
+            if not self.request.called_directly:
+                _runs.pop(self.name, None)
             self._end(task_id)
 
     def _end(self, task_id: str) -> None:

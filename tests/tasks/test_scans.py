@@ -145,6 +145,19 @@ def test_run_is_recorded_for_health(broker: str) -> None:
     assert stored.duration_ms >= 0
 
 
+def test_tick_is_skipped_while_another_run_in_this_process_has_not_ended(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_and_tick() -> scan_module.ScanReport:
+        monkeypatch.setattr(scan_expired_snoozes, "run", scan_module.ScanReport)
+        assert scan_expired_snoozes.apply().get() == {"skipped": True}
+        return scan_module.ScanReport()
+
+    monkeypatch.setattr(scan_expired_snoozes, "run", run_and_tick)
+    assert "skipped" not in scan_expired_snoozes.apply().get()
+    assert "skipped" not in scan_expired_snoozes.apply().get()
+
+
 def test_scan_logs_a_summary_only_if_it_sent_messages(broker: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     scan_expired_snoozes()
