@@ -102,6 +102,12 @@ def postpone(id: str, *, until: datetime, error: str | None = None) -> None:
     collection(OUTBOX_COLLECTION).update_one({"_id": id}, {"$set": {"postponed_until": until, "error": error}})
 
 
+def count_failing(system: str, *, limit: int) -> int:
+    """Count the records whose last call failed, up to `limit`."""
+    failed = {"system": system, "error": {"$type": "string"}}
+    return collection(OUTBOX_COLLECTION).count_documents(failed, hint=BY_AGE, limit=limit)
+
+
 def halve(id: str) -> bool:
     """Replace the record of a batch by two, each with half of its documents; return False if it has fewer than two."""
     record = collection(OUTBOX_COLLECTION).find_one({"_id": id}) or {}

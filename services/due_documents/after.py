@@ -2,7 +2,8 @@
 
 Guarantee: `after` is called at least once for each document that was written. The process that wrote calls it; if that
 fails or dies, the record is left, and scans dispatch the call again until it succeeds: after its last attempt for each
-half of its documents, so that in the end one with which `after` fails does not hold up others.
+half of its documents, so that in the end one with which `after` fails does not hold up others. While many calls fail,
+such as during an outage of a service, they stay whole.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from services.due_work import Due, DueWork
 
 AFTER = ".after"  # suffix of the system's name for the leases of calls of `after`
 AFTER_RETRY_DELAY = minutes(1)
+MAX_HALVED = 8  # failing calls of a system; if more fail, the cause is hardly one document, and batches stay whole
 
 log = get_logger("QM/systems")
 
@@ -119,8 +121,9 @@ class AfterCalls(DueWork):
         self._leave(item, error=error, cool_down=lost.cool_down)
 
     def _leave(self, item: DueItem, *, error: str, cool_down: timedelta) -> None:
-        """Leave the call to scans: for each half of the documents, or after a cool-down if it is for one."""
-        is_halved = outbox.halve(item.args[0])
+        """Leave the call to scans: for each half of the documents, or whole after a cool-down."""
+        is_one_cause = outbox.count_failing(self.system_name, limit=MAX_HALVED + 1) <= MAX_HALVED
+        is_halved = is_one_cause and outbox.halve(item.args[0])
         how = "for each half of its documents" if is_halved else "after a cool-down"
         log.error(
             f"`after` failed; it is called again {how}",

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from bson import Decimal128, Int64, ObjectId
@@ -31,6 +32,7 @@ from queue_manager.items import DueItem, Verdict
 from queue_manager.leases import Leases, MustCoolDown
 from queue_manager.leases.state import LeaseStatus
 from services.due_documents import DueDocuments, Failure, Run, Written, updates, work, work_of
+from services.due_documents.after import MAX_HALVED
 from services.due_documents.listing import DocumentList
 from services.due_documents.stats import stats
 from services.due_documents.work import DocumentWork
@@ -1081,6 +1083,17 @@ class TestAfter:
         assert pending is not None
         assert list(pending.due_at) == [bad]
         assert pending.error == ("its process was lost 2 times in a row" if is_lost else "ValueError: bad")
+
+    def test_batches_stay_whole_while_many_calls_fail(self, clock: AgingClock) -> None:
+        system = declare()
+        system.after(Mock(side_effect=OSError("no service")))
+        ours = work_on(system, clock)
+        for _ in range(MAX_HALVED + 1):
+            execute_batch(ours, [item_of(ours, make_account()) for _ in range(2)])
+        for call in scan(ours.after_calls):
+            ours.after_calls.give_up(call, error="no service")
+        sizes = [len(record["items"]) for record in collection(outbox.OUTBOX_COLLECTION).find()]
+        assert sizes == [2] * (MAX_HALVED + 1)
 
     def test_system_without_the_hook_stores_no_record(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
