@@ -24,7 +24,7 @@ from pymongo.collection import Collection
 from models import listing
 from models.archive import UNDO_TIME
 from models.database import Document, collection
-from models.document_id import shown_id
+from models.document_id import id_candidates, id_text, shown_id
 from models.listing import Position
 from models.malformed import readable, readable_one, typed
 from queue_manager.core.clock import milliseconds
@@ -63,8 +63,8 @@ UNDOABLE_ACTIONS: tuple[ActionName, ...] = ("clear", "delete", "remove")
 Via = Literal["page", "api", "cli"]
 Outcome = Literal["unknown", "done", "failed"]
 
-_FIELDS = {"id": "ids", "who": "who", "action": "action", "system": "system"}
-"""The fields of the conditions; each has an index in the order of the list."""
+_FIELDS = ("who", "action", "system")
+"""The fields of the conditions; each, and `ids`, has an index in the order of the list."""
 
 
 @with_config(ALWAYS_PRESENT)
@@ -118,6 +118,7 @@ class AuditQuery:
     """Conditions on entries; `None` matches everything."""
 
     id: str | None = None
+    """Of an item, message or job, also as people write it: a text without quotation marks, a UUID, a number."""
     who: str | None = None
     action: str | None = None
     system: str | None = None
@@ -181,10 +182,16 @@ def page(query: AuditQuery, *, after: Position | None, limit: int) -> tuple[list
     Raises:
         NoPosition: `after` does not fit the order of the list.
     """
-    given = {field: value for name, field in _FIELDS.items() if (value := getattr(query, name)) is not None}
+    given: Document = {field: value for field in _FIELDS if (value := getattr(query, field)) is not None}
+    if query.id is not None:
+        given["ids"] = {"$in": [query.id, *map(id_text, id_candidates(query.id))]}
     times = {"$gte": query.since, "$lte": query.until}
     if wanted := {operator: moment for operator, moment in times.items() if moment is not None}:
         given["at"] = wanted
+    return _page(given, after=after, limit=limit)
+
+
+def _page(given: Document, *, after: Position | None, limit: int) -> tuple[list[AuditEntry], Position | None]:
     # The server chooses the index: the audit must be readable after an upgrade, before `migrate` creates them.
     found, end = listing.newest(_audit(), given, index=None, order=AUDIT_ORDER, after=after, limit=limit)
     return list(readable(found, partial(read_entry, max_ids=MAX_LISTED_IDS), of=AUDIT_COLLECTION)), end
@@ -192,14 +199,14 @@ def page(query: AuditQuery, *, after: Position | None, limit: int) -> tuple[list
 
 def of_id(id: str) -> list[AuditEntry]:
     """Return the newest entries about an id, in any system, newest first."""
-    return page(AuditQuery(id=id), after=None, limit=MAX_OF_ONE_ID)[0]
+    return _page({"ids": id}, after=None, limit=MAX_OF_ONE_ID)[0]
 
 
 def collections() -> dict[str, list[IndexModel]]:
     return {
         AUDIT_COLLECTION: [
             IndexModel(AUDIT_ORDER, name="audit_by_time"),
-            *(IndexModel([field, *AUDIT_ORDER], name=f"audit_by_{field}") for field in _FIELDS.values()),
+            *(IndexModel([field, *AUDIT_ORDER], name=f"audit_by_{field}") for field in ("ids", *_FIELDS)),
             IndexModel("expires_at", name="audit_kept_until", expireAfterSeconds=0),
         ]
     }

@@ -6,11 +6,13 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from bson import ObjectId
 
 from models.database import server_now
+from models.document_id import id_text
 from queue_manager.core.clock import hours, to_iso
 from queue_manager.core.settings import Settings
 from queue_manager.web.app import api_of
@@ -210,6 +212,15 @@ def test_actions_on_systems_are_recorded(queue: Queue) -> None:
     assert (found[4]["filter"], found[4]["count"]) == ({"state": "failed", "search": "boom"}, 0)
     (explained,) = queue.get(f"/search?id={room}").body["found"]
     assert "Retried by someone on this machine" in [event["event"] for event in explained["timeline"]]
+
+
+@pytest.mark.parametrize("id", ["aB3dEfGhIjKlMnOpQ", 'MÜNCHEN "Süd"', 7])
+def test_actions_are_found_by_an_id_as_people_write_it(id: Any, queue: Queue) -> None:
+    make_room(server_now() - hours(1), _id=id)
+    assert queue.post(f"/systems/{ROOMS}/items/retry", {"ids": [id_text(id)]}).body["sent"] == 1
+    for written in (str(id), id_text(id)):
+        assert only(queue, urlencode({"id": written}))["ids"] == [id_text(id)]
+    assert entries(queue, "id=another") == []
 
 
 def test_the_audit_has_the_name_of_the_key_and_whether_a_page_was_used(guarded: Queue) -> None:
