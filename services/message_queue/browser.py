@@ -81,10 +81,11 @@ def json_spellings(text: str) -> list[str]:
     """Return `text` as it may be spelled in the JSON of a payload: as it is, escaped, without and with spaces.
 
     Python escapes characters beyond ASCII and puts spaces between members. PHP also escapes slashes. JavaScript does
-    none of this.
+    none of this. All escape quotation marks and backslashes, unless `text` is itself a part of the JSON.
     """
-    ascii_only = re.sub(r"[^\x00-\x7f]+", lambda found: json.dumps(found[0])[1:-1], text)
-    escaped = (text, ascii_only, ascii_only.replace("/", "\\/"))
+    texts = (text, json.dumps(text, ensure_ascii=False)[1:-1])
+    ascii_only = [re.sub(r"[^\x00-\x7f]+", lambda found: json.dumps(found[0])[1:-1], one) for one in texts]
+    escaped = (*texts, *ascii_only, *(one.replace("/", "\\/") for one in ascii_only))
     compact = (re.sub(r'(?<=":) +|(?<=,) +(?=")', "", one) for one in escaped)
     spaced = (re.sub(r'(?<=":)(?! )|(?<=,)(?=")', " ", one) for one in escaped)
     return [*dict.fromkeys((*escaped, *compact, *spaced))]

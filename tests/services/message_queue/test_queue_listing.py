@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -165,6 +166,16 @@ def test_payload_search_accepts_each_spelling_of_json(lab: Lab, payload: str, se
 
     assert [message.id for message in lab.contents.list("main", where=Filter(search=search)).messages] == ["a"]
     assert lab.contents.count("main", Filter(search=search)).count == 1
+
+
+@pytest.mark.parametrize("is_ascii", [True, False])
+@pytest.mark.parametrize("search", ['the "old" é', r"C:\temp", "é", '"text"'])
+def test_payload_search_accepts_a_text_with_characters_that_json_escapes(lab: Lab, search: str, is_ascii: bool) -> None:
+    text = r'the "old" é in C:\temp'
+    lab.queue.enqueue("mail", Json(json.dumps({"text": text}, ensure_ascii=is_ascii)), id="a")
+    lab.queue.enqueue("mail", {"to": "Ada"}, id="b")
+
+    assert [message.id for message in lab.contents.list("main", where=Filter(search=search)).messages] == ["a"]
 
 
 def test_last_error_and_attempts_are_searched(lab: Lab) -> None:
