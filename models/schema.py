@@ -35,7 +35,8 @@ _IS_A_VIEW = 166
 _NOT_AUTHORIZED = 13
 _INDEX_NOT_FOUND = 27
 _BUILD_ABORTED = 276  # another process has dropped the index while it was built
-_INDEX_DIFFERS = (85, 86, _BUILD_ABORTED)
+_INDEX_EXISTS = 85  # under another name, if it persists, or with another definition
+_INDEX_DIFFERS = (_INDEX_EXISTS, 86, _BUILD_ABORTED)
 
 
 class Obstructed(ConfigurationError):
@@ -193,8 +194,11 @@ def _create_or_rebuild(name: str, index: IndexModel) -> str:
             (created,) = collection(name).create_indexes([index])
             break
         except OperationFailure as error:
-            # If it persists, the same index exists under another name, perhaps of another program.
             if error.code not in _INDEX_DIFFERS or attempt == MAX_REBUILDS:
+                if error.code == _INDEX_EXISTS:
+                    ours = index.document["name"]
+                    text = f"{name}: {reason(error)}. Drop that one; {ours}, with the same definition, replaces it"
+                    raise OperationFailure(text, error.code) from error
                 raise
             if error.code != _BUILD_ABORTED:
                 _drop(name, index.document["name"])

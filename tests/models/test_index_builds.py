@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pymongo import IndexModel
+from pymongo.errors import OperationFailure
 
 from models import index_builds
 from models.database import Document, collection
@@ -68,4 +69,14 @@ def test_processes_that_rebuild_a_changed_index_at_once_all_succeed(clean: Serve
         created = list(threads.map(lambda _: create_indexes(changed), range(4)))
     assert created == [["built.by_value"]] * 4
     assert collection("built").index_information()["by_value"]["key"] == [("value", -1)]
+    collection("built").drop()
+
+
+def test_index_of_another_program_with_the_same_definition_is_named_with_its_collection(clean: Servers) -> None:
+    collection("built").create_index("value")
+    error = "^built: Index already exists with a different name: value_1. Drop that one; by_value, with the same"
+    with pytest.raises(OperationFailure, match=error):
+        create_indexes({"built": [IndexModel([("value", 1)], name="by_value")]})
+    collection("built").drop_index("value_1")
+    assert create_indexes({"built": [IndexModel([("value", 1)], name="by_value")]}) == ["built.by_value"]
     collection("built").drop()
