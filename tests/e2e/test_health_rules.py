@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from dev.ports import free_port
 from models import database, schema
 from models.database import server_now
 from queue_manager.core.clock import seconds
+from queue_manager.health import readings
 from queue_manager.health_rules import Rule
 from services.support_snooze import system as support_snooze
 from tests.e2e.celery_processes import ROOT, TESTS
@@ -73,6 +75,14 @@ def test_a_wrong_clock_is_a_problem(shift: int, text: str, well: Servers, tmp_pa
     assert answer.exit_code == 1
     (problem,) = [one["text"] for one in answer.state["problems"] if one["rule"] == "clocks-apart"]
     assert re.search(text, problem)
+
+
+def test_the_time_of_a_call_is_not_a_difference_of_clocks() -> None:
+    assert readings._timed(lambda: datetime.now(UTC))[1] == seconds(0)
+    for apart in (seconds(60), seconds(-60)):
+        _, ahead = readings._timed(lambda apart=apart: datetime.now(UTC) + apart)
+        assert abs(ahead) <= seconds(60)
+        assert ahead / apart > 0
 
 
 # Settings

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import redis
 
 from dev.servers import Valkey
 from queue_manager.core import redis_client
@@ -77,6 +80,22 @@ def connections(server: Valkey) -> int:
     return accepted
 
 
+def test_each_server_is_asked_for_its_own_counts_and_left_out_while_it_is_away(clean: Servers) -> None:
+    away = "redis://other.test/0"
+    sources = {"here": counters.source("here"), "there": replace(counters.source("there"), url=away)}
+
+    def read(server: redis.Redis, some: Sequence[counters.Source]) -> list[int]:
+        if server is not client and is_away:
+            raise redis.ConnectionError("refused")
+        return [len(some)] * len(some)
+
+    with connect(clean.valkey.url) as client:
+        is_away = False
+        assert counters.from_each_server(client, sources, read) == {"here": 1, "there": 1}
+        is_away = True
+        assert counters.from_each_server(client, sources, read) == {"here": 1}
+
+
 def test_of_the_last_hour_only_the_tens_of_minutes_that_change_are_read_again(
     clean: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +113,7 @@ def test_of_the_last_hour_only_the_tens_of_minutes_that_change_are_read_again(
             found = [(one.minute.get("done", 0), one.hour.get("done", 0)) for one in counters.recent(client, sources)]
             return found, client.info("commandstats")["cmdstat_hgetall"]["calls"]
 
-        for at in (minute - 60, minute - 59, minute - 30, 10 * (ten - 1), minute - 1):
+        for at in (minute - 60, minute - 59, 10 * (ten - 1) - 1, 10 * (ten - 1), minute - 1):
             count("a", at)
         assert recent(minute)[0] == [(1, 4), (0, 0)]
         count("a", 10 * (ten - 1))

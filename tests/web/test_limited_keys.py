@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
+from queue_manager.core.redis_client import connect
 from queue_manager.core.settings import Settings
 from queue_manager.health_rules import Rule
+from queue_manager.telemetry import worker_heartbeats
 from queue_manager.web.app import api_of
 from queue_manager.web.auth.authorization import required_roles
 from tests.browser import sample_data
@@ -131,6 +134,27 @@ def test_workers_are_shown_without_their_items_of_other_systems(clean: Servers, 
     with Stream(process, "/api/overview/events", **AS_READER) as stream:
         _, state = next(stream.events())
         assert [one["queues"] for one in state["workers"]] == [["scans"]]
+
+
+def test_workers_and_queues_of_other_systems_are_left_out(clean: Servers, process: Web) -> None:
+    sample_data.workers(clean.valkey.url)
+
+    def seen(headers: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
+        body = process.get("/api/workers", **headers).body
+        assert body["count"] == len(body["workers"])
+        unconsumed = [one["queue"] for one in body["queues_without_worker"]]
+        return {one["name"]: one["queues"] for one in body["workers"]}, unconsumed
+
+    own = {sample_data.WORKER: ["scans", "support-snooze"]}
+    others = {sample_data.WORKER: ["scans"]}
+    assert (seen(AS_CLERK), seen(AS_READER)) == ((own, ["jobs"]), (others, []))
+    with connect(clean.valkey.url) as client:
+        for name, queues in (("jobs@here", ["jobs"]), ("older@here", None)):
+            worker_heartbeats.record(name, queues)
+            client.zincrby(worker_heartbeats.WORKERS_KEY, 3_600_000, f"{name} {os.getpid()}")
+    unknown = {"older@here": None}  # it may consume any queue
+    assert seen(AS_CLERK) == ({**own, "jobs@here": ["jobs"], **unknown}, [])
+    assert seen(AS_READER) == ({**others, **unknown}, [])
 
 
 def test_the_search_finds_only_items_of_the_systems_of_the_key(clean: Servers, process: Web) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import redis
+from pymongo.errors import AutoReconnect
 
 from models import job_attempt
 from models.database import server_now
 from queue_manager.core.clock import seconds
 from queue_manager.core.redis_client import connect
-from queue_manager.operations.workers import MAX_WORKERS_SHOWN
+from queue_manager.operations.workers import MAX_WORKERS_SHOWN, read_workers
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.telemetry.worker_heartbeats import Activity, PoolProcess, RunningTask
 from services import job_queues
@@ -70,12 +71,12 @@ def only_task(process: Web) -> Any:
 
 
 def test_a_worker_shows_its_pool_its_queues_and_its_memory(client: redis.Redis, process: Web) -> None:
-    idle = PoolProcess(pid=8, memory_bytes=10 * MEGABYTE)
+    idle, unknown = PoolProcess(pid=8, memory_bytes=10 * MEGABYTE), PoolProcess(pid=9)
     worker_heartbeats.record(
         "one@here",
         ["jobs", "scans"],
         paused="MongoDB is unavailable",
-        activity=activity(running(), idle, done_per_minute=120),
+        activity=activity(running(), idle, unknown, done_per_minute=120),
     )
     body = workers(process)
     (worker,) = body["workers"]
@@ -91,8 +92,14 @@ def test_a_worker_shows_its_pool_its_queues_and_its_memory(client: redis.Redis, 
         "busy": 0,
     }
     assert (worker["done_per_minute"], worker["memory_bytes"]) == (120, 130 * MEGABYTE)
-    assert [one["pid"] for one in worker["processes"]] == [7, 8]
+    assert [one["pid"] for one in worker["processes"]] == [7, 8, 9]
     assert body["count"] == 1
+
+
+def test_the_process_of_a_pool_of_threads_counts_once_in_the_memory(client: redis.Redis, process: Web) -> None:
+    record("one@here", running(pid=os.getpid()), pool="threads")
+    (worker,) = workers(process)["workers"]
+    assert worker["memory_bytes"] == 100 * MEGABYTE
 
 
 def test_an_item_is_shown_with_its_page_and_since_when(client: redis.Redis, process: Web) -> None:
@@ -136,6 +143,19 @@ def test_a_run_of_a_queue_shows_the_job_that_it_executes(client: redis.Redis, pr
     found = only_task(process)
     assert (found["job_name"], found["item"], found["page"]) == (REPORT, str(job["_id"]), f"/jobs/{job['_id']}")
     assert datetime.fromisoformat(found["since"]) == now
+
+
+def test_without_mongodb_a_run_of_a_queue_is_shown_without_its_job(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AutoReconnect("connection closed")
+
+    monkeypatch.setattr(job_queues, "executing_by_task", fail)
+    record("one@here", running(task(JOBS_TASK, id="run-1", item=REPORT)))
+    (worker,) = read_workers().workers
+    ((found,),) = (one.running for one in worker.processes)
+    assert (found.job_name, found.item) == (REPORT, None)
 
 
 def test_queues_without_a_worker_are_named(client: redis.Redis, process: Web) -> None:
