@@ -178,6 +178,9 @@ def test_the_server_of_the_message_queue_is_checked_too(well: Servers, tmp_path:
     url = f"redis://{LOOPBACK}:{free_port()}/0"
     problem, *_ = doctor(tmp_path, QM_MESSAGE_QUEUE="true", QM_QUEUE_REDIS_URL=url).problems("redis")
     assert problem.startswith(f"Redis at {url}, which QM_QUEUE_REDIS_URL names, does not answer")
+    with Valkey(tmp_path / "queue", config={"maxmemory-policy": "allkeys-lru"}) as valkey:
+        (problem,) = doctor(tmp_path, QM_MESSAGE_QUEUE="true", QM_QUEUE_REDIS_URL=valkey.url).problems("redis")
+    assert "maxmemory-policy 'allkeys-lru'" in problem
 
 
 # MongoDB
@@ -279,6 +282,13 @@ def test_a_redis_with_eviction_and_without_persistence_is_found(clean: Servers, 
     assert persistence.startswith(f"Redis at {valkey.url} writes no append-only file and has no replica")
 
 
+def test_a_redis_without_persistence_whose_replica_has_its_data_is_not_named(clean: Servers, tmp_path: Path) -> None:
+    with Valkey(tmp_path / "valkey", appendonly=False) as valkey, connect(valkey.url) as client:
+        with Valkey(tmp_path / "replica", config={"replicaof": f"{LOOPBACK} {valkey.port}"}):
+            eventually(lambda: client.info("replication")["connected_slaves"] == 1)
+            assert doctor(tmp_path, REDIS_URL=valkey.url).checks["persistence"]["status"] == "ok"
+
+
 def test_keys_written_by_another_program_are_named(clean: Servers, client: redis.Redis, tmp_path: Path) -> None:
     client.set("qm:lease:support-snooze:cooling", "a text")
     client.hset("support-snooze", "a", "hash")
@@ -310,6 +320,9 @@ def test_missing_rights_of_the_redis_user_are_named_and_nothing_is_written(clean
             valkey, "+@all", "resetkeys", "~queue_*", "~[^q]*", "~qm:*", "resetchannels", "&socketio"
         ) as url:
             (of_queue,) = doctor(tmp_path, REDIS_URL=url, QM_MESSAGE_QUEUE="true").problems("redis-permissions")
+        with refused_user(valkey, "+@all", "-brpop", "resetkeys", "~[^_]*") as url:
+            (of_stock,) = doctor(tmp_path, REDIS_URL=url, QM_BROKER="stock").problems("redis-permissions")
+            assert doctor(tmp_path, REDIS_URL=url).checks["redis-permissions"]["status"] == "ok"
         with refused_user(valkey, "+@all", "allkeys") as url:
             assert doctor(tmp_path, REDIS_URL=url).checks["redis-permissions"]["status"] == "ok"
         with connect(valkey.url) as client:
@@ -317,6 +330,7 @@ def test_missing_rights_of_the_redis_user_are_named_and_nothing_is_written(clean
     assert of_queue.endswith(
         "may not use the key queue-manager, the key queue, the key queue:deadlines, the channel queue_events"
     ), of_queue
+    assert of_stock.endswith("may not use BRPOP, the key _kombu.binding.queue-manager"), of_stock
     assert problem.startswith("The user of Redis at redis://***@")
     assert problem.endswith(
         "may not use EVAL, EVALSHA, XADD, the key queue-manager, the key support-snooze, the key review-request-pulse, "
