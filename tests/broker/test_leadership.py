@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
+from types import SimpleNamespace
 
+import pytest
 from redis import Redis
 
+from queue_manager.beat import leader_lock
 from queue_manager.beat.leader_lock import LeaderLock, epoch_key, raise_epoch
 from queue_manager.beat.status import leadership
 from queue_manager.core.clock import minutes, seconds
@@ -80,7 +84,20 @@ def test_keep_extends_an_ageing_lock(client: Redis) -> None:
 
     assert lock.keep()
 
+    assert lock.is_fresh()
     assert client.pttl(KEY) > 50_000
+
+
+def test_extension_whose_reply_took_most_of_the_lease_is_not_trusted(
+    client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = LeaderLock(client, KEY, lease=LEASE)
+    lock.acquire()
+    for took, is_trusted in ((50.0, True), (55.0, False)):
+        moments = iter((0.0, took))
+        monkeypatch.setattr(leader_lock, "time", SimpleNamespace(monotonic=partial(next, moments)))
+
+        assert lock.extend() == is_trusted
 
 
 def test_long_lease_is_extended_within_seconds_too(client: Redis) -> None:

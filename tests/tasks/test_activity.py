@@ -7,11 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 from celery.concurrency.prefork import TaskPool
+from pymongo.errors import AutoReconnect
 
 from models.database import server_now
 from queue_manager.broker.consumer import WORKER_EVENT_INTERVAL
 from queue_manager.core.clock import minutes, seconds, to_iso
+from queue_manager.core.errors import Unavailable
 from queue_manager.core.redis_client import connect
 from queue_manager.leases import Leases, name
 from queue_manager.telemetry import worker_heartbeats
@@ -110,3 +113,28 @@ def test_a_step_of_the_heartbeat_that_goes_on_to_fail_is_logged_once(caplog: pyt
     (record,) = caplog.records
     line: Any = record.msg
     assert (line["step"], line["error"]) == ("supervise", "KeyError: 'address'")
+    with beats._contained("supervise"):
+        pass
+    with beats._contained("supervise"):
+        raise KeyError("address")
+    assert len(caplog.records) == 2  # it failed again
+
+
+def redis_outage() -> Unavailable:
+    error = Unavailable("Redis does not answer")
+    error.__cause__ = redis.ConnectionError("refused")
+    return error
+
+
+@pytest.mark.parametrize("error", [AutoReconnect("connection closed"), redis_outage()], ids=["mongodb", "redis"])
+def test_an_outage_ends_the_step_of_the_heartbeat_and_is_a_warning(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    beats = Heartbeat()
+    with beats._contained("renew_leases"):
+        with beats._contained("renew_leases", task="a"):
+            raise error
+        pytest.fail("the leases of the next system were renewed")
+    (record,) = caplog.records
+    line: Any = record.msg
+    assert (record.levelname, line["step"], "task" in line) == ("WARNING", "renew_leases", False)

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from celery.exceptions import Ignore, Retry
 from pymongo.errors import AutoReconnect, OperationFailure
+from sentry_sdk import Client
 
 from models.database import server_now
 from models.due_documents import DueCollection
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import ConfigurationError, PermanentError, ScanFailed
 from queue_manager.core.imports import require_extras
+from queue_manager.telemetry import error_reports
 from tasks import job_queues as tasks
 from tasks.item import MAX_FREE_REPEATS
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
@@ -127,6 +129,19 @@ def test_a_job_failure_is_reported_only_if_it_is_not_retried(
     (event,) = events
     assert exception(event)["value"] == "no such address"
     assert event["tags"] == {"where": "job mail", "job": str(permanent), "attempts": "1"}
+
+
+def test_an_error_of_sentry_is_a_warning(
+    events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("cannot start a thread")
+
+    monkeypatch.setattr(Client, "capture_event", fail)
+    error_reports.report(ValueError("wrong"), where="a task")
+    (record,) = caplog.records
+    assert (record.levelname, events) == ("WARNING", [])
+    assert "cannot start a thread" in record.getMessage()
 
 
 def test_sentry_is_not_imported_without_its_setting() -> None:
