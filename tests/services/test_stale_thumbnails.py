@@ -16,7 +16,7 @@ from models.database import collection, server_now
 from models.site import AGENCY_WEBSITES, INSTASITES, Sites
 from queue_manager import pauses
 from queue_manager.broker.backlog import Backlog
-from queue_manager.core.clock import hours, minutes, seconds, to_iso
+from queue_manager.core.clock import hours, minutes, seconds, to_iso, unix_ms
 from queue_manager.core.errors import NotYetDue, PermanentError
 from queue_manager.items import DueItem
 from services.due_work import Limits
@@ -177,6 +177,21 @@ def test_build_without_a_usable_start_is_stamped_and_reset_one_threshold_later(
     clock.advance(seconds(1))
     (item,) = scan(AGENCY_WEBSITES, clock)
     assert reset(service, item)["reset"] is True
+
+
+@pytest.mark.parametrize("started_at", [T0 - hours(1), T0, T0 + THRESHOLD], ids=["before", "now", "a clock ahead"])
+def test_build_that_does_not_hang_keeps_its_start(clock: AgingClock, started_at: datetime) -> None:
+    made = make_site(started_at=started_at)
+    before = get_site(made)
+    assert scan(AGENCY_WEBSITES, clock) == []
+    assert get_site(made) == before
+
+
+def test_item_is_due_one_threshold_after_the_start_of_the_build(clock: AgingClock) -> None:
+    make_site()
+    work = work_on(AGENCY_WEBSITES, clock)
+    (item,) = scan_work(work)
+    assert work.due_ms(item) == unix_ms(OVER + THRESHOLD)
 
 
 def test_a_site_that_mongodb_refuses_to_change_does_not_stop_the_others(clock: AgingClock) -> None:
