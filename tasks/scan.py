@@ -6,10 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery import Task, current_task
+from kombu.utils.json import dumps
 
 from beat_schedule import systems
 from models import database, scan_run
@@ -217,14 +218,28 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
         with app.producer_pool.acquire(block=True, timeout=10) as producer:
             publish(task, batch.items, producer)
     except Exception as error:
+        sendable = [] if isinstance(error, UNCERTAIN) else [one for one in batch.items if _is_json(one.args)]
+        if 0 < len(sendable) < len(batch.items):  # the others must not hold them up
+            _send(task, work, replace(batch, items=sendable), report)
+            batch = replace(batch, items=[one for one in batch.items if not _is_json(one.args)])
         report_error(error)
         cause = error.__cause__ or error
-        report.errors.append(ErrorText.of(f"{len(batch.items)} items could not be sent: {reason(cause)}", cause))
+        report.errors.append(
+            ErrorText.of(f"{many(len(batch.items), 'item')} could not be sent: {reason(cause)}", cause)
+        )
         if not isinstance(error, UNCERTAIN):
             work.release(batch.items)
         return
     report.enqueued += len(batch.items)
     work.mark_dispatched(batch)
+
+
+def _is_json(args: Sequence[Any]) -> bool:
+    try:
+        dumps(args)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _require_same_lease(task: ItemTask, work: DueWork, items: Sequence[DueItem]) -> None:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from bson import Decimal128
 from kombu.exceptions import BatchPublishError, OperationalError
 from pymongo.errors import AutoReconnect
 from redis import Redis
@@ -16,7 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from models import outbox, scan_run, support_room
-from models.database import collection, server_now
+from models.database import Document, collection, server_now
 from queue_manager.batching.publish import publish
 from queue_manager.broker import channel
 from queue_manager.broker.backlog import Backlog
@@ -25,7 +26,7 @@ from queue_manager.core.errors import ScanFailed, Unavailable
 from queue_manager.leases import Leases
 from services import support_snooze
 from services.due_documents.work import DocumentWork
-from services.due_work import DueBatch
+from services.due_work import Due, DueBatch
 from tasks import scan as scan_module
 from tasks.retry import retry
 from tasks.support_snooze import scan_expired_snoozes
@@ -60,6 +61,27 @@ def test_items_whose_arguments_name_another_lease_are_not_sent(broker: str, monk
         scan_expired_snoozes()
     assert waiting_messages(broker, QUEUE) == []
     assert Leases(QUEUE).stats().in_progress == 0
+
+
+@pytest.mark.parametrize("batching", ["true", "false"])
+def test_item_whose_arguments_cannot_be_encoded_does_not_hold_up_its_batch(
+    batching: str, broker: str, monkeypatch: pytest.MonkeyPatch, change_settings: Callable[..., None]
+) -> None:
+    change_settings(QM_BATCHING=batching)
+    rooms = [make_room(server_now() - minutes(age)) for age in (4, 3, 2, 1)]
+    due_of = DocumentWork.due_of
+
+    def due_with_decimal(work: DocumentWork, document: Document) -> Due:
+        due = due_of(work, document)
+        return replace(due, args=(due.args[0], Decimal128("1"))) if document["_id"] == rooms[2] else due
+
+    monkeypatch.setattr(DocumentWork, "due_of", due_with_decimal)
+    with pytest.raises(ScanFailed, match="1 item could not be sent: Object of type Decimal128 is not JSON"):
+        scan_expired_snoozes()
+
+    sent = {message.args[0] for message in waiting_messages(broker, QUEUE)}
+    assert sent == {str(room) for room in rooms if room != rooms[2]}
+    assert [lease(room).state for room in rooms] == ["in-progress", "in-progress", "free", "in-progress"]
 
 
 @pytest.fixture
