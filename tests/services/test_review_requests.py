@@ -292,7 +292,8 @@ class TestCreate:
         made = subscribe()
         (item,) = scan(reviews)
         make_pulse(made["metadata"]["account_id"], T0, status=status)
-        assert create(reviews, item) == {"skipped": True, "reason": "Requested recently"}
+        alone, in_a_batch = create(reviews, item), reviews.create_many([item])
+        assert [alone, *in_a_batch] == [{"skipped": True, "reason": "Requested recently"}] * 2
 
     def test_sub_account_is_skipped_if_its_parent_got_a_request_meanwhile(self, reviews: ReviewRequests) -> None:
         parent = ObjectId()
