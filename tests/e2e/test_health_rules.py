@@ -6,7 +6,8 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,9 +79,12 @@ def test_a_wrong_clock_is_a_problem(shift: int, text: str, well: Servers, tmp_pa
 
 
 def test_the_time_of_a_call_is_not_a_difference_of_clocks() -> None:
-    assert readings._timed(lambda: datetime.now(UTC))[1] == seconds(0)
+    def clock(apart: timedelta) -> datetime:
+        return datetime.now(UTC) + apart
+
+    assert readings._timed(partial(clock, seconds(0)))[1] == seconds(0)
     for apart in (seconds(60), seconds(-60)):
-        _, ahead = readings._timed(lambda apart=apart: datetime.now(UTC) + apart)
+        _, ahead = readings._timed(partial(clock, apart))
         assert abs(ahead) <= seconds(60)
         assert ahead / apart > 0
 

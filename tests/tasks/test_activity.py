@@ -12,6 +12,7 @@ from celery.concurrency.prefork import TaskPool
 from pymongo.errors import AutoReconnect
 
 from models.database import server_now
+from queue_manager.batching.request import lost_requests
 from queue_manager.broker.consumer import WORKER_EVENT_INTERVAL
 from queue_manager.core.clock import minutes, seconds, to_iso
 from queue_manager.core.errors import Unavailable
@@ -106,17 +107,20 @@ def test_an_error_of_one_system_is_logged_once_and_leaves_the_leases_of_the_othe
 
 
 def test_a_step_of_the_heartbeat_that_goes_on_to_fail_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise KeyError("address")
+
     beats = Heartbeat()
     for _ in range(2):
         with beats._contained("supervise"):
-            raise KeyError("address")
+            fail()
     (record,) = caplog.records
     line: Any = record.msg
     assert (line["step"], line["error"]) == ("supervise", "KeyError: 'address'")
     with beats._contained("supervise"):
         pass
     with beats._contained("supervise"):
-        raise KeyError("address")
+        fail()
     assert len(caplog.records) == 2  # it failed again
 
 
@@ -130,11 +134,38 @@ def redis_outage() -> Unavailable:
 def test_an_outage_ends_the_step_of_the_heartbeat_and_is_a_warning(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    beats = Heartbeat()
+    def fail() -> None:
+        raise error
+
+    beats, renewed = Heartbeat(), list[str]()
     with beats._contained("renew_leases"):
         with beats._contained("renew_leases", task="a"):
-            raise error
-        pytest.fail("the leases of the next system were renewed")
+            fail()
+        renewed.append("the leases of the next system")
+    assert renewed == []
     (record,) = caplog.records
     line: Any = record.msg
     assert (record.levelname, line["step"], "task" in line) == ("WARNING", "renew_leases", False)
+
+
+def test_items_of_lost_processes_are_released_when_mongodb_answers_again() -> None:
+    errors: list[Exception] = [KeyError("address"), AutoReconnect("connection closed")]
+    released: list[str] = []
+
+    def lose(item: str, why: str) -> None:
+        if errors:
+            raise errors.pop(0)
+        released.append(f"{item}: {why}")
+
+    work = SimpleNamespace(lost=lose)
+    task: Any = SimpleNamespace(work=lambda: work, item=lambda id, *_: id)
+    lost_requests.clear()
+    for id in ("malformed", "a", "b"):
+        request: Any = SimpleNamespace(task=task, id=id, args=(), kwargs={})
+        lost_requests.append((request, "its process died"))
+    beats = Heartbeat()
+    with pytest.raises(AutoReconnect):
+        beats.release_lost()
+    beats.release_lost()
+    assert sorted(released) == ["a: its process died", "b: its process died"]
+    assert not lost_requests
