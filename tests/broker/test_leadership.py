@@ -11,8 +11,9 @@ from redis import Redis
 
 from queue_manager.beat import leader_lock
 from queue_manager.beat.leader_lock import LeaderLock, epoch_key, raise_epoch
-from queue_manager.beat.status import leadership
-from queue_manager.core.clock import minutes, seconds
+from queue_manager.beat.status import SCHEDULE_KEY, leadership, next_runs
+from queue_manager.broker.keys import SCHEDULE_PREFIX
+from queue_manager.core.clock import EPOCH, minutes, seconds
 from tests.eventually import eventually
 
 KEY = "lock"
@@ -121,6 +122,12 @@ def test_leadership_has_the_leader_and_its_start(client: Redis) -> None:
     assert abs(datetime.now(UTC) - leads.since) < took + seconds(1)
     assert LEASE - took - seconds(1) < leads.lease_left <= LEASE
     assert leads.epoch == 1
+
+
+def test_an_entry_that_has_ended_or_is_not_scheduled_has_no_next_run(client: Redis) -> None:
+    client.zadd(SCHEDULE_KEY, {f"{SCHEDULE_PREFIX}planned": 60, f"{SCHEDULE_PREFIX}ended": -1})
+
+    assert next_runs(client, ["ended", "planned", "unknown"]) == {"planned": EPOCH + minutes(1)}
 
 
 def test_holder_adopts_a_raised_epoch_after_redis_lost_its_data(client: Redis) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -169,3 +170,21 @@ def test_items_of_lost_processes_are_released_when_mongodb_answers_again() -> No
     beats.release_lost()
     assert sorted(released) == ["a: its process died", "b: its process died"]
     assert not lost_requests
+
+
+def test_all_leases_are_renewed_after_a_third_of_the_shorter_duration(
+    monkeypatch: pytest.MonkeyPatch, change_settings: Callable[..., None]
+) -> None:
+    change_settings(QM_LEASE_SECONDS="600", JOBS_LEASE_SECONDS="30")
+    renewals: list[list[str]] = []
+    monkeypatch.setattr(unsnooze_room, "work", lambda: SimpleNamespace(renew=renewals.append))
+    monkeypatch.setattr(unsnooze_room, "read_item", lambda _work, id, *_: id)
+    held = [SimpleNamespace(task=unsnooze_room, id="a", args=(), kwargs={})]
+    monkeypatch.setattr(heartbeat, "state", SimpleNamespace(reserved_requests=held))
+    beats = Heartbeat()
+    for _ in range(3):
+        beats.renew_leases()
+    assert renewals == [["a"]]
+    beats._renewed_at -= 11
+    beats.renew_leases()
+    assert renewals == [["a"], ["a"]]
