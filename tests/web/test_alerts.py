@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -18,6 +19,9 @@ from models.scan_run import Scan
 from queue_manager.alerts import Alert, Notification, Watch, _round
 from queue_manager.beat.status import Leadership
 from queue_manager.core.clock import hours, minutes, seconds
+from queue_manager.core.errors import Unavailable
+from queue_manager.core.settings import settings
+from queue_manager.health import readings
 from queue_manager.health.problems import outcomes
 from queue_manager.health.readings import Readings, read
 from queue_manager.health_rules import Problem, Rule
@@ -337,6 +341,21 @@ def test_a_server_that_answers_with_another_problem_is_not_away(server: str) -> 
     key = Key(server, Rule.SERVER_AWAY.id)
     assert outcomes(replace(found, **unsuitable)).get(key, "unknown") is None
     assert outcomes(without(server)(found))[key] is not None
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_write_that_failed_in_an_outage_of_mongodb_is_tried_again_when_it_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise Unavailable("MongoDB does not answer")
+
+    failed = Problem(system="mongodb", rule=Rule.REFUSED_WRITES, text="MongoDB did not confirm a write")
+    monkeypatch.setitem(readings._checked_writes, settings().mongo_db_url, (math.inf, failed))
+    with monkeypatch.context() as outage:
+        outage.setattr(readings, "_mongodb", fail)
+        assert isinstance(asyncio.run(read()).mongodb, Problem)
+    assert asyncio.run(read()).mongodb_writes is None
 
 
 def test_alerts_that_no_channel_accepted_are_sent_in_the_next_round(first: Process) -> None:
