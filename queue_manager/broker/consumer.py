@@ -35,6 +35,7 @@ MAX_TIME_LIMIT = 1e9  # seconds; timers may refuse larger numbers
 
 SHUTDOWN_MARGIN = 3.0  # seconds for what a soft shutdown does before and after it waits
 WORKER_EVENT_INTERVAL = 5.0  # seconds between two `worker-heartbeat` events, which contain it; Celery's default is 2
+MAX_PREFETCH_COUNT = 30_000  # of all processes: beyond 65,535, including messages with an ETA, kombu has no limit
 MAX_SINGLE_PER_PROCESS = 4  # messages of tasks that are executed one by one: a reserved job waits for others
 # Seconds between two attempts to reach the broker: 1, 2, 3, 4, 4, 4, …
 RECONNECT_INTERVALS = {"interval_start": 1, "interval_step": 1, "interval_max": 4}
@@ -45,12 +46,21 @@ logger = get_logger(__name__)
 class Consumer(CeleryConsumer):
     """Selected by the setting `worker_consumer`."""
 
+    initial_prefetch_count: int
+    prefetch_multiplier: int
+
     def __init__(self, *args: Any, worker_options: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self._calls: deque[Callable[[], Any]] = deque()
         self.batched_queues: set[str] = set()
         given = worker_options or {}
         every = given.get("heartbeat_interval") or WORKER_EVENT_INTERVAL
         super().__init__(*args, worker_options={**given, "heartbeat_interval": every}, **kwargs)
+        default = self.app.conf.worker_prefetch_multiplier
+        self._is_default_prefetch = bool(default) and self.prefetch_multiplier == default  # not of the command line
+        if self._is_default_prefetch:
+            processes = self.initial_prefetch_count // default
+            self.prefetch_multiplier = max(1, min(default, MAX_PREFETCH_COUNT // processes))
+            self.initial_prefetch_count = processes * self.prefetch_multiplier
 
     def ensure_connected(self, conn: Any) -> Any:
         """Connect to the broker. Celery would wait up to 30 seconds between two attempts."""
@@ -98,7 +108,7 @@ class Consumer(CeleryConsumer):
         soft_shutdown = self.app.conf.worker_soft_shutdown_timeout + SHUTDOWN_MARGIN
         max_pause = max(channel.visibility_timeout, soft_shutdown) if self.pool.uses_semaphore else math.inf
         channel.connection.cycle.renew_in_thread(channel.visibility_timeout / 4, max_pause=max_pause)
-        if self.prefetch_multiplier == self.app.conf.worker_prefetch_multiplier:  # not chosen on the command line
+        if self._is_default_prefetch:
             channel.batched_queues = self.batched_queues
             channel.max_single = lambda: MAX_SINGLE_PER_PROCESS * self.pool.num_processes
         if isinstance(self.pool, SoloPool):  # it executes a message on delivery, and the rest of a batch would wait

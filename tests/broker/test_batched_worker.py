@@ -183,6 +183,16 @@ def test_remote_control_and_broadcasts_work(server: Valkey, app: Celery, tmp_pat
         eventually(lambda: prefetch_counts(app) == [12, 12])
 
 
+def test_prefetch_count_of_many_threads_stays_within_what_kombu_knows(
+    server: Valkey, app: Celery, tmp_path: Path
+) -> None:
+    settings = json.dumps({"worker_prefetch_multiplier": 1_500})
+    with worker(server, tmp_path / "one.log", "--pool=threads", "--concurrency=50", settings=settings) as one:
+        one.says(" ready.")
+        assert prefetch_counts(app) == [30_000]
+        assert "QoS: Disabled" not in one.log
+
+
 def prefetch_counts(app: Celery) -> list[int]:
     return [figures["prefetch_count"] for figures in (app.control.inspect(timeout=2).stats() or {}).values()]
 
