@@ -72,7 +72,6 @@ def _open() -> MongoClient[Document]:
     return MongoClient(
         settings().mongo_db_url,
         event_listeners=_listeners(),
-        maxPoolSize=max(settings().worker_concurrency, 4) + 2,  # a web process serves several requests at a time
         serverSelectionTimeoutMS=5_000,
         connectTimeoutMS=int(CONNECT_TIMEOUT * 1_000),
         heartbeatFrequencyMS=int(HEARTBEAT * 1_000),
