@@ -20,7 +20,7 @@ from models.document_id import id_key
 from models.due_documents import DueCollection, UpdateGroup, ids_of
 from queue_manager.core.clock import minutes
 from queue_manager.core.errors import typed_reason
-from queue_manager.core.functions import require_done
+from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
 from queue_manager.core.wording import error_summary
 from queue_manager.items import DueItem
@@ -69,7 +69,9 @@ class AfterCalls(DueWork):
         function = self.system.functions.after
         assert function is not None
         try:
-            require_done(function(written), "`after`")
+            with contained():
+                result = function(written)
+            require_done(result, "`after`")
         except CallAgain as again:
             outbox.postpone(batch, until=self.clock() + again.wait)
         else:

@@ -17,6 +17,7 @@ from unittest.mock import Mock
 import pytest
 from bson import Decimal128, Int64, ObjectId
 from bson.errors import InvalidDocument
+from celery.exceptions import WorkerTerminate
 from pymongo.errors import AutoReconnect, OperationFailure, WriteError
 
 from models import database, failed_item, outbox, schema, transaction
@@ -891,7 +892,9 @@ class TestAfter:
         assert calls == []
         assert collection(outbox.OUTBOX_COLLECTION).count_documents({}) == 0
 
-    @pytest.mark.parametrize("error", [ValueError, SystemExit], ids=["raised", "process died"])
+    @pytest.mark.parametrize(
+        "error", [ValueError, SystemExit, WorkerTerminate], ids=["raised", "exited", "process died"]
+    )
     def test_hook_is_called_again_after_an_error_or_a_crash(
         self, clock: AgingClock, error: type[BaseException]
     ) -> None:
@@ -907,14 +910,17 @@ class TestAfter:
         ours = work_on(system, clock)
         id = make_account()
         item = item_of(ours, id)
-        if error is SystemExit:
-            with pytest.raises(SystemExit):
+        if error is WorkerTerminate:
+            with pytest.raises(WorkerTerminate):
                 execute(ours, item)
             assert execute(ours, item) == {"skipped": True, "reason": "Changed"}
         else:
             assert execute(ours, item)["success"] is True
+            record = collection(outbox.OUTBOX_COLLECTION).find_one()
+            assert record is not None
+            assert record["error"] == error.__name__
         assert get_account(id)["status"] == "expired"
-        if error is SystemExit:
+        if error is WorkerTerminate:
             clock.advance(ours.leases.lease - seconds(1))
             assert scan(ours.after_calls) == []  # the process that wrote may still be at it
             clock.advance(seconds(1))
