@@ -43,6 +43,7 @@ def after_of(system: DueDocuments) -> ItemTask:
         queue=str(system.queue),
         work=lambda: work_of(system).after_calls,
         retry=system.functions.retry,
+        is_counted=False,
         name=after_task_name(system),
     )(repeat_after)
 

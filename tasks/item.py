@@ -164,18 +164,21 @@ class ItemTask(BatchedTask):
         self.count_successes(1, **self.request.durations)
 
     def count_successes(self, count: int, **durations: int) -> None:
+        self._count({"done": count, **durations})
+
+    def _count(self, counts: dict[str, int]) -> None:
         if self.is_counted:
-            counters.items(self.queue_name, {"done": count, **durations})
+            counters.items(self.queue_name, counts)
 
     def on_retry(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        counters.items(self.queue_name, {"retried": 1})
+        self._count({"retried": 1})
 
     def on_failure(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Record the final failure: no attempt is left, or a retry cannot help."""
         log.error(f"The final attempt of an item failed: {reason(exc)}", task=self.name, task_id=task_id)
         if not isinstance(exc, REDIS_OUTAGES) and not is_outage(exc):  # health reports an outage once for all items
             error_reports.report(exc, where=self.name, task_id=task_id, attempts=self.request.retries + 1)
-        counters.items(self.queue_name, {"failed": 1})
+        self._count({"failed": 1})
         try:
             item = self.item(task_id, args, kwargs)
             self._record(item, "failed", exc)
@@ -295,7 +298,7 @@ def item_task(
         work: returns the work of the system.
         retry: the number of attempts, and the waits between them.
         is_long: it may run for hours: it has no time limit, and its system keeps its leases and counts its losses.
-        is_counted: whether its successes count as items of the system.
+        is_counted: whether its outcomes count as those of items of the system.
 
     Raises:
         ConfigurationError: `work` is not a function, or `retry` not a RetryPolicy.

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Event
+from typing import Any
 
 import pytest
 import redis
 
 from dev.servers import Valkey
+from models import outbox
 from models.database import collection, server_now
 from queue_manager.core.clock import hours, seconds
 from queue_manager.core.errors import PermanentError
@@ -57,6 +59,18 @@ def test_only_resets_of_sites_are_counted(clean: Servers) -> None:
         run(message)
     assert log_resets.name in {message.task for message in executed}
     assert counted(clean, THUMBNAILS_QUEUE) == {"done": 2, "failed": 0, "retried": 0}
+
+
+def test_repeated_calls_of_after_are_not_counted_as_items(clean: Servers) -> None:
+    written: dict[str, list[Any]] = {"succeeds": [], "fails": ["malformed"]}
+    for id, items in written.items():
+        call = {"_id": id, "system": "support-snooze", "at": server_now() - hours(1), "items": items}
+        collection(outbox.OUTBOX_COLLECTION).insert_one(call)
+    scan_expired_snoozes()
+    while waiting_messages(clean.valkey.url, "support-snooze"):
+        run(take(clean.valkey.url, "support-snooze"))
+    assert [one["_id"] for one in collection(outbox.OUTBOX_COLLECTION).find()] == ["fails"]
+    assert counted(clean, "support-snooze") == {"done": 0, "failed": 0, "retried": 0}
 
 
 def test_jobs_are_counted_and_not_the_runs_through_their_queue(clean: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
