@@ -118,8 +118,16 @@ class AfterCalls(DueWork):
     def give_up(self, item: DueItem, *, error: str) -> None:
         self._leave(item, error=error, cool_down=AFTER_RETRY_DELAY)
 
+    def lost(self, item: DueItem, why: str) -> None:
+        outbox.record_error(item.args[0], why)
+        super().lost(item, why)
+
     def cool_down_lost(self, item: DueItem, lost: MustCoolDown) -> None:
-        outbox.record_error(item.args[0], error := f"its process was lost {lost.losses} times in a row")
+        pending = outbox.get(item.args[0])
+        error = None if pending is None else pending.error
+        if error is None:  # the worker died, too
+            error = f"its process was lost {lost.losses} times in a row"
+            outbox.record_error(item.args[0], error)
         self._leave(item, error=error, cool_down=lost.cool_down)
 
     def _leave(self, item: DueItem, *, error: str, cool_down: timedelta) -> None:

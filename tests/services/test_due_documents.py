@@ -1053,9 +1053,9 @@ class TestAfter:
         clock.advance(minutes(1))
         assert [again.args for again in scan(calls)] == [call.args]
 
-    @pytest.mark.parametrize("is_lost", [False, True], ids=["raised", "process died"])
+    @pytest.mark.parametrize("lost_by", [None, "it took longer than 2 s"], ids=["raised", "process ended"])
     def test_document_with_which_the_hook_fails_does_not_hold_up_its_batch(
-        self, clock: AgingClock, is_lost: bool
+        self, clock: AgingClock, lost_by: str | None
     ) -> None:
         done: list[Any] = []
 
@@ -1077,7 +1077,8 @@ class TestAfter:
                 try:
                     ours.after_calls.repeat(call.args[0])
                 except ValueError as error:
-                    if is_lost:
+                    if lost_by is not None:
+                        ours.after_calls.lost(call, lost_by)
                         ours.after_calls.cool_down_lost(call, MustCoolDown(2))
                     else:
                         ours.after_calls.give_up(call, error=str(error))
@@ -1088,7 +1089,16 @@ class TestAfter:
         pending = outbox.get(last.args[0])
         assert pending is not None
         assert list(pending.due_at) == [bad]
-        assert pending.error == ("its process was lost 2 times in a row" if is_lost else "ValueError: bad")
+        assert pending.error == (lost_by or "ValueError: bad")
+
+    def test_hook_call_whose_worker_was_lost_names_that(self, clock: AgingClock, system: DueDocuments) -> None:
+        calls = work_on(system, clock).after_calls
+        collection(outbox.OUTBOX_COLLECTION).insert_one({"_id": "b", "system": system.name, "at": OVER, "items": []})
+        (call,) = scan(calls)
+        calls.cool_down_lost(call, MustCoolDown(2))
+        pending = outbox.get("b")
+        assert pending is not None
+        assert pending.error == "its process was lost 2 times in a row"
 
     def test_batches_stay_whole_while_many_calls_fail(self, clock: AgingClock) -> None:
         system = declare()
