@@ -48,6 +48,8 @@ INTERNAL_FIELDS = {
     "uncounted",
 }
 
+_SPACES_OF_JSON = re.compile(r'(?<=":) +|(?<=,) +')
+
 _sorted_json = json.JSONEncoder(sort_keys=True).encode  # `json.dumps` makes an encoder at every call
 _compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -163,14 +165,18 @@ def sort_field(sort: str) -> str:
 
 
 def search_pattern(search: str) -> str:
-    """Return a regular expression that finds a text, plain or escaped as JSON; ASCII letters match in either case."""
+    """Return a regular expression that finds a text, plain or escaped as JSON; ASCII letters match in either case.
+
+    A text with spaces between the members of JSON, as commands print it, also finds the stored one, which has none.
+    """
     if len(search) > MAX_JOB_SEARCH_LENGTH:
         raise InvalidJob("search", f"must have at most {MAX_JOB_SEARCH_LENGTH} characters")
     try:
         search.encode()
     except UnicodeEncodeError:
         raise InvalidJob("search", "must not contain unpaired surrogates") from None
-    spellings = dict.fromkeys((search, _compact_json(search)[1:-1]))
+    texts = (search, _compact_json(search)[1:-1])
+    spellings = dict.fromkeys((*texts, *(_SPACES_OF_JSON.sub("", text) for text in texts)))
     return "|".join("".join(map(_character_pattern, spelling)) for spelling in spellings)
 
 

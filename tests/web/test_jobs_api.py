@@ -268,6 +268,7 @@ class TestReading:
         for search, found in (
             ("ada@example.COM", [nested]),
             ('{"n":4711}', [nested]),
+            ('"order", {"to": ["Ada', [nested]),  # as `queue-manager jobs list` prints it
             ("4711", [nested]),
             ('"quoted"\t', [text]),
             ("(A+)+$", [text]),
