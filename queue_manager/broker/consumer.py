@@ -145,14 +145,18 @@ class Consumer(CeleryConsumer):
 
 
 def _invalid_payload(message: Any) -> str | None:
-    """Return what is wrong with the arguments, or with the headers of Celery's protocol 1, which are in the body."""
+    """Return what is wrong with a body: with its arguments, options, or headers, which protocol 1 has there."""
     try:
         payload = message.payload  # cached, because Celery decodes it too
     except Exception:  # reported when the message is handled
         return None
     if not is_shallow(message.body, payload):
         return f"its arguments are nested deeper than {MAX_DEPTH} levels"  # could not be pickled for the pool
-    return _invalid_header(payload) if isinstance(payload, dict) else None
+    if isinstance(payload, dict):
+        return _invalid_header(payload)
+    # Celery merges the options into the request before it handles errors: in a pool of threads, the task never ended.
+    options = payload[2] if isinstance(payload, list) and len(payload) == 3 else None
+    return f"its options are not an object: {options!r:.100}" if options and not isinstance(options, dict) else None
 
 
 def _invalid_header(headers: dict[str, Any]) -> str | None:

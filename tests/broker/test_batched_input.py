@@ -82,6 +82,7 @@ REFUSED_BY_CELERY = {
     "task is a list": changed("headers.task", ["guard_app.write"]),
     "surrogate in the name": changed("headers.task", "\ud800"),
     "deep arguments": changed("body", json.dumps([nested(400), {}, {}])),
+    "options are a number": changed("body", json.dumps([[], {}, 5])),
     "timelimit is no float": changed("headers.timelimit", [10**400, None]),
     "eta is an object": changed("headers.eta", {"at": 1}),
     "eta is no time": changed("headers.eta", "tomorrow"),
