@@ -27,7 +27,7 @@ TOUCHES_PER_DEADLINE = 3  # so that one may fail
 HEARTBEAT_INTERVAL = 10.0  # seconds, for a message without a deadline
 INTERRUPTED_TIMEOUT = 2.0  # seconds to reject a message when its block is interrupted: the program must end
 LOST_STATUSES = {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}  # of a heartbeat; after other errors the lock may be held
-MAX_SENT_REASON_LENGTH = 4096  # characters of an error's text; the server keeps no more
+MAX_SENT_REASON_LENGTH = 4096  # characters; the server keeps no more, and refuses more than a megabyte
 
 log = logging.getLogger("queue_manager.client")
 
@@ -122,7 +122,8 @@ class Received(Resource):
         return (yield from self._touch(self._ack_timeout if extend_seconds is None else extend_seconds))
 
     def _nack(self, reason: str | None, only_within: float | None = None) -> Exchange[bool]:
-        body = {"lock_token": self.fields.lock_token, "errorReason": reason}
+        sent_reason = None if reason is None else reason[:MAX_SENT_REASON_LENGTH]
+        body = {"lock_token": self.fields.lock_token, "errorReason": sent_reason}
         self._is_settled = True
         path = f"{message_path(self.id)}/nack"
         answer = yield from self._exchange(
@@ -184,7 +185,7 @@ def _reason_of(error: BaseException) -> str:
         text = str(error)
     except Exception as failure:  # also then the message must be rejected, and the caller must see its own error
         text = f"its text raises {type(failure).__name__}"
-    return f"{type(error).__name__}: {text}"[:MAX_SENT_REASON_LENGTH]
+    return f"{type(error).__name__}: {text}"
 
 
 class ReceivedMessage(Received, SyncResource):

@@ -135,6 +135,14 @@ def test_a_block_whose_error_is_long_rejects_the_message(client: Client) -> None
     assert found.last_error.startswith("ValueError: xxx")
 
 
+def test_a_message_can_be_rejected_for_a_long_reason(client: Client) -> None:
+    id = client.messages.enqueue("mail")
+    message = client.messages.dequeue()
+    assert message is not None
+    assert message.nack("x" * 2**21) is True
+    assert (client.messages.get(id).last_error or "").startswith("xxx")
+
+
 def test_a_block_whose_error_has_no_text_rejects_the_message(client: Client) -> None:
     class UnreadableError(Exception):
         def __str__(self) -> str:
