@@ -127,10 +127,14 @@ def test_requests_of_the_typescript_client_are_answered(queue: Queue) -> None:
 
 
 @pytest.mark.node
-def test_a_response_of_a_proxy_is_an_error_and_redirects_are_not_followed() -> None:
+def test_a_response_of_a_proxy_is_an_error_and_no_key_or_password_gets_to_others_or_into_errors() -> None:
     results = json.loads(run("node", "test/proxies.ts"))
     assert set(results["redirected"].values()) == {"unexpected redirect"}
     assert results["followed"] == 0
+    assert results["refused"] == [
+        "TypeError: apiKey: must not contain a line break",
+        "TypeError: baseUrl: must not contain a user or a password",
+    ]
     assert [(error["status"], error["error"], error["message"], error.get("field")) for error in results["errors"]] == [
         (502, "bad gateway", "<html>Bad Gateway</html>", None),
         (503, "service unavailable", "The response has the status 503 and no body", None),

@@ -31,6 +31,18 @@ for (const status of [301, 302, 303, 307, 308]) {
   );
 }
 
+const refused: string[] = [];
+for (const [url, apiKey] of [
+  [other, "the key\nand more"],
+  [other.replace("//", "//ada:the-password@"), "the key"],
+] as const) {
+  try {
+    await createClient(url, { apiKey }).GET("/api/overview");
+  } catch (error) {
+    refused.push(String(error));
+  }
+}
+
 const pages: [number, string, string][] = [
   [502, "text/html", "<html>Bad Gateway</html>"],
   [503, "text/plain", ""],
@@ -47,4 +59,4 @@ for (const [status, type, body] of pages) {
   errors.push({ status: response.status, retryAfter: response.headers.get("Retry-After"), data, ...error });
 }
 
-console.log(JSON.stringify({ redirected, followed, errors }));
+console.log(JSON.stringify({ redirected, refused, followed, errors }));
