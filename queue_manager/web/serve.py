@@ -10,7 +10,9 @@ They end with the one that started them. The memory and the time that a client c
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging as stdlib_logging
+import os
 import signal
 import socket
 import sys
@@ -71,6 +73,7 @@ def serve(*, host: str, port: int, workers: int = 1) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        forwarded_allow_ips=_trusted_proxies(),
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
         timeout_keep_alive=KEEP_ALIVE_TIMEOUT,
     )
@@ -82,6 +85,16 @@ def serve(*, host: str, port: int, workers: int = 1) -> None:
     with suppress(KeyboardInterrupt):
         if workers == 1 or ChildProcesses(names, fatal_code=STARTUP_FAILURE).run():
             server.run([listener])
+
+
+def _trusted_proxies() -> str:
+    """Return uvicorn's FORWARDED_ALLOW_IPS, those over IPv4 also as a socket that listens on `::` shows them."""
+    given, mapped = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1"), []
+    for one in given.split(","):
+        with suppress(ValueError):  # a name, IPv6 or `*`
+            network = ipaddress.IPv4Network(one.strip())
+            mapped.append(f"::ffff:{network.network_address}/{96 + network.prefixlen}")
+    return ",".join([given, *mapped])
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
@@ -379,6 +380,14 @@ def test_with_keys_any_address_and_host_name_is_allowed(tmp_path: Path) -> None:
     with forked_web(tmp_path, "--host", "0.0.0.0", QM_API_KEYS=KEYS) as process:
         assert process.get("/metrics", Host="queue-manager.example", X_API_KEY=VIEWER).status == 200
         assert process.get("/metrics", Host="queue-manager.example").status == 401
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
+@pytest.mark.usefixtures("servers")
+def test_a_proxy_over_ipv4_is_trusted_by_a_process_that_listens_on_both_protocols(tmp_path: Path) -> None:
+    with forked_web(tmp_path, "--host", "::", QM_API_KEYS=KEYS) as process:
+        assert log_in(process, VIEWER, X_Forwarded_Proto="https").headers["set-cookie"].endswith("; Secure")
 
 
 @pytest.mark.usefixtures("clean")  # it reads by indexes
