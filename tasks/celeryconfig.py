@@ -70,7 +70,7 @@ task_routes = [_queue_of]
 if _settings.has_batched_broker:
     worker_consumer = "queue_manager.broker.consumer:Consumer"  # dead-letters a refused message with the reason
 worker_concurrency = _settings.worker_concurrency
-# For large batches. Of tasks that are executed one by one, the batched broker reserves at most four per process.
+# For large batches. Of each queue of tasks that are executed one by one, the batched broker reserves four per process.
 worker_prefetch_multiplier = 1_500 if _settings.has_batched_broker and _settings.qm_batching else 4
 worker_lost_wait = 1  # seconds for the result of a process that died, before its items are executed again
 worker_hijack_root_logger = False

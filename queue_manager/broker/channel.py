@@ -18,6 +18,7 @@ Queues of one priority are served fairly; `queue_order_strategy` has no effect. 
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -70,7 +71,10 @@ class Channel(stock.Channel):
     """Those whose messages a worker executes in batches."""
 
     max_single: Callable[[], int] | None = None
-    """Returns how many messages of other queues are held at most, besides those with an ETA; `None`: no such limit."""
+    """Returns how many messages of each other queue are held at most, besides those with an ETA; `None`: no such limit.
+
+    Of each, because those of a task with a rate limit, which are held for long, must not delay other queues.
+    """
 
     is_of_settings: bool = False
     """Whether the broker is that of the settings, whose URL may have options that kombu's URL lacks."""
@@ -89,9 +93,10 @@ class Channel(stock.Channel):
         self._take_count = 0
         self._is_script_loaded = False
         self._lists = PriorityLists(self._list_names)
-        self._requested: tuple[list[PriorityList], int, int] = ([], 0, 0)
-        """The lists, and how many messages at most: of all, and of limited queues."""
-        self._limited_tags: list[str] = []
+        self._requested: tuple[list[PriorityList], int, dict[str, int]] = ([], 0, {})
+        """The lists, and how many messages at most: of all, and of each queue."""
+        self._single_tags: defaultdict[str, list[str]] = defaultdict(list)
+        """By queue, those that count towards `max_single` until they are settled."""
         self.empty_queues = EmptyQueues(self._lists)
         self._no_ack_queues: set[str] = set()
         self._captured: list[tuple[str, dict[str, Any]]] | None = None
@@ -139,61 +144,58 @@ class Channel(stock.Channel):
         """Request a batch of messages of the queues that may have some."""
         connection = self.client.connection
         self.empty_queues.ask_for_notifications(connection)
-        limited_room, free_slots = self._limited_room(), self.qos.free_slots
-        queues = self._queues_to_request(limited_room)
-        if not queues:
+        free_slots = self.qos.free_slots
+        rooms = self._queues_to_request()
+        if not rooms:
             # Notifications that came with the last reply do not make the connection readable.
             self.empty_queues.read_notifications(connection)
-            queues = self._queues_to_request(limited_room)
-        if not queues or free_slots == 0:
+            rooms = self._queues_to_request()
+        if not rooms or free_slots == 0:
             return
-        lists, script = self._lists.of(queues), scripts.TAKE_MESSAGES
+        lists, script = self._lists.of(rooms), scripts.TAKE_MESSAGES
         most = min(self.take_batch_size, free_slots or self.take_batch_size)
-        self._requested = lists, most, limited_room
-        keys, arguments = self._take_arguments(lists, len(queues), most, limited_room)
+        self._requested = lists, most, rooms
+        keys, arguments = self._take_arguments(lists, most, rooms)
         command = ("EVALSHA", script.sha) if self._is_script_loaded else ("EVAL", script.source)
         connection.send_command(*command, len(keys), *keys, *arguments)
         self._in_poll, self._brpop_sent_at = connection, time.monotonic()
 
-    def _queues_to_request(self, limited_room: int) -> list[str]:
-        """Return the next queues that may have messages, in the order of their turns.
+    def _queues_to_request(self) -> dict[str, int]:
+        """Return the next queues that may have messages, in the order of their turns, with the room of each.
 
         With each request, some of them are found empty, or those with messages move behind the others.
         """
         in_turn = self._queue_cycle.consume(len(self.active_queues))
-        waiting = (one for one in in_turn if one not in self.empty_queues)
-        return [*islice((one for one in waiting if limited_room or not self._is_limited(one)), MAX_REQUESTED_QUEUES)]
+        rooms = ((one, self._room(one)) for one in in_turn if one not in self.empty_queues)
+        return dict(islice(((one, room) for one, room in rooms if room), MAX_REQUESTED_QUEUES))
 
-    def _is_limited(self, queue: str) -> bool:
-        return self.max_single is not None and queue not in self.batched_queues
-
-    def _limited_room(self) -> int:
-        """Return how many messages of limited queues may be taken."""
-        if self.max_single is None:
+    def _room(self, queue: str) -> int:
+        """Return how many messages of a queue may be taken."""
+        if self.max_single is None or queue in self.batched_queues:
             return self.take_batch_size
-        self._limited_tags = [tag for tag in self._limited_tags if self.qos.holds(tag)]
-        return max(0, self.max_single() - len(self._limited_tags))
+        held = self._single_tags[queue] = [tag for tag in self._single_tags[queue] if self.qos.holds(tag)]
+        return max(0, self.max_single() - len(held))
 
     def _list_names(self, queue: str) -> list[tuple[str, int]]:
         """Return the names of a queue's lists, each with its priority."""
         return [(self._q_for_pri(queue, step), self.priority(step)) for step in self.priority_steps]
 
     def _take_arguments(
-        self, lists: Sequence[PriorityList], queues: int, batch_size: int, limited_room: int
+        self, lists: Sequence[PriorityList], batch_size: int, rooms: dict[str, int]
     ) -> tuple[list[str], list[Any]]:
-        """Return the keys and arguments of `scripts.TAKE_MESSAGES`, for the lists of a number of queues."""
+        """Return the keys and arguments of `scripts.TAKE_MESSAGES`, for the lists of the queues in `rooms`."""
         self._take_count += 1
         keys = [self.unacked_key, self.unacked_index_key, *(one.name for one in lists)]
-        of_lists = (part for one in lists for part in (one.ending, one.priority, int(self._is_limited(one.queue))))
-        return keys, [f"{self._tag_prefix}-{self._take_count}", batch_size, queues, limited_room, *of_lists]
+        of_lists = (part for one in lists for part in (one.ending, one.priority))
+        return keys, [f"{self._tag_prefix}-{self._take_count}", batch_size, len(rooms), *rooms.values(), *of_lists]
 
     def _brpop_read(self, **options: Any) -> bool:
         """Deliver the batch that was requested. Raises `Empty` if there is no message."""
-        reply, (lists, most, limited_room) = self._read_reply(**options), self._requested
+        reply, (lists, most, rooms) = self._read_reply(**options), self._requested
         self._is_script_loaded = True
         if len(reply) < 3 * most:
-            left = limited_room - sum(self._is_limited(lists[number - 1].queue) for number in reply[::3])
-            self.empty_queues.update(one.queue for one in lists if left > 0 or not self._is_limited(one.queue))
+            taken = Counter(lists[number - 1].queue for number in reply[::3])
+            self.empty_queues.update(queue for queue, room in rooms.items() if taken[queue] < room)
         if not reply:
             raise Empty
         for number in reversed(dict.fromkeys(reversed(reply[::3]))):  # each once, in the order of its last message
@@ -233,8 +235,9 @@ class Channel(stock.Channel):
             message = read(raw)
             message["properties"]["delivery_tag"] = tag
             self.connection._deliver(message, source.queue)
-            if self._is_limited(source.queue) and message["headers"].get("eta") is None:
-                self._limited_tags.append(tag)
+            is_limited = self.max_single is not None and source.queue not in self.batched_queues
+            if is_limited and message["headers"].get("eta") is None:
+                self._single_tags[source.queue].append(tag)
             if source.queue in self._no_ack_queues:
                 self.qos.ack_later(tag)
         except REDIS_OUTAGES:
@@ -258,7 +261,7 @@ class Channel(stock.Channel):
 
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
         """Take one message and register it in the same step. Returns `None` if there is none."""
-        keys, arguments = self._take_arguments(self._lists.of([queue]), 1, 1, 1)
+        keys, arguments = self._take_arguments(self._lists.of([queue]), 1, {queue: 1})
         while True:
             with self.conn_or_acquire() as client:
                 taken = scripts.TAKE_MESSAGES(client, keys, arguments)

@@ -35,8 +35,9 @@ MAX_TIME_LIMIT = 1e9  # seconds; timers may refuse larger numbers
 
 SHUTDOWN_MARGIN = 3.0  # seconds for what a soft shutdown does before and after it waits
 WORKER_EVENT_INTERVAL = 5.0  # seconds between two `worker-heartbeat` events, which contain it; Celery's default is 2
-MAX_PREFETCH_COUNT = 30_000  # of all processes: beyond 65,535, including messages with an ETA, kombu has no limit
-MAX_SINGLE_PER_PROCESS = 4  # messages of tasks that are executed one by one: a reserved job waits for others
+# Messages that all processes prefetch by default. Beyond 65,535, to which messages with an ETA add, kombu sets no limit.
+MAX_PREFETCH_COUNT = 30_000
+MAX_SINGLE_PER_PROCESS = 4  # messages of each queue of tasks that are executed one by one: a reserved job waits
 # Seconds between two attempts to reach the broker: 1, 2, 3, 4, 4, 4, …
 RECONNECT_INTERVALS = {"interval_start": 1, "interval_step": 1, "interval_max": 4}
 

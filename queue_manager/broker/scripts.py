@@ -11,9 +11,9 @@ from queue_manager.core.redis_client import Script
 # Takes messages off their lists and registers them as unacknowledged.
 #
 # KEYS     unacked, unacked_index, then the lists in descending order of priority
-# ARGV     prefix of the new tags, maximum number of messages, number of lists per priority, maximum number of messages
-#          of limited lists; then per list the text that follows a message in its entry, the priority, and 1 if it is
-#          limited
+# ARGV     prefix of the new tags, maximum number of messages, number of queues, which is that of lists per priority;
+#          then per queue the maximum number of its messages; then per list the text that follows a message in its
+#          entry, and the priority
 # Returns  per message: number of its list, tag, message
 #
 # Atomic, because a worker that dies between taking and registering would lose the messages. An error undoes nothing, so
@@ -29,24 +29,24 @@ local filled = redis.call('EXISTS', unpack(KEYS, 3))
 if filled == 0 then
     return {}
 end
-local most, together, limited_room = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local most, together = tonumber(ARGV[2]), tonumber(ARGV[3])
 local clock = redis.call('TIME')
 local now = clock[1] .. '.' .. string.format('%06d', clock[2])
 local taken, index, entries, count, count_of = {}, {}, {}, 0, {}
 
 local function take(list, room)
-    local before, is_limited = count_of[list] or 0, ARGV[3 * list + 4] == '1'
-    room = is_limited and math.min(room, limited_room) or room
+    local before, queue = count_of[list] or 0, 4 + (list - 1) % together
+    room = math.min(room, tonumber(ARGV[queue]))
     local messages = room > 0 and redis.pcall('LRANGE', KEYS[list + 2], -before - room, -before - 1) or {}
     for i = #messages, 1, -1 do
         count = count + 1
-        local tag = ARGV[1] .. string.format('-%04d~', count) .. clock[1] .. '@' .. ARGV[3 * list + 3]
+        local tag = ARGV[1] .. string.format('-%04d~', count) .. clock[1] .. '@' .. ARGV[together + 2 * list + 3]
         index[2 * count - 1], index[2 * count] = now, tag
-        entries[2 * count - 1], entries[2 * count] = tag, '[' .. messages[i] .. ARGV[3 * list + 2]
+        entries[2 * count - 1], entries[2 * count] = tag, '[' .. messages[i] .. ARGV[together + 2 * list + 2]
         taken[3 * count - 2], taken[3 * count - 1], taken[3 * count] = list, tag, messages[i]
     end
     count_of[list] = before + #messages
-    limited_room = is_limited and limited_room - #messages or limited_room
+    ARGV[queue] = ARGV[queue] - #messages
     if #messages > 0 and #messages < room then
         filled = filled - 1
     end

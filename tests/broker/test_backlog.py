@@ -79,7 +79,7 @@ def test_malformed_unacked_messages_do_not_break_the_count(app: Celery) -> None:
     with app.connection_or_acquire() as connection, connection.default_channel.conn_or_acquire() as client:
         channel = connection.default_channel
         client.lpush("items", "{not JSON", b"\xff")
-        scripts.TAKE_MESSAGES(client, *channel._take_arguments(channel._lists.of(["items"]), 1, 10, 10))
+        scripts.TAKE_MESSAGES(client, *channel._take_arguments(channel._lists.of(["items"]), 10, {"items": 10}))
 
         assert waiting(app, "items") == 2
 

@@ -126,7 +126,7 @@ def test_long_queue_does_not_delay_others(connection: Connection) -> None:
     assert sorted(bodies) == ["long"] * 5 + ["other"] * 2 + ["short"] * 2
 
 
-def test_messages_of_tasks_that_are_not_batched_take_a_part_of_the_prefetch_count(
+def test_each_queue_of_tasks_that_are_not_batched_takes_a_part_of_the_prefetch_count(
     server: Valkey, client: Redis
 ) -> None:
     with connected(server.url, priority_steps=[0, 3]) as connection:
@@ -134,19 +134,19 @@ def test_messages_of_tasks_that_are_not_batched_take_a_part_of_the_prefetch_coun
         taker.channel.batched_queues, taker.channel.max_single = {"rooms"}, lambda: 3
         send(connection, "jobs", "later", headers={"eta": "2030-01-01T00:00:00Z"})  # which does not count
         send(connection, "jobs", *["job"] * 4)
-        send(connection, "scans", "scan", priority=3)
+        send(connection, "jobs", "job", priority=3)
         send(connection, "rooms", *["room"] * 9)
         assert Counter(taker.drain()) == {"later": 1, "job": 3, "room": 9}
-        send(connection, "rooms", *["room"] * 4)
-        assert Counter(taker.drain())["room"] == 13
+        send(connection, "scans", "scan", priority=3)
+        send(connection, "rooms", "room")
+        assert Counter(taker.drain()) == {"later": 1, "job": 3, "room": 10, "scan": 1}
 
-        settle(taker, "job", "job")
-        assert Counter(taker.drain()) == {"later": 1, "job": 4, "room": 13, "scan": 1}
-        send(connection, "jobs", *["job"] * 2)
-        assert len(taker.drain()) == 19
-        settle(taker, "scan")
-        assert Counter(taker.drain())["job"] == 5
-        assert client.llen("jobs") == 1
+        settle(taker, "job", "job", "scan")
+        assert Counter(taker.drain()) == {"later": 1, "job": 5, "room": 10, "scan": 1}
+        send(connection, "jobs", "job")
+        send(connection, "scans", *["scan"] * 4)
+        assert Counter(taker.drain()) == {"later": 1, "job": 5, "room": 10, "scan": 4}
+        assert (client.llen("jobs"), client.llen("scans")) == (1, 1)
 
 
 def settle(taker: Taker, *bodies: str) -> None:
