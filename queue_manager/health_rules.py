@@ -167,7 +167,8 @@ class Rule(StrEnum):
         CRITICAL,
         ANY_SYSTEM,
         f"The scan has not run for {LATE}, and it is not starting.",
-        "Check that `celery -A tasks beat` is running and that a worker consumes the queue `scans`.",
+        "Check that `celery -A tasks beat` is running, that a worker consumes the queue `scans`, and that long jobs do "
+        "not occupy all of its processes (`queue-manager workers`).",
     )
     SCAN_ERRORS = (
         "scan-errors",
