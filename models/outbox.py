@@ -102,17 +102,18 @@ def postpone(id: str, *, until: datetime, error: str | None = None) -> None:
     collection(OUTBOX_COLLECTION).update_one({"_id": id}, {"$set": {"postponed_until": until, "error": error}})
 
 
-def count_failing(system: str, *, limit: int) -> int:
-    """Count the records whose last call failed, up to `limit`."""
-    failed = {"system": system, "error": {"$type": "string"}}
-    return collection(OUTBOX_COLLECTION).count_documents(failed, hint=BY_AGE, limit=limit)
+def halve(id: str, *, at_once: int) -> bool:
+    """Replace the record of a batch by two, each with half of its documents; return True if that was done.
 
-
-def halve(id: str) -> bool:
-    """Replace the record of a batch by two, each with half of its documents; return False if it has fewer than two."""
+    It is not done with a single document, or if that many older records of several documents have failed.
+    """
     record = collection(OUTBOX_COLLECTION).find_one({"_id": id}) or {}
     items = record.get("items")
     if not isinstance(items, list) or len(items) < 2:
+        return False
+    is_older = {"system": record.get("system"), "at": {"$lt": record.get("at")}}
+    failed = {**is_older, "error": {"$type": "string"}, "items.1": {"$exists": True}}
+    if collection(OUTBOX_COLLECTION).count_documents(failed, hint=BY_AGE, limit=at_once) == at_once:
         return False
     middle = len(items) // 2
     halves = [{**record, "_id": uuid4().hex, "items": half} for half in (items[:middle], items[middle:])]

@@ -197,8 +197,9 @@ def _create_or_rebuild(name: str, index: IndexModel) -> str:
             if error.code not in _INDEX_DIFFERS or attempt == MAX_REBUILDS:
                 if error.code == _INDEX_EXISTS:
                     ours = index.document["name"]
-                    text = f"{name}: {reason(error)}. Drop that one; {ours}, with the same definition, replaces it"
-                    raise OperationFailure(text, error.code) from error
+                    is_same = "already exists with a different name:" in str(error)  # not only an equivalent one
+                    advice = f". Drop that one; {ours}, with the same definition, replaces it" if is_same else ""
+                    raise OperationFailure(f"{name}: {reason(error)}{advice}", error.code) from error
                 raise
             if error.code != _BUILD_ABORTED:
                 _drop(name, index.document["name"])

@@ -37,6 +37,7 @@ RECORD_TIMEOUT = seconds(1)  # for what a scan records only for people to read
 
 log = get_logger("QM/tasks")
 _copies = Pace(history.COPY_INTERVAL)
+_warnings = Pace(scan_run.RUN_LEASE)
 _runs: dict[str, float] = {}
 """When the runs of scans in this process began, by the monotonic clock: one at a time of each scan.
 
@@ -113,7 +114,8 @@ class ScanTask(Task):
         began = time.monotonic()
         if (first_began := _runs.setdefault(self.name, began)) is not began:
             lasts = began - first_began
-            say = log.warning if lasts > scan_run.RUN_LEASE.total_seconds() else log.debug
+            hangs = lasts > scan_run.RUN_LEASE.total_seconds()
+            say = log.warning if hangs and _warnings.allows() else log.debug
             say("A tick was skipped: an earlier run has not ended", scan=self.name, seconds=round(lasts))
             return False
         if not scan_ticks.begin(self.request.get(scan_ticks.TICK_HEADER)):
@@ -237,7 +239,7 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
 def _is_json(args: Sequence[Any]) -> bool:
     try:
         dumps(args)
-    except (TypeError, ValueError):
+    except Exception:  # such as a RecursionError, or one of `__json__`
         return False
     return True
 

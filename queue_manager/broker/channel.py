@@ -236,7 +236,8 @@ class Channel(stock.Channel):
             message["properties"]["delivery_tag"] = tag
             self.connection._deliver(message, source.queue)
             is_limited = self.max_single is not None and source.queue not in self.batched_queues
-            if is_limited and message["headers"].get("eta") is None:
+            # Celery's protocol 1, without the header `task`, has an ETA in the body.
+            if is_limited and "task" in message["headers"] and message["headers"].get("eta") is None:
                 self._single_tags[source.queue].append(tag)
             if source.queue in self._no_ack_queues:
                 self.qos.ack_later(tag)

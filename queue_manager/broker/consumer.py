@@ -35,7 +35,7 @@ MAX_TIME_LIMIT = 1e9  # seconds; timers may refuse larger numbers
 
 SHUTDOWN_MARGIN = 3.0  # seconds for what a soft shutdown does before and after it waits
 WORKER_EVENT_INTERVAL = 5.0  # seconds between two `worker-heartbeat` events, which contain it; Celery's default is 2
-# Messages that all processes prefetch by default. Beyond 65,535, to which messages with an ETA add, kombu sets no limit.
+# Messages that all processes prefetch by default. Above 65,535, including those with an ETA, kombu sets no limit.
 MAX_PREFETCH_COUNT = 30_000
 MAX_SINGLE_PER_PROCESS = 4  # messages of each queue of tasks that are executed one by one: a reserved job waits
 # Seconds between two attempts to reach the broker: 1, 2, 3, 4, 4, 4, …
@@ -57,7 +57,7 @@ class Consumer(CeleryConsumer):
         every = given.get("heartbeat_interval") or WORKER_EVENT_INTERVAL
         super().__init__(*args, worker_options={**given, "heartbeat_interval": every}, **kwargs)
         default = self.app.conf.worker_prefetch_multiplier
-        self._is_default_prefetch = bool(default) and self.prefetch_multiplier == default  # not of the command line
+        self._is_default_prefetch = bool(default) and self.prefetch_multiplier == default  # that of the Procfile, too
         if self._is_default_prefetch:
             processes = self.initial_prefetch_count // default
             self.prefetch_multiplier = max(1, min(default, MAX_PREFETCH_COUNT // processes))

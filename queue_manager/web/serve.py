@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging as stdlib_logging
-import os
 import signal
 import socket
 import sys
@@ -73,10 +72,10 @@ def serve(*, host: str, port: int, workers: int = 1) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        forwarded_allow_ips=_trusted_proxies(),
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
         timeout_keep_alive=KEEP_ALIVE_TIMEOUT,
     )
+    config.forwarded_allow_ips = _also_mapped(config.forwarded_allow_ips)
     # uvicorn shuts down at the first signal and then raises it again.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server = _Server(config, ending)
@@ -87,14 +86,15 @@ def serve(*, host: str, port: int, workers: int = 1) -> None:
             server.run([listener])
 
 
-def _trusted_proxies() -> str:
-    """Return uvicorn's FORWARDED_ALLOW_IPS, those over IPv4 also as a socket that listens on `::` shows them."""
-    given, mapped = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1"), []
-    for one in given.split(","):
+def _also_mapped(proxies: list[str] | str) -> list[str] | str:
+    """Return the trusted proxies, those over IPv4 also as a socket that listens on `::` shows them."""
+    given = proxies.split(",") if isinstance(proxies, str) else proxies
+    mapped = []
+    for one in given:
         with suppress(ValueError):  # a name, IPv6 or `*`
             network = ipaddress.IPv4Network(one.strip())
             mapped.append(f"::ffff:{network.network_address}/{96 + network.prefixlen}")
-    return ",".join([given, *mapped])
+    return [*(one.strip() for one in given), *mapped] if mapped else proxies
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):

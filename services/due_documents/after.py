@@ -2,8 +2,7 @@
 
 Guarantee: `after` is called at least once for each document that was written. The process that wrote calls it; if that
 fails or dies, the record is left, and scans dispatch the call again until it succeeds: after its last attempt for each
-half of its documents, so that in the end one with which `after` fails does not hold up others. While many calls fail,
-such as during an outage of a service, they stay whole.
+half of its documents, the oldest batches first, so that one document with which `after` fails does not hold up others.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from services.due_work import Due, DueWork
 
 AFTER = ".after"  # suffix of the system's name for the leases of calls of `after`
 AFTER_RETRY_DELAY = minutes(1)
-MAX_HALVED = 8  # failing calls of a system; if more fail, the cause is hardly one document, and batches stay whole
+MAX_HALVED = 8  # failing batches of a system at a time: in an outage, not all become one call for each document
 
 log = get_logger("QM/systems")
 
@@ -132,8 +131,7 @@ class AfterCalls(DueWork):
 
     def _leave(self, item: DueItem, *, error: str, cool_down: timedelta) -> None:
         """Leave the call to scans: for each half of the documents, or whole after a cool-down."""
-        is_one_cause = outbox.count_failing(self.system_name, limit=MAX_HALVED + 1) <= MAX_HALVED
-        is_halved = is_one_cause and outbox.halve(item.args[0])
+        is_halved = outbox.halve(item.args[0], at_once=MAX_HALVED)
         how = "for each half of its documents" if is_halved else "after a cool-down"
         log.error(
             f"`after` failed; it is called again {how}",

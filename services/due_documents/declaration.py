@@ -322,7 +322,7 @@ class DueDocuments(System):
         return {"success": True, "id": shown_id(document["_id"]), "due_at": to_iso(due_at)}
 
     def log_written(self, count: int) -> None:
-        """Log that so many documents were written; `after` may be called several times for them."""
+        """Log the number of documents that one transaction wrote. By default, nothing is logged."""
 
     def more_indexes(self) -> Sequence[IndexModel]:
         """Return indexes of the collection in addition to that of due documents."""

@@ -48,7 +48,8 @@ INTERNAL_FIELDS = {
     "uncounted",
 }
 
-_SPACES_OF_JSON = re.compile(r'(?<=":) +|(?<=,) +')
+# In a search pattern, after `":` and `,`.
+_SPACES_OF_JSON = re.compile(r"(?<=\\x22\\x3a)(?:\\x20)+|(?<=\\x2c)(?:\\x20)+")
 
 _sorted_json = json.JSONEncoder(sort_keys=True).encode  # `json.dumps` makes an encoder at every call
 _compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -175,9 +176,8 @@ def search_pattern(search: str) -> str:
         search.encode()
     except UnicodeEncodeError:
         raise InvalidJob("search", "must not contain unpaired surrogates") from None
-    texts = (search, _compact_json(search)[1:-1])
-    spellings = dict.fromkeys((*texts, *(_SPACES_OF_JSON.sub("", text) for text in texts)))
-    return "|".join("".join(map(_character_pattern, spelling)) for spelling in spellings)
+    patterns = ("".join(map(_character_pattern, one)) for one in (search, _compact_json(search)[1:-1]))
+    return "|".join(dict.fromkeys(_SPACES_OF_JSON.sub(r"\\x20*", one) for one in patterns))
 
 
 def _character_pattern(character: str) -> str:

@@ -129,23 +129,25 @@ def test_long_queue_does_not_delay_others(connection: Connection) -> None:
 def test_each_queue_of_tasks_that_are_not_batched_takes_a_part_of_the_prefetch_count(
     server: Valkey, client: Redis
 ) -> None:
+    task = {"task": "t"}
     with connected(server.url, priority_steps=[0, 3]) as connection:
         taker = Taker(connection, "jobs", "scans", "rooms", prefetch=20)
         taker.channel.batched_queues, taker.channel.max_single = {"rooms"}, lambda: 3
-        send(connection, "jobs", "later", headers={"eta": "2030-01-01T00:00:00Z"})  # which does not count
-        send(connection, "jobs", *["job"] * 4)
-        send(connection, "jobs", "job", priority=3)
+        send(connection, "jobs", "later", headers={**task, "eta": "2030-01-01T00:00:00Z"})  # which does not count
+        send(connection, "jobs", "old")  # nor does one of protocol 1, which may have an ETA in its body
+        send(connection, "jobs", *["job"] * 4, headers=task)
+        send(connection, "jobs", "job", headers=task, priority=3)
         send(connection, "rooms", *["room"] * 9)
-        assert Counter(taker.drain()) == {"later": 1, "job": 3, "room": 9}
-        send(connection, "scans", "scan", priority=3)
+        assert Counter(taker.drain()) == {"later": 1, "old": 1, "job": 3, "room": 9}
+        send(connection, "scans", "scan", headers=task, priority=3)
         send(connection, "rooms", "room")
-        assert Counter(taker.drain()) == {"later": 1, "job": 3, "room": 10, "scan": 1}
+        assert Counter(taker.drain()) == {"later": 1, "old": 1, "job": 3, "room": 10, "scan": 1}
 
         settle(taker, "job", "job", "scan")
-        assert Counter(taker.drain()) == {"later": 1, "job": 5, "room": 10, "scan": 1}
-        send(connection, "jobs", "job")
-        send(connection, "scans", *["scan"] * 4)
-        assert Counter(taker.drain()) == {"later": 1, "job": 5, "room": 10, "scan": 4}
+        assert Counter(taker.drain()) == {"later": 1, "old": 1, "job": 5, "room": 10, "scan": 1}
+        send(connection, "jobs", "job", headers=task)
+        send(connection, "scans", *["scan"] * 4, headers=task)
+        assert Counter(taker.drain()) == {"later": 1, "old": 1, "job": 5, "room": 10, "scan": 4}
         assert (client.llen("jobs"), client.llen("scans")) == (1, 1)
 
 

@@ -1100,16 +1100,34 @@ class TestAfter:
         assert pending is not None
         assert pending.error == "its process was lost 2 times in a row"
 
-    def test_batches_stay_whole_while_many_calls_fail(self, clock: AgingClock) -> None:
+    def test_the_oldest_batches_that_fail_are_halved_first(self, clock: AgingClock) -> None:
         system = declare()
         system.after(Mock(side_effect=OSError("no service")))
         ours = work_on(system, clock)
         for _ in range(MAX_HALVED + 1):
             execute_batch(ours, [item_of(ours, make_account()) for _ in range(2)])
+            clock.advance(seconds(1))
+        oldest, *_, newest = scan(ours.after_calls)
+        ours.after_calls.give_up(newest, error="no service")
+        assert self.sizes() == [2] * (MAX_HALVED + 1)
+        ours.after_calls.give_up(oldest, error="no service")
+        assert sorted(self.sizes()) == [1, 1, *[2] * MAX_HALVED]
+
+    def test_documents_that_always_fail_do_not_keep_later_batches_whole(self, clock: AgingClock) -> None:
+        system = declare()
+        system.after(Mock(side_effect=ValueError("bad")))
+        ours = work_on(system, clock)
+        for _ in range(MAX_HALVED + 1):
+            execute_batch(ours, [item_of(ours, make_account())])
+        clock.advance(seconds(1))
+        execute_batch(ours, [item_of(ours, make_account()) for _ in range(2)])
         for call in scan(ours.after_calls):
-            ours.after_calls.give_up(call, error="no service")
-        sizes = [len(record["items"]) for record in collection(outbox.OUTBOX_COLLECTION).find()]
-        assert sizes == [2] * (MAX_HALVED + 1)
+            ours.after_calls.give_up(call, error="bad")
+        assert self.sizes() == [1] * (MAX_HALVED + 3)
+
+    def sizes(self) -> list[int]:
+        """Return the numbers of documents of the pending calls."""
+        return [len(record["items"]) for record in collection(outbox.OUTBOX_COLLECTION).find()]
 
     def test_system_without_the_hook_stores_no_record(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)

@@ -261,7 +261,7 @@ class TestReading:
             assert through(api, f"?sort={sort}&order={order}&limit=2{narrow}") == wanted
 
     def test_search_covers_arguments_names_and_errors(self, api: Api) -> None:
-        nested = api.run(INVOICE, "order", {"to": ["Ada@Example.com", {"n": 4711}]})["_id"]
+        nested = api.run(INVOICE, "order", {"to": ["Ada@Example.com", {"n": 4711}], "by": "B, C"})["_id"]
         text = api.run(INVOICE, 'a "quoted"\ttext, .* and (a+)+$', "ÄÖ")["_id"]
         failed = api.run(REPORT, 2026)
         end_job(failed["_id"], JobState.FAILURE, error="ValueError: Too Late")
@@ -269,6 +269,8 @@ class TestReading:
             ("ada@example.COM", [nested]),
             ('{"n":4711}', [nested]),
             ('"order", {"to": ["Ada', [nested]),  # as `queue-manager jobs list` prints it
+            ('{"n": 4711}], "by": "b, c"}', [nested]),
+            ("B,C", []),
             ("4711", [nested]),
             ('"quoted"\t', [text]),
             ("(A+)+$", [text]),

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from http.cookies import SimpleCookie
@@ -19,8 +19,11 @@ from urllib.parse import quote
 
 import jwt
 import pytest
+import uvicorn
+from uvicorn.middleware.proxy_headers import _TrustedHosts
 
 from dev.servers import Valkey
+from queue_manager.web.serve import _also_mapped
 from tests.any_jobs import INVOICE, MODULE
 from tests.eventually import eventually
 from tests.pace import paced, promptly
@@ -380,6 +383,30 @@ def test_with_keys_any_address_and_host_name_is_allowed(tmp_path: Path) -> None:
     with forked_web(tmp_path, "--host", "0.0.0.0", QM_API_KEYS=KEYS) as process:
         assert process.get("/metrics", Host="queue-manager.example", X_API_KEY=VIEWER).status == 200
         assert process.get("/metrics", Host="queue-manager.example").status == 401
+
+
+@pytest.mark.parametrize(
+    ("given", "trusted", "untrusted"),
+    [
+        (None, ("127.0.0.1", "::1", "::ffff:127.0.0.1"), ("10.0.0.1", "::ffff:10.0.0.1")),
+        (
+            "10.0.0.0/8, 192.0.2.1",
+            ("10.1.2.3", "::ffff:10.1.2.3", "::ffff:192.0.2.1"),
+            ("127.0.0.1", "::ffff:11.0.0.1"),
+        ),
+        ("*", ("10.0.0.1", "::ffff:10.0.0.1", "::1"), ()),
+    ],
+    ids=["default", "networks", "all"],
+)
+def test_trusted_proxies_are_recognized_on_sockets_of_both_protocols(
+    given: str | None, trusted: Sequence[str], untrusted: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("FORWARDED_ALLOW_IPS", given)
+    hosts = _TrustedHosts(_also_mapped(uvicorn.Config("app").forwarded_allow_ips))
+    assert all(one in hosts for one in trusted)
+    assert not any(one in hosts for one in untrusted)
 
 
 @pytest.mark.processes

@@ -42,7 +42,7 @@ async function toApiError(response: Response): Promise<Response | undefined> {
 /**
  * Return a client of the API at `baseUrl`: `client.POST("/api/jobs", { body })`.
  *
- * It throws a `TypeError` if no request could be made with the key or the address.
+ * It throws a `TypeError` if the key contains a line break, or the address a user or a password.
  *
  * A call resolves to `{ data, error, response }`; `error` is `{ error, message, field? }` if the request failed. It rejects
  * if there is no response, and if the response is a redirect, which the API does not need.
@@ -50,7 +50,7 @@ async function toApiError(response: Response): Promise<Response | undefined> {
 export function createClient(baseUrl: string, { apiKey, headers, ...options }: Options = {}): Client<paths> {
   // The errors of fetch would quote the key or the password.
   if (/[\0\r\n]/.test(apiKey?.trim() ?? "")) throw new TypeError("apiKey: must not contain a line break");
-  if (/^\w+:\/\/[^/]*@/.test(baseUrl)) throw new TypeError("baseUrl: must not contain a user or a password");
+  if (/^\s*\w+:[\\/]+[^?#]*@/.test(baseUrl)) throw new TypeError("baseUrl: must not contain a user or a password");
   // By default, fetch would send the key to any host that a redirect names, and turn a POST into a GET: adding a message
   // would receive another one.
   const client = createFetchClient<paths>({ baseUrl, headers, redirect: "error", ...options });
