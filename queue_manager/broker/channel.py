@@ -18,8 +18,8 @@ Queues of one priority are served fairly; `queue_order_strategy` has no effect. 
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from queue import Empty
@@ -67,15 +67,6 @@ class Channel(stock.Channel):
     take_batch_size: int = TAKE_BATCH_SIZE
     """Maximum number of messages that are taken at once."""
 
-    batched_queues: Collection[str] = ()
-    """Those whose messages a worker executes in batches."""
-
-    max_single: Callable[[], int] | None = None
-    """Returns how many messages of each other queue are held at most, besides those with an ETA; `None`: no such limit.
-
-    Of each, because those of a task with a rate limit, which are held for long, must not delay other queues.
-    """
-
     is_of_settings: bool = False
     """Whether the broker is that of the settings, whose URL may have options that kombu's URL lacks."""
 
@@ -95,8 +86,6 @@ class Channel(stock.Channel):
         self._lists = PriorityLists(self._list_names)
         self._requested: tuple[list[PriorityList], int, dict[str, int]] = ([], 0, {})
         """The lists, and how many messages at most: of all, and of each queue."""
-        self._single_tags: defaultdict[str, list[str]] = defaultdict(list)
-        """By queue, those that count towards `max_single` until they are settled."""
         self.empty_queues = EmptyQueues(self._lists)
         self._no_ack_queues: set[str] = set()
         self._captured: list[tuple[str, dict[str, Any]]] | None = None
@@ -166,15 +155,9 @@ class Channel(stock.Channel):
         With each request, some of them are found empty, or those with messages move behind the others.
         """
         in_turn = self._queue_cycle.consume(len(self.active_queues))
-        rooms = ((one, self._room(one)) for one in in_turn if one not in self.empty_queues)
+        waiting = (one for one in in_turn if one not in self.empty_queues)
+        rooms = ((one, self.qos.room(one, self.take_batch_size)) for one in waiting)
         return dict(islice(((one, room) for one, room in rooms if room), MAX_REQUESTED_QUEUES))
-
-    def _room(self, queue: str) -> int:
-        """Return how many messages of a queue may be taken."""
-        if self.max_single is None or queue in self.batched_queues:
-            return self.take_batch_size
-        held = self._single_tags[queue] = [tag for tag in self._single_tags[queue] if self.qos.holds(tag)]
-        return max(0, self.max_single() - len(held))
 
     def _list_names(self, queue: str) -> list[tuple[str, int]]:
         """Return the names of a queue's lists, each with its priority."""
@@ -235,10 +218,7 @@ class Channel(stock.Channel):
             message = read(raw)
             message["properties"]["delivery_tag"] = tag
             self.connection._deliver(message, source.queue)
-            is_limited = self.max_single is not None and source.queue not in self.batched_queues
-            # Celery's protocol 1, without the header `task`, has an ETA in the body.
-            if is_limited and "task" in message["headers"] and message["headers"].get("eta") is None:
-                self._single_tags[source.queue].append(tag)
+            self.qos.count_single(source.queue, tag, message["headers"])
             if source.queue in self._no_ack_queues:
                 self.qos.ack_later(tag)
         except REDIS_OUTAGES:

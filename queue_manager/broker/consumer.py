@@ -110,8 +110,8 @@ class Consumer(CeleryConsumer):
         max_pause = max(channel.visibility_timeout, soft_shutdown) if self.pool.uses_semaphore else math.inf
         channel.connection.cycle.renew_in_thread(channel.visibility_timeout / 4, max_pause=max_pause)
         if self._is_default_prefetch:
-            channel.batched_queues = self.batched_queues
-            channel.max_single = lambda: MAX_SINGLE_PER_PROCESS * self.pool.num_processes
+            channel.qos.batched_queues = self.batched_queues
+            channel.qos.max_single = lambda: MAX_SINGLE_PER_PROCESS * self.pool.num_processes
         if isinstance(self.pool, SoloPool):  # it executes a message on delivery, and the rest of a batch would wait
             channel.take_batch_size = 1
 

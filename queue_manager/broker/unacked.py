@@ -7,8 +7,8 @@ redelivered before.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -32,9 +32,20 @@ log = get_logger("QM/transport")
 class UnackedMessages(stock.QoS):
     """The unacknowledged messages of a channel: kombu's `QoS`."""
 
+    batched_queues: Collection[str] = ()
+    """Those whose messages a worker executes in batches."""
+
+    max_single: Callable[[], int] | None = None
+    """Returns how many messages of each other queue are held at most, besides those with an ETA; `None`: no such limit.
+
+    Of each, because those of a task with a rate limit, which are held for long, must not delay other queues.
+    """
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pending_acks: deque[str] = deque()  # threads may append
+        self._single_tags: defaultdict[str, list[str]] = defaultdict(list)
+        """By queue, those that count towards `max_single` until they are settled."""
         self.arriving: Sequence[str] = ()
         """The tags of the batch that is being delivered. A solo pool executes each message before the next delivery."""
 
@@ -60,6 +71,22 @@ class UnackedMessages(stock.QoS):
         else:
             with refusals_as_connection_errors():
                 super().append(message, delivery_tag)
+
+    def room(self, queue: str, most: int) -> int:
+        """Return how many messages of a queue may be taken: `most` if it has no limit of its own."""
+        if (limit := self._limit(queue)) is None:
+            return most
+        held = self._single_tags[queue] = [tag for tag in self._single_tags[queue] if self.holds(tag)]
+        return max(0, limit - len(held))
+
+    def count_single(self, queue: str, tag: str, headers: Mapping[str, Any]) -> None:
+        """Count a delivered message towards the limit of its queue, if it has one."""
+        # Celery's protocol 1, without the header `task`, has an ETA in the body.
+        if self._limit(queue) is not None and "task" in headers and headers.get("eta") is None:
+            self._single_tags[queue].append(tag)
+
+    def _limit(self, queue: str) -> int | None:
+        return None if self.max_single is None or queue in self.batched_queues else self.max_single()
 
     # Acks
 

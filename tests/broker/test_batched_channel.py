@@ -132,7 +132,7 @@ def test_each_queue_of_tasks_that_are_not_batched_takes_a_part_of_the_prefetch_c
     task = {"task": "t"}
     with connected(server.url, priority_steps=[0, 3]) as connection:
         taker = Taker(connection, "jobs", "scans", "rooms", prefetch=20)
-        taker.channel.batched_queues, taker.channel.max_single = {"rooms"}, lambda: 3
+        taker.channel.qos.batched_queues, taker.channel.qos.max_single = {"rooms"}, lambda: 3
         send(connection, "jobs", "later", headers={**task, "eta": "2030-01-01T00:00:00Z"})  # which does not count
         send(connection, "jobs", "old")  # nor does one of protocol 1, which may have an ETA in its body
         send(connection, "jobs", *["job"] * 4, headers=task)
