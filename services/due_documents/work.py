@@ -20,6 +20,7 @@ from queue_manager.core.clock import parse_utc, seconds, to_iso
 from queue_manager.core.errors import NotYetDue, PermanentError, clear_variables, reason, typed_reason
 from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
+from queue_manager.core.redis_client import RedisError
 from queue_manager.items import DueItem, Verdict
 from queue_manager.leases import MAX_COOL_DOWN, Leases, MustCoolDown
 from services.due_documents.after import AFTER, AfterCalls
@@ -130,7 +131,10 @@ class DocumentWork(DueWork):
             raise
         if key in written:
             return self.system.result(written[key], written_at=run.now)
-        return {"skipped": True, "reason": self._reason_to_skip(key, expected, run.now)}
+        outcome = self._outcome_of_unwritten(self.documents.get(key), expected, run.now)
+        if isinstance(outcome, NotYetDue):
+            raise outcome
+        return outcome
 
     def preview(self, document: database.Document, *, now: datetime) -> Update:
         """Return the update that a document which is due `now` would get; try it in a transaction that is aborted.
@@ -148,11 +152,12 @@ class DocumentWork(DueWork):
         """Act on many documents as `execute` does, in one transaction, or in several if they are large or take long.
 
         A document whose update is refused is left to its own task. To find it, the batch is halved repeatedly. If a
-        transaction fails after another was written, its items are left to their own tasks.
+        transaction fails after another was written, its items are left to their own tasks. Items whose documents are
+        not due any more cost two reads together: after a crash, a thousand messages may be delivered a second time.
 
         Returns:
-            The result of each item, or the error of its function; `None` if its own task must execute it; `UNREACHED`
-            if `MAX_BATCH_TIME` was over.
+            What `execute` returns or raises for each item; `None` if its own task must execute it; `UNREACHED` if
+            `MAX_BATCH_TIME` was over.
         """
         arguments = [self._readable_arguments(item) for item in items]
         run = Run(id=items[0].task_id, now=self.clock())
@@ -171,6 +176,14 @@ class DocumentWork(DueWork):
                         results[number] = self.system.result(found, written_at=run.now)
                 elif (call := failed.get(key)) is not None and _is_of_item(call.id, call.due_at, key, expected):
                     results[number] = call.error
+        unwritten = [
+            (number, *one)
+            for number, one in enumerate(arguments)
+            if one and results[number] is None and one[0] not in unreached
+        ]
+        with suppress(database.Error, RedisError):  # which their own tasks meet too; what was written must be reported
+            for number, outcome in self._outcomes_of_unwritten(unwritten, run.now):
+                results[number] = outcome
         return [
             Verdict.UNREACHED if one and one[0] in unreached else result
             for one, result in zip(arguments, results, strict=True)
@@ -286,18 +299,30 @@ class DocumentWork(DueWork):
 
     # Results
 
-    def _reason_to_skip(self, key: Any, expected: datetime | None, now: datetime) -> str:
-        """Return why a document was not written, and clear its flag. Raises NotYetDue."""
-        document = self.documents.get(key)
+    def _outcomes_of_unwritten(
+        self, items: Sequence[tuple[int, Any, datetime | None]], now: datetime
+    ) -> Iterator[tuple[int, ItemResult | NotYetDue]]:
+        """Yield the outcomes of items of a batch, each `(number, id, due time)`, except of documents still due."""
+        if not items:
+            return
+        ids, fields = [key for _, key, _ in items], filter(None, (self.system.due, self.system.flag_field))
+        due = {id_key(one["_id"]): self.documents.due_at(one) for one in self.documents.due_with_ids(ids, now)}
+        found = {id_key(one["_id"]): one for one in self.documents.get_many(ids, [*fields])}
+        for number, key, expected in items:
+            if key not in due or expected not in (None, due[key]):
+                yield number, self._outcome_of_unwritten(found.get(key), expected, now)
+
+    def _outcome_of_unwritten(
+        self, document: database.Document | None, expected: datetime | None, now: datetime
+    ) -> ItemResult | NotYetDue:
+        """Return why a document was not written, and clear its flag."""
         if document is None:
-            return self.system.not_found
+            return _skipped(self.system.not_found)
         due_at = self.documents.due_at(document)
         if isinstance(due_at, datetime) and due_at > now and expected in (None, due_at):
-            if expected is not None:
-                raise NotYetDue(due_at - now)
-            return self.system.not_due
+            return _skipped(self.system.not_due) if expected is None else NotYetDue(due_at - now)
         self._clear_flag(document)
-        return self.system.changed
+        return _skipped(self.system.changed)
 
     def _arguments(self, id: Any, due_at: Any = None) -> tuple[Any, datetime | None]:
         names = self.system.arguments
@@ -320,6 +345,10 @@ class DocumentWork(DueWork):
     @property
     def _log(self) -> BoundLogger:
         return get_logger(self.system.initiator)
+
+
+def _skipped(why: str) -> ItemResult:
+    return {"skipped": True, "reason": why}
 
 
 def _is_of_item(id: Any, due_at: Any, key: Any, expected: datetime | None) -> bool:

@@ -680,7 +680,53 @@ class TestBatch:
         ours = work_on(declare(), clock)
         items = [item_of(ours, make_account(at), at) for at in (OVER, T0 + hours(1))]
         now, later = ours.execute_batch(items)
-        assert (isinstance(now, dict) and now["success"], later) == (True, None)
+        assert isinstance(now, dict)
+        assert now["success"]
+        assert isinstance(later, NotYetDue)
+        assert later.remaining == hours(1)
+
+    def test_items_delivered_again_cost_two_reads_together(self, clock: AgingClock) -> None:
+        ours = work_on(declare(), clock)
+        sent: list[list[str]] = []
+        for count in (2, 100):
+            items = [item_of(ours, make_account()) for _ in range(count)]
+            assert None not in execute_batch(ours, items)
+            with commands() as seen:
+                results = ours.execute_batch(items)
+            assert results == [{"skipped": True, "reason": ours.system.changed}] * count
+            sent.append(seen)
+        assert sent[0] == sent[1]
+        assert sent[0][-2:] == ["find accounts", "find accounts"]
+
+    def test_items_that_a_batch_does_not_write_get_the_outcomes_of_their_own_tasks(self, clock: AgingClock) -> None:
+        ours = work_on(declare(), clock)
+        moved, later = make_account(T0 + hours(2)), make_account(T0 + hours(1))
+        items = [item_of(ours, id) for id in (make_account(), moved, make_account(status="paid"), ObjectId())]
+        items += [item_of(ours, later, None), item_of(ours, later, T0 + hours(1))]
+
+        written, *outcomes, early = ours.execute_batch(items)
+
+        assert isinstance(written, dict)
+        assert written["success"]
+        assert outcomes == [execute(ours, item) for item in items[1:-1]]
+        assert [isinstance(one, dict) and one["reason"] for one in outcomes] == [
+            *[ours.system.changed] * 2,
+            ours.system.not_found,
+            ours.system.not_due,
+        ]
+        assert isinstance(early, NotYetDue)
+        assert early.remaining == hours(1)
+
+    def test_what_a_batch_wrote_is_reported_although_mongodb_is_away_after_it(
+        self, clock: AgingClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ours = work_on(declare(), clock)
+        items = [item_of(ours, id) for id in (make_account(), ObjectId())]
+        monkeypatch.setattr(type(ours.documents), "get_many", Mock(side_effect=AutoReconnect("gone")))
+        written, other = ours.execute_batch(items)
+        assert isinstance(written, dict)
+        assert written["success"]
+        assert other is None
 
     @pytest.mark.parametrize("order", [1, -1])
     def test_only_the_message_for_the_due_time_of_a_document_is_executed(self, clock: AgingClock, order: int) -> None:
@@ -729,8 +775,10 @@ class TestIds:
     def test_id_of_another_number_type_does_not_match(self, clock: AgingClock) -> None:
         ours = work_on(declare(), clock)
         id, other = make_account(_id={"account": Int64(5)}), make_account()
-        results = execute_batch(ours, [item_of(ours, {"account": 5}), item_of(ours, other)])
-        assert [result and result["success"] for result in results] == [None, True] or "skipped" in (results[0] or {})
+        unknown, written = execute_batch(ours, [item_of(ours, {"account": 5}), item_of(ours, other)])
+        assert unknown == {"skipped": True, "reason": ours.system.not_found}
+        assert written
+        assert written["success"]
         assert [get_account(one)["status"] for one in (id, other)] == ["trial", "expired"]
 
     def test_unreadable_id_does_not_hide_statistics(self, clock: AgingClock) -> None:
