@@ -58,6 +58,7 @@ from queue_manager.leases.state import LeaseCounts, LeaseDetail, LeaseStatus, st
 
 DONE_FOR = seconds(5)
 MAX_SCAN_LOCK = seconds(30)
+SENDING_LEASE = seconds(15)  # at most, until an item is sent: what a dead scan has taken waits no longer
 MIN_COOL_DOWN, MAX_COOL_DOWN = minutes(1), hours(1)
 MAX_LOSSES = 2  # in a row, after which an item cools down before it starts again
 SAMPLED_PARTS = 10
@@ -119,14 +120,14 @@ class Leases:
     # Dispatch
 
     def take(self, names: Sequence[str], *, is_forced: bool = False, flagged_for: timedelta = timedelta(0)) -> Taken:
-        """Take the leases that are free; with `is_forced`, also those that are cooling.
+        """Take the leases that are free, to send their items now; with `is_forced`, also those that are cooling.
 
         The flag of a document that was taken counts as ours for `flagged_for`, even if its due time changes.
         """
-        positions, ends = list[int](), 0
+        positions, ends, sending_ms = list[int](), 0, milliseconds(min(self.lease, SENDING_LEASE))
         for first in range(0, len(names), MAX_ARGUMENTS):
             some = names[first : first + MAX_ARGUMENTS]
-            ends, *found = self._run(TAKE, self._lease_ms, int(is_forced), milliseconds(flagged_for), *some)
+            ends, *found = self._run(TAKE, sending_ms, int(is_forced), milliseconds(flagged_for), *some)
             positions += [first + position - 1 for position in found]
         return Taken(positions=positions, ends_ms=ends)
 
@@ -135,10 +136,12 @@ class Leases:
         """Hold the scan lock of the system while the yielded function returns True; call it once per batch.
 
         The lock lasts as long as a lease, but at most 30 s, so that the next scan does not wait longer if the process
-        dies. A call renews it after a third of this time.
+        dies. A call renews it after a third of this time. If it cannot be released, because Redis does not answer, the
+        next scan in this process takes it over.
         """
         held_for = min(self.lease, MAX_SCAN_LOCK)
-        key, token, renew_at = f"qm:lease:{self.system}:scan", uuid4().hex, 0.0
+        key, renew_at = f"qm:lease:{self.system}:scan", 0.0
+        token = _unreleased.pop(key, uuid4().hex)
 
         def holds_lock() -> bool:
             nonlocal renew_at
@@ -153,8 +156,12 @@ class Leases:
         try:
             yield holds_lock
         finally:
-            with lease_server() as client:
-                RELEASE_SCAN_LOCK(client, [key], [token])
+            try:
+                with lease_server() as client:
+                    RELEASE_SCAN_LOCK(client, [key], [token])
+            except Unavailable:
+                _unreleased[key] = token
+                raise
 
     def mark_dispatched(self, names: Sequence[str], *, ends_ms: int) -> None:
         """Mark items taken until `ends_ms` as sent: they wait for a worker, for any time."""
@@ -384,5 +391,7 @@ def lease_server() -> Iterator[redis.Redis]:
         raise Unavailable(describe_outage(settings().redis_url, error)) from error
 
 
+_unreleased: dict[str, str] = {}
+"""The tokens of scan locks that ended scans of this process may still hold, by key."""
 _client = PerProcess(lambda: make_client(settings().redis_url))
 _recorder = PerProcess(lambda: BestEffortClient(settings().redis_url, records="Starts of items"))

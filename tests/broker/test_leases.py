@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -11,6 +12,7 @@ import redis
 from queue_manager import leases
 from queue_manager.core import redis_client
 from queue_manager.core.clock import from_unix_ms, hours, local_now, minutes, seconds, unix_ms
+from queue_manager.core.errors import Unavailable
 from queue_manager.core.redis_client import BestEffortClient, make_client
 from queue_manager.leases import OFTEN_LOST, Leases, MustCoolDown
 from queue_manager.leases.scripts import JUST_TAKEN_MS, MAX_ARGUMENTS, RETENTION_MS
@@ -74,6 +76,12 @@ class TestTake:
     def test_lease_expires_if_the_scan_dies_before_sending(self, short: Leases, ours: Leases) -> None:
         assert take(short, ONE) == [ONE]
         eventually(lambda: take(ours, ONE) == [ONE])
+
+    def test_items_that_a_dead_scan_did_not_send_are_free_after_15_s(self, client: redis.Redis) -> None:
+        before, _ = client.time()
+        ends_ms = Leases("trial-end", hours(1)).take([ONE]).ends_ms
+        after, _ = client.time()
+        assert 15 <= ends_ms / 1000 - before <= 16 + after - before
 
     def test_more_leases_than_one_command_accepts_are_taken(self, ours: Leases) -> None:
         names = [leases.name(str(number), AT) for number in range(2 * MAX_ARGUMENTS + 1)]
@@ -352,6 +360,20 @@ class TestScan:
         with long.scan_lock() as holds_lock, redis_server() as client:
             assert holds_lock()
             assert 0 < client.pttl("qm:lease:trial-end:scan") <= 30_000
+
+    def test_a_scan_takes_over_the_lock_that_the_last_one_of_its_process_could_not_release(
+        self, ours: Leases, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        scan = ours.scan_lock()
+        assert scan.__enter__()()
+        with monkeypatch.context() as outage:
+            outage.setattr(leases, "RELEASE_SCAN_LOCK", Mock(side_effect=redis.ConnectionError("gone")))
+            with pytest.raises(Unavailable):
+                scan.__exit__(None, None, None)
+        with ours.scan_lock() as next_one:
+            assert next_one()
+            with ours.scan_lock() as another:
+                assert not another()
 
 
 # Attempts
