@@ -57,7 +57,7 @@ from queue_manager.leases.scripts import (
 from queue_manager.leases.state import LeaseCounts, LeaseDetail, LeaseStatus, step_of
 
 DONE_FOR = seconds(5)
-MAX_SCAN_LOCK = seconds(30)
+MAX_SCAN_LOCK = seconds(15)
 SENDING_LEASE = seconds(15)  # at most, until an item is sent: what a dead scan has taken waits no longer
 MIN_COOL_DOWN, MAX_COOL_DOWN = minutes(1), hours(1)
 MAX_LOSSES = 2  # in a row, after which an item cools down before it starts again
@@ -135,7 +135,7 @@ class Leases:
     def scan_lock(self) -> Iterator[Callable[[], bool]]:
         """Hold the scan lock of the system while the yielded function returns True; call it once per batch.
 
-        The lock lasts as long as a lease, but at most 30 s, so that the next scan does not wait longer if the process
+        The lock lasts as long as a lease, but at most 15 s, so that the next scan does not wait longer if the process
         dies. A call renews it after a third of this time. If it cannot be released, because Redis does not answer, the
         next scan in this process takes it over.
         """
