@@ -12,7 +12,6 @@ from queue_manager.core.errors import ConfigurationError
 from queue_manager.core.settings import Settings
 from queue_manager.system import SCANS_QUEUE, System
 from tasks.app import app
-from tasks.item import ItemTask
 
 
 def beat_entries(of: Iterable[System], settings: Settings) -> dict[str, dict[str, Any]]:
@@ -37,22 +36,25 @@ def require_tasks(of: Iterable[System] | None = None) -> None:
     """Import all tasks.
 
     Raises:
-        ConfigurationError: a system names a task that is not registered, is not an item task, or has another queue.
+        ConfigurationError: a system names a task that is not registered, is a plain Celery task, or has another queue.
     """
     app.loader.import_default_modules()
     for system in systems() if of is None else of:
-        item = app.tasks.get(system.item_task)
-        if not isinstance(item, ItemTask | None):  # Celery registers `@shared_task` first
-            raise ConfigurationError(
-                f"System {system.name!r}: {system.item_task!r} is a plain Celery task: remove `@shared_task` or "
-                "`@app.task` from the function"
-            )
-        for name in (system.scan_task, system.item_task):
-            if name is not None and name not in app.tasks:
+        names = [name for name in (system.scan_task, system.item_task) if name is not None]
+        for name in names:
+            # Celery registers `@shared_task` first.
+            if name in app.tasks and not hasattr(app.tasks[name], "queue_name"):
+                raise ConfigurationError(
+                    f"System {system.name!r}: {name!r} is a plain Celery task: remove `@shared_task` or `@app.task` "
+                    "from the function"
+                )
+        for name in names:
+            if name not in app.tasks:
                 module = name.rpartition(".")[0]
                 raise ConfigurationError(
                     f"System {system.name!r}: no task {name!r} is registered; define it in {module}"
                 )
+        item = app.tasks.get(system.item_task)
         if item is not None and item.queue_name != system.queue:
             expected = f"{item.queue_name!r}, the queue of its task {system.item_task!r}"
             raise ConfigurationError(f"System {system.name!r}: queue={system.queue!r} must be {expected}")

@@ -257,9 +257,16 @@ def test_a_queue_that_is_not_that_of_the_task_is_refused() -> None:
         require_tasks([wrong])
 
 
-def test_a_plain_task_with_the_name_of_the_item_task_is_refused() -> None:
-    """Such as a function with `@shared_task` in addition to `@trials.item()`."""
-    wrong = trial_end(scan_task=SYSTEMS[0].scan_task, item_task="celery.backend_cleanup", queue="trials")
+@pytest.mark.parametrize("field", ["scan_task", "item_task"])
+def test_a_plain_task_with_the_name_of_a_task_of_a_system_is_refused(field: str) -> None:
+    """Such as a function with `@shared_task` in addition to `@trials.item()` or `@scan_task(…)`."""
+    snooze = SYSTEMS[0]
+    tasks: dict[str, Any] = {
+        "scan_task": snooze.scan_task,
+        "item_task": snooze.item_task,
+        field: "celery.backend_cleanup",
+    }
+    wrong = trial_end(**tasks, queue=str(snooze.queue))
     with pytest.raises(
         ConfigurationError, match=r"'trial-end': 'celery.backend_cleanup' is a plain Celery task: remove `@shared_task`"
     ):
