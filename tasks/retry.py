@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from queue_manager.batching.publish import UNCERTAIN, publish
+from queue_manager.batching.publish import UNCERTAIN, is_json, publish
 from queue_manager.core.errors import Unavailable, reason
 from queue_manager.core.log import get_logger
 from queue_manager.items import DueItem, Listed
@@ -25,6 +25,12 @@ def retry(system: System, listed: Listed, ids: Sequence[str]) -> list[DueItem]:
     task: ItemTask = app.tasks[system.item_task]
     with mongodb():
         taken = listed.take(ids)
+    sendable = [one for one in taken if is_json(one.args)]
+    if 0 < len(sendable) < len(taken):  # the others must not hold them up
+        others = [one for one in taken if one not in sendable]
+        log.error("Items have arguments that are not JSON", system=system.name, items=len(others), args=others[0].args)
+        _release(task, others)
+        taken = sendable
     if taken:
         _send(task, taken)
         _mark_dispatched(task, taken)

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery import Task, current_task
-from kombu.utils.json import dumps
 
 from beat_schedule import systems
 from models import database, scan_run
 from models.database import server_now, within
-from queue_manager.batching.publish import UNCERTAIN, publish
+from queue_manager.batching.publish import UNCERTAIN, is_json, publish
 from queue_manager.beat import scan_ticks
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import Pace, seconds
@@ -220,10 +219,10 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
         with app.producer_pool.acquire(block=True, timeout=10) as producer:
             publish(task, batch.items, producer)
     except Exception as error:
-        sendable = [] if isinstance(error, UNCERTAIN) else [one for one in batch.items if _is_json(one.args)]
+        sendable = [] if isinstance(error, UNCERTAIN) else [one for one in batch.items if is_json(one.args)]
         if 0 < len(sendable) < len(batch.items):  # the others must not hold them up
             _send(task, work, replace(batch, items=sendable), report)
-            batch = replace(batch, items=[one for one in batch.items if not _is_json(one.args)])
+            batch = replace(batch, items=[one for one in batch.items if not is_json(one.args)])
         report_error(error)
         cause = error.__cause__ or error
         report.errors.append(
@@ -234,14 +233,6 @@ def _send(task: ItemTask, work: DueWork, batch: DueBatch, report: ScanReport) ->
         return
     report.enqueued += len(batch.items)
     work.mark_dispatched(batch)
-
-
-def _is_json(args: Sequence[Any]) -> bool:
-    try:
-        dumps(args)
-    except Exception:  # such as a RecursionError, or one of `__json__`
-        return False
-    return True
 
 
 def _require_same_lease(task: ItemTask, work: DueWork, items: Sequence[DueItem]) -> None:

@@ -92,6 +92,15 @@ def _publish(task: BatchedTask, items: Sequence[DueItem], producer: Any) -> None
             _send(task, item, producer, headers)
 
 
+def is_json(args: Sequence[Any]) -> bool:
+    """Return True if a message can have these arguments."""
+    try:
+        dumps(args)
+    except Exception:  # such as a RecursionError, or one of `__json__`
+        return False
+    return True
+
+
 def publish_copy(task: BatchedTask, args: Sequence[Any], task_id: str) -> bool:
     """Publish one item as a copy; return False if Celery must publish it.
 
