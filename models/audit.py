@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter, with_config
 from pymongo import IndexModel, ReturnDocument
 from pymongo.collection import Collection
 
-from models import listing
+from models import listing, site
 from models.archive import UNDO_TIME
 from models.database import Document, collection
 from models.document_id import id_candidates, id_text, shown_id
@@ -184,7 +184,7 @@ def page(query: AuditQuery, *, after: Position | None, limit: int) -> tuple[list
     """
     given: Document = {field: value for field in _FIELDS if (value := getattr(query, field)) is not None}
     if query.id is not None:
-        given["ids"] = {"$in": [query.id, *map(id_text, id_candidates(query.id))]}
+        given["ids"] = {"$in": [query.id, *map(id_text, id_candidates(query.id)), *site.item_ids(query.id)]}
     times = {"$gte": query.since, "$lte": query.until}
     if wanted := {operator: moment for operator, moment in times.items() if moment is not None}:
         given["at"] = wanted

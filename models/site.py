@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -23,12 +22,11 @@ from pymongo.collection import Collection
 
 from models import listing
 from models.database import Document, collection, update_all, value_at
-from models.document_id import read_id
+from models.document_id import id_candidates, id_text
 from models.due_documents import A_DATE
 from models.listing import Position
 from models.malformed import readable, typed
 from queue_manager.core.clock import hours
-from queue_manager.core.errors import PermanentError
 from queue_manager.health_rules import MANY_RESETS
 from queue_manager.items import Item
 
@@ -204,13 +202,17 @@ def item_id(collection: str, site_id: str) -> str:
     return f"{collection}{SEPARATOR}{site_id}"
 
 
+def item_ids(text: str) -> list[str]:
+    """Return the ids of items that a collection and the id of a site, as people write it, may mean."""
+    return [item_id(sites.name, id_text(key)) for sites, keys in by_collection([text]) for key in keys]
+
+
 def by_collection(ids: Iterable[str]) -> list[tuple[Sites, list[Any]]]:
-    """Return the sites that the ids of items name, as their own ids by collection; an invalid id is left out."""
+    """Return, by collection, the ids of the sites that the ids of items may mean; unknown collections are left out."""
     found: dict[str, list[Any]] = {name: [] for name in ALL}
     for name, _, key in (id.partition(SEPARATOR) for id in ids):
-        with suppress(PermanentError):
-            if name in ALL:
-                found[name].append(read_id(key, field="id"))
+        if name in ALL:
+            found[name] += id_candidates(key)
     return [(ALL[name], keys) for name, keys in found.items() if keys]
 
 

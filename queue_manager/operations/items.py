@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,6 +26,8 @@ MAX_SEARCHED = 5_000  # items, also of other states, that one page reads; the ne
 MAX_COUNTED = 20_000  # items that match
 SEARCH_TIMEOUT = 5.0  # seconds in which matching items are searched among those of other states
 MAX_DOCUMENT_LENGTH = 1024 * 1024  # characters
+_JSON_ID = re.compile(r'(?P<collection>(?:\w+:)?)(?P<json>["{].*)', re.DOTALL)
+
 log = get_logger("QM/items")
 
 
@@ -109,9 +112,9 @@ def matches(item: Item, search: str | None) -> bool:
 
 def _without_escapes(id: str) -> str:
     """Return an id as people write it: a text without the escapes of its JSON, a UUID with hyphens."""
-    if id.startswith(('"', "{")):  # it is extended JSON, unless a system of its own scan has such ids
+    if found := _JSON_ID.fullmatch(id):  # it is extended JSON, unless a system of its own scan has such ids
         with suppress(PermanentError):
-            return shown_id(read_id(id, field="id"))
+            return found["collection"] + shown_id(read_id(found["json"], field="id"))
     return id
 
 

@@ -18,7 +18,7 @@ from bson import Binary, MinKey, ObjectId
 from dev.ports import free_port
 from models import site, subscription, support_room
 from models.database import collection, server_now
-from models.document_id import id_text
+from models.document_id import id_text, shown_id
 from queue_manager.core.clock import hours, minutes, seconds, to_iso
 from queue_manager.items import DueItem
 from queue_manager.leases.state import LeaseStatus
@@ -53,7 +53,7 @@ def rooms(clean: Servers) -> dict[str, ObjectId]:
     return {**found, "later": make_room(server_now() + hours(1))}
 
 
-def make_site(sites: str, started_at: datetime, **fields: Any) -> ObjectId:
+def make_site(sites: str, started_at: datetime, **fields: Any) -> Any:
     building = {"thumbnail_build_in_progress": True, "thumbnail_process_started_at": started_at}
     return collection(sites).insert_one({"status": "PUBLISHED", **building, **fields}).inserted_id
 
@@ -378,6 +378,15 @@ def test_hung_sites_are_listed_and_reset_manually(clean: Servers, process: Web) 
     assert process.post(f"{SITES}/{due[1]['id']}/retry").status == 409
     for unknown in (f"agency_websites:{ObjectId()}", f"other:{busy}", str(busy)):
         assert process.post(f"{SITES}/{unknown}/retry").status == 404
+
+
+@pytest.mark.parametrize("id", ['MÜNCHEN "Süd"', Binary.from_uuid(UUID(int=2**127 - 7))], ids=["text", "UUID"])
+def test_a_site_is_found_and_retried_by_its_id_as_people_write_it(id: Any, clean: Servers, process: Web) -> None:
+    make_site("agency_websites", server_now() - hours(5), _id=id)
+    written, stored = f"agency_websites:{shown_id(id)}", f"agency_websites:{id_text(id)}"
+    assert [one["id"] for one in listed(process, SITES, f"state=due&search={quote(written)}")] == [stored]
+    assert process.post(f"{SITES}/retry", json.dumps({"ids": [written]})).body == {"sent": 1, "of": 1}
+    assert [one["ids"] for one in process.get(f"/api/audit?id={quote(written)}").body["entries"]] == [[stored]]
 
 
 def test_agencies_are_listed_once_although_account_ids_are_text_or_object_ids(clean: Servers, process: Web) -> None:
