@@ -20,7 +20,7 @@ from typing import Any
 from bson import ObjectId
 
 from models import account, database, pulse, subscription
-from models.document_id import id_text, read_id
+from models.document_id import id_text, read_id, shown_id
 from models.listing import Position, Sample
 from models.pulse import Agency
 from queue_manager.broker.backlog import Backlog
@@ -75,7 +75,7 @@ class ReviewRequests(DueWork, Listed):
     def _left_out(self) -> DueBatch:
         found = subscription.unreadable(self.product_types)
         if found.count:
-            ids = ", ".join(map(str, found.ids))
+            ids = ", ".join(map(shown_id, found.ids))
             log.warning("Subscriptions have no readable created_at and are left out", count=found.count, ids=ids)
         return DueBatch(other_counts={"unreadable": found.count} if found.count else {})
 
@@ -245,7 +245,7 @@ def stats() -> SystemStats:
         raise Unavailable("Subscriptions with an unreadable created_at could not be counted yet")
     numbers["unreadable"] = unreadable.count
     if unreadable.count:
-        what, ids = many(unreadable.count, "subscription"), ", ".join(map(str, unreadable.ids))
+        what, ids = many(unreadable.count, "subscription"), ", ".join(map(shown_id, unreadable.ids))
         problems[Rule.UNREADABLE_DOCUMENTS] = f"{what} without a readable created_at: {ids}"
     return SystemStats(numbers=numbers, problems=problems, counted_to=MAX_DUE_COUNT)
 

@@ -37,7 +37,8 @@ def read_stats(work: StaleThumbnails, *, late: timedelta) -> SystemStats:
         numbers[f"stuck_{sites.name}"] = sites.count_stuck(before)
         numbers[f"finished_{sites.name}"] = sites.count_finished(before)
         numbers["stuck"] += sites.count_reset_often()
-        oldest += [(one.started_at, f"{sites.name} {one.id}") for one in islice(sites.stale(before), MAX_LISTED)]
+        stale = islice(sites.stale(before), MAX_LISTED)
+        oldest += [(one.started_at, f"{sites.name} {shown_id(one.id)}") for one in stale]
     numbers["due"] = sum(numbers[f"{state}_{one.name}"] for one in work.collections for state in ("stuck", "finished"))
     numbers["lag_seconds"] = max([(before - began).total_seconds() for began, _ in oldest], default=0.0)
     oldest.sort()
@@ -52,7 +53,7 @@ def read_stats(work: StaleThumbnails, *, late: timedelta) -> SystemStats:
 def _add_problems(stats: SystemStats, work: StaleThumbnails, before: datetime, day_ago: datetime) -> None:
     if stuck := int(stats.numbers["stuck"]):
         shown = [
-            f"{sites.name} {key} {resets} times"
+            f"{sites.name} {shown_id(key)} {resets} times"
             for sites in work.collections
             for key, resets in islice(sites.list_reset_often(after=None, is_descending=True), MAX_IDS)
         ]

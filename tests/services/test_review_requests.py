@@ -9,9 +9,10 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
-from bson import ObjectId
+from bson import Binary, ObjectId
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect
 from pymongo.monitoring import (
@@ -490,13 +491,14 @@ def test_unreadable_subscriptions_are_a_problem_and_not_counted_each_second(
     some = replace(review_requests(), product_types=["unreadable"])
     monkeypatch.setattr("services.review_requests.review_requests", lambda: some)
     monkeypatch.setattr(cached_answer, "CACHE_FACTOR", 1_000_000)
-    bad = subscribe("2026", plan={"metadata": {"product_type": "unreadable"}})
+    id = UUID(int=2**127 - 7)
+    subscribe("2026", _id=Binary.from_uuid(id), plan={"metadata": {"product_type": "unreadable"}})
     found = [stats() for _ in range(2)]
     with profile(subscription.subscriptions().name) as profiled:
         found.append(stats())
     for one in found:
         assert one.numbers["unreadable"] == 1
-        assert str(bad["_id"]) in one.problems[Rule.UNREADABLE_DOCUMENTS]
+        assert str(id) in one.problems[Rule.UNREADABLE_DOCUMENTS]
     assert profiled == []
 
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
-from bson import Decimal128, ObjectId
+from bson import Binary, Decimal128, ObjectId
 from pymongo.errors import AutoReconnect
 
 from models import item_events, site
@@ -18,6 +19,7 @@ from queue_manager import pauses
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import hours, minutes, seconds, to_iso, unix_ms
 from queue_manager.core.errors import NotYetDue, PermanentError
+from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem
 from services.due_work import Limits
 from services.site_stats import read_stats
@@ -315,6 +317,14 @@ def test_health_counts_by_collection_and_names_the_ten_builds_that_hang_longest(
     assert found.details == [f"{name}: the build began {number + 2:.1f} h ago" for name, number in longest]
     assert sorted(found.late) == sorted(name for name, number in longest if number >= 10)
     assert found.problems == {}
+
+
+def test_health_names_sites_with_uuids_as_people_write_them(service: StaleThumbnails) -> None:
+    id = UUID(int=2**127 - 7)
+    make_site(_id=Binary.from_uuid(id), thumbnail_reset_count=6)
+    found = read_stats(replace(service, threshold=THRESHOLD), late=seconds(0))
+    assert found.late == [f"{AGENCY_WEBSITES.name} {id}"]
+    assert f"({AGENCY_WEBSITES.name} {id} 6 times)" in found.problems[Rule.REPEATED_RESETS]
 
 
 def test_failed_resets_of_the_last_24_hours_are_counted_and_listed() -> None:
