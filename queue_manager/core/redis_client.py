@@ -48,6 +48,8 @@ CLIENT_OPTIONS = {
     "socket_connect_timeout": 2,
     # A command whose reply was lost must not be retried implicitly.
     "retry": NO_RETRY,
+    # The threads of a process limit the number; by default, the calls of more than 100 at once would fail.
+    "max_connections": 2**31,
 }
 # The system closes a connection whose packets, or the probes of a silent one, are not confirmed for 6 s. Linux would
 # send them again for 15 minutes, and redis-py notices a dead connection that only listens after 45 s.

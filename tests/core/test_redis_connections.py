@@ -40,6 +40,14 @@ def test_sync_connections_have_tcp_keepalive_options(clean: Servers) -> None:
         require_options(connection.default_channel.client.connection_pool.get_connection()._sock)
 
 
+def test_each_thread_of_a_large_pool_gets_a_connection(clean: Servers) -> None:
+    with make_client(clean.valkey.url) as client:
+        pool = client.connection_pool
+        used = [pool.get_connection() for _ in range(200)]
+        for one in used:
+            pool.release(one)
+
+
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
     found: Callable[[], asyncio.AbstractEventLoop] = request.param
