@@ -180,7 +180,6 @@ def test_callback_of_a_batched_item_is_sent(watched: Watched) -> None:
         [5, {}, None],
         [["x"], None, None],
         [["x"], ["y"], None],
-        [["ok-3"], {}, "x"],
         [["half a pair: \ud800"], {}, None],
     ],
 )
