@@ -25,6 +25,7 @@ class Request:
 
     id, name, time_limits, request_dict, _payload = "1", "items", (None, None), dict[str, Any](), None
     time_start: float | None = None
+    worker_pid: int | None = None
     _terminate_on_ack = None
 
     def __init__(self, ended: list[Any]) -> None:
@@ -89,11 +90,20 @@ class Worker:
         """Let everything end that runs or waits."""
         while self._running:
             self.rounds.append([size for size, _ in self._running])
-            for size, end in [self._running.pop(0) for _ in range(len(self._running))]:
-                done = min(size, self.reached)
-                end([(0, "done", 0.0)] * done + [Verdict.UNREACHED] * (size - done))
+            for _ in self.rounds[-1]:
+                self.end_batch()
                 self._free.release()
             self._turn()
+
+    def end_batch(self) -> None:
+        """Let the oldest batch end; its process stays busy."""
+        size, end = self._running.pop(0)
+        done = min(size, self.reached)
+        end([(0, "done", 0.0)] * done + [Verdict.UNREACHED] * (size - done))
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        return self._consumer._waiting
 
     def apply_async(
         self,
@@ -129,6 +139,19 @@ def test_items_that_a_batch_did_not_reach_count_once() -> None:
     worker.execute(12)
     assert worker.rounds == [[12], [5, 2]]
     assert (state.all_total_count, dict(state.total_count)) == ([12], {"items": 12})
+    state.reset_state()
+
+
+def test_items_that_wait_for_another_batch_are_not_active() -> None:
+    """A `revoke` of an active item ends the process that accepted it, and a lost connection does not drop it."""
+    state.reset_state()
+    worker = Worker(reached=5)
+    worker.begin(12)
+    worker.end_batch()
+    waiting = [*worker.waiting]
+    assert len(waiting) == 7
+    assert state.active_requests.isdisjoint(waiting)
+    assert {(one.time_start, one.worker_pid) for one in waiting} == {(None, None)}
     state.reset_state()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import redis
 from models import support_room
 from models.database import server_now
 from queue_manager.batching import execution
-from queue_manager.core.clock import hours, milliseconds, seconds, unix_ms
+from queue_manager.core.clock import hours, milliseconds, seconds, to_iso, unix_ms
 from queue_manager.core.redis_client import connect
 from queue_manager.telemetry import counters, latency
 from queue_manager.telemetry.latency import SENT_HEADER, Histogram, Measure
@@ -75,6 +76,18 @@ def test_each_item_of_a_batch_records_three_durations_in_one_command(clean: Serv
     assert found["due_to_done"].share_within(15_000) == pytest.approx(1 / 3)
     assert found["due_to_done"].share_within(1_800_000) == pytest.approx(2 / 3)
     assert found["wait"].share_within(60_000) == 1
+
+
+def test_durations_of_a_batch_begin_with_its_attempt_and_not_with_its_end(clean: Servers) -> None:
+    work, due_at = unsnooze_room.work(), server_now() - hours(1)
+    items = [unsnooze_room.item(f"task-{number}", [f"room-{number}", to_iso(due_at)], {}) for number in range(4)]
+    results: list[Any] = [{"room_id": "room-0"}, {"skipped": True}, 5, "skipped"]  # a work may return any value
+    done: list[tuple[Any, Any, Any]] = [(item, {}, result) for item, result in zip(items, results, strict=True)]
+    found = latency.histograms(unsnooze_room.durations(work, done, began=time.monotonic() - 600))
+    assert [one.total for one in found.values()] == [3, 3, 3]
+    assert is_between(found["run"], 600_000, 660_000)
+    assert is_between(found["wait"], 3_000_000, 3_060_000)
+    assert is_between(found["due_to_done"], 3_600_000, 3_660_000)
 
 
 def test_an_item_with_nothing_to_do_records_no_durations(clean: Servers) -> None:

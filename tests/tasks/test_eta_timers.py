@@ -196,13 +196,25 @@ def test_a_rescheduled_timer_can_be_canceled(worker: Worker) -> None:
 
 
 def test_a_task_whose_eta_has_passed_is_applied_in_the_same_turn_of_the_event_loop() -> None:
-    """After its timers the loop polls, for up to a second, before it calls what is ready."""
+    """After its timers the loop polls, for up to a second, before it calls what is ready.
+
+    The task is reserved, so that the heartbeat renews its lease, and no longer counts as prefetched for its ETA.
+    """
     asked: list[Any] = []
+    prefetched = [1]
     worker = SimpleNamespace(_quick_acquire=asked.append)
     hub = SimpleNamespace(call_soon=lambda act: None)
-    qos = SimpleNamespace(decrement_eventually=lambda: None)
+    qos = SimpleNamespace(decrement_eventually=prefetched.pop)
     pool = SimpleNamespace(num_processes=1)
     task = SimpleNamespace(time_limit=None, soft_time_limit=None)
     consumer = strategy._BatchingConsumer(task, SimpleNamespace(controller=worker, hub=hub, qos=qos, pool=pool))
-    consumer.apply_eta_task(Request(id="one", request_dict={}))
+    request = Request(id="one", request_dict={})
+    state.task_scheduled(request)
+    try:
+        consumer.apply_eta_task(request)
+        assert request in state.reserved_requests
+        assert request not in state.scheduled_requests
+    finally:
+        state.task_ready(request)
     assert len(asked) == 1
+    assert prefetched == []
