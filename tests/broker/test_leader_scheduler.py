@@ -492,6 +492,15 @@ def test_tick_is_executed_without_a_number_or_after_redis_lost_its_data(
     assert scan_ticks.begin(scan_ticks.issue(client, "items"))
 
 
+def test_scan_whose_tick_cannot_be_checked_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Redis.from_url(Valkey(tmp_path / "never-started").url) as nobody:
+        monkeypatch.setattr(scan_ticks, "_client", lambda: nobody)
+        assert scan_ticks.begin({"entry": "items", "number": 1})
+    assert "could not be checked, so the scan runs" in caplog.text
+
+
 def test_unavailable_redis_is_reported_once_and_without_password(
     server: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
