@@ -20,8 +20,8 @@ from queue_manager.core.errors import Unavailable
 from queue_manager.core.redis_client import connect
 from queue_manager.leases import Leases, name
 from queue_manager.telemetry import worker_heartbeats
-from queue_manager.telemetry.worker_heartbeats import KEYS, WORKERS_KEY, Activity
-from queue_manager.worker import heartbeat
+from queue_manager.telemetry.worker_heartbeats import KEYS, WORKERS_KEY, Activity, RunningTask
+from queue_manager.worker import activity, heartbeat
 from queue_manager.worker.activity import Sampler
 from queue_manager.worker.heartbeat import Heartbeat
 from services.item_work import ItemWork
@@ -35,11 +35,71 @@ def test_a_worker_whose_pool_has_ended_reports_no_activity() -> None:
     sampler, pool = Sampler(), TaskPool(1, forking_enable=True, threads=False)
     sampler.watch(pool)
     pool.start()
-    activity = sampler.sample()
-    assert activity is not None
-    assert (activity.pool, activity.size, len(activity.processes)) == ("prefork", 1, 1)
+    sampled = sampler.sample()
+    assert sampled is not None
+    assert (sampled.pool, sampled.size, len(sampled.processes)) == ("prefork", 1, 1)
     pool.terminate()
     assert sampler.sample() is None
+
+
+class Worked:
+    """What Celery knows of a worker with these processes, by a clock that a test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *processes: int) -> None:
+        self.now, self.active_requests, self.all_total_count = 1_000.0, list[Any](), [0]
+        monkeypatch.setattr(activity, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
+        monkeypatch.setattr(activity, "state", self)
+        self._sampler = Sampler()
+        self._sampler.watch(SimpleNamespace(info={"processes": processes}, num_processes=2))
+
+    def begin(self, item: str, *, pid: int | None, ago: float) -> None:
+        """Have a process begin with an item; without `pid` the item waits for one."""
+        start = None if pid is None else self.now - ago
+        fields = {"id": f"task-{item}", "name": unsnooze_room.name, "task": unsnooze_room, "kwargs": {}}
+        self.active_requests.append(SimpleNamespace(args=(item, None), worker_pid=pid, time_start=start, **fields))
+        self.all_total_count[0] += pid is not None
+
+    def sample(self) -> Activity:
+        found = self._sampler.sample()
+        assert found is not None
+        return found
+
+
+def test_the_rate_of_a_worker_counts_the_tasks_that_ended_in_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worked(monkeypatch, 7)
+    worker.begin("running", pid=7, ago=1)
+    rates = []
+    for passed, ended in ((0, 50), (30, 100), (29, 50), (1, 0), (30, 200), (59, 0), (1, 0), (60, 7)):
+        worker.now += passed
+        worker.all_total_count[0] += ended
+        rates.append(worker.sample().done_per_minute)
+    assert rates == [0, 100, 150, 150, 250, 200, 0, 7]
+
+
+def test_the_activity_of_processes_shows_batches_and_what_an_item_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worked(monkeypatch, 7, 8, 9)
+    for item, pid in (("a", 7), ("b", 7), ("c", 8), ("waiting", None)):
+        worker.begin(item, pid=pid, ago=2)
+    sampled = worker.sample()
+    assert (sampled.size, sampled.busy) == (2, 2)
+    assert [process.pid for process in sampled.processes] == [7, 8, 9]
+    batch, single = RunningTask(tasks=2, **of_task("a")), RunningTask(item="c", tasks=1, **of_task("c"))
+    assert [process.running for process in sampled.processes] == [[batch], [single], []]
+
+
+def test_the_activity_of_a_pool_of_threads_shows_each_task_the_longest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worked(monkeypatch)
+    for item, ago in (("a", 2), ("b", 5), ("c", 3)):
+        worker.begin(item, pid=os.getpid(), ago=ago)
+    sampled = worker.sample()
+    assert sampled.busy == 3
+    [process] = sampled.processes
+    assert [(task.item, task.elapsed_ms) for task in process.running] == [("b", 5_000), ("c", 3_000), ("a", 2_000)]
+    assert all(one and one > 1_000_000 for one in (process.memory_bytes, sampled.memory_bytes))
+
+
+def of_task(item: str) -> dict[str, Any]:
+    return {"task": unsnooze_room.name, "id": f"task-{item}", "elapsed_ms": 2_000}
 
 
 def test_a_worker_of_which_one_heartbeat_is_lost_stays_online(clean: Servers) -> None:
@@ -56,16 +116,16 @@ def test_a_worker_of_which_one_heartbeat_is_lost_stays_online(clean: Servers) ->
 def test_full_heartbeats_delete_what_lost_workers_have_reported(
     clean: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    activity = Activity(pool="prefork", size=1, busy=0, done_per_minute=0)
+    idle = Activity(pool="prefork", size=1, busy=0, done_per_minute=0)
     names = ("lost@here", "one@here")
     with connect(clean.valkey.url) as client:
         for name in names:
-            worker_heartbeats.record(name, activity=activity)
+            worker_heartbeats.record(name, activity=idle)
         client.zincrby(WORKERS_KEY, -60_000, f"lost@here {os.getpid()}")
-        worker_heartbeats.record("one@here", activity=activity)  # nothing has changed: only the time
+        worker_heartbeats.record("one@here", activity=idle)  # nothing has changed: only the time
         assert client.zcard(WORKERS_KEY) == 2
         monkeypatch.setattr(worker_heartbeats, "FULL_INTERVAL", 0.0)
-        worker_heartbeats.record("one@here", activity=activity)
+        worker_heartbeats.record("one@here", activity=idle)
         members = [client.zrange(KEYS[0], 0, -1), *(client.hkeys(key) for key in KEYS[1:])]
     for name in names:
         worker_heartbeats.remove(name)
