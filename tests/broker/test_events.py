@@ -32,11 +32,13 @@ class Producer:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []
+        self.options: list[dict[str, Any]] = []
         self.error: Exception | None = None
 
     def publish(self, body: Any, *, routing_key: str, **options: Any) -> None:
         if self.error:
             raise self.error
+        self.options.append({name: options[name] for name in ("exchange", "declare", "headers", "delivery_mode")})
         if "content_type" in options:
             assert (options["content_type"], options["content_encoding"]) == ("application/json", "utf-8")
             self.sent.append((routing_key, loads(body)))
@@ -89,9 +91,9 @@ def test_events_equal_those_of_celery() -> None:
         one.flush()
         [(key, events)] = producer.sent
         assert key == "task.multi"
-        told.append([without_moments(dict(event)) for event in events])
+        told.append(([without_moments(dict(event)) for event in events], producer.options))
     assert told[0] == told[1]
-    assert [event["type"] for event in told[1]] == [type for type, _ in EVENTS]
+    assert [event["type"] for event in told[1][0]] == [type for type, _ in EVENTS]
 
 
 @pytest.mark.parametrize("groups", [[], ["task"], ["worker"]])
@@ -157,6 +159,8 @@ def test_worker_events_are_sent_immediately() -> None:
     one.send("worker-heartbeat", freq=2.0)
     [(key, event)] = producer.sent
     assert (key, event["freq"]) == ("worker.heartbeat", 2.0)
+    one.flush()
+    assert len(producer.sent) == 1
 
 
 def test_flush_is_scheduled_once_for_all_buffered_events(hub: Hub) -> None:
