@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -117,6 +118,14 @@ class TestWaiting:
         assert short.free_lost(1) == 0
         assert len(take(short, ONE, TWO)) == 1
 
+    def test_message_that_is_sent_again_waits_until_its_eta_although_its_lease_is_renewed(self, ours: Leases) -> None:
+        dispatch(ours, ONE)
+        ours.mark_sent_again({ONE: minutes(5)})
+        eta = ours.detail(ONE).at
+        ours.renew([ONE])
+        detail = ours.detail(ONE)
+        assert (detail.step, detail.at) == ("ahead", eta)
+
     def test_only_leases_of_messages_with_a_future_eta_end_early(self, ours: Leases) -> None:
         assert take(ours, ONE, TWO, THREE) == [ONE, TWO, THREE]
         ours.renew([ONE], wait=seconds(4))
@@ -127,7 +136,7 @@ class TestWaiting:
     def test_detail_of_a_received_message_has_the_end_of_its_lease(self, ours: Leases) -> None:
         taken = ours.take([ONE])
         detail = ours.detail(ONE)
-        assert (detail.step, detail.at) == ("received", from_unix_ms(taken.ends_ms))
+        assert (detail.step, detail.at, detail.losses) == ("received", from_unix_ms(taken.ends_ms), 0)
 
     def test_lease_of_a_received_message_no_longer_counts_as_waiting(self, ours: Leases) -> None:
         taken = ours.take([ONE, TWO])
@@ -159,6 +168,13 @@ class TestWaiting:
     def test_just_dispatched_item_is_not_considered_lost(self, ours: Leases) -> None:
         dispatch(ours, ONE)
         assert ours.free_lost(0) == 0
+
+    def test_item_is_not_considered_lost_for_one_lease(self, ours: Leases, client: redis.Redis) -> None:
+        dispatch(ours, ONE)
+        age_waiting(client, ONE)
+        assert ours.free_lost(0) == 0
+        client.zincrby("qm:lease:trial-end:waiting", -60_000, ONE)
+        assert ours.free_lost(0) == 1
 
     def test_waiting_message_is_not_considered_lost_when_the_eta_of_another_item_has_just_come(
         self, ours: Leases, client: redis.Redis
@@ -225,6 +241,12 @@ class TestHolding:
             attempts.done.add(ONE)
         ours.hold_unknown([ONE])  # by a scanner that had read it before
         client.zadd("qm:lease:trial-end:done", {ONE: 1_000})  # a moment later
+        assert states(ours, ONE) == ["free"]
+        assert take(ours, ONE) == [ONE]
+
+    def test_item_that_failed_is_not_held_for_another_program(self, client: redis.Redis, ours: Leases) -> None:
+        client.zadd("qm:lease:trial-end:cooling", {ONE: 1_000})  # its cool-down is over
+        ours.hold_unknown([ONE])
         assert take(ours, ONE) == [ONE]
 
     def test_full_server_renews_releases_and_ends_leases(self, client: redis.Redis, ours: Leases) -> None:
@@ -374,6 +396,23 @@ class TestScan:
             assert next_one()
             with ours.scan_lock() as another:
                 assert not another()
+
+    def test_a_scan_renews_its_lock_after_a_third_of_its_time_and_notices_its_loss(
+        self, ours: Leases, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        key, now = "qm:lease:trial-end:scan", [0.0]
+        monkeypatch.setattr(leases, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        with ours.scan_lock() as holds_lock:
+            for passed, is_renewed in ((0.0, True), (4.9, False), (0.2, True), (4.9, False), (0.2, True)):
+                now[0] += passed
+                assert holds_lock()
+                assert (client.pttl(key) > 10_000) is is_renewed
+                client.pexpire(key, 10_000)
+            client.set(key, "another scan")
+            now[0] += 5.1
+            assert not holds_lock()
+            assert not holds_lock()
+        assert client.get(key) == "another scan"
 
 
 # Attempts
