@@ -41,9 +41,7 @@ class Silence(NamedTuple):
     reason: str
 
 
-def collections() -> dict[str, list[IndexModel]]:
-    """Silences that ended are deleted."""
-    return {SILENCES_COLLECTION: [IndexModel("until", name="silence_ended", expireAfterSeconds=0)]}
+INDEXES = {SILENCES_COLLECTION: [IndexModel("until", name="silence_ended", expireAfterSeconds=0)]}
 
 
 def may_send(key: Key, text: str, *, repeat: timedelta, now: datetime, is_recorded: bool = False) -> bool:

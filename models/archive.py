@@ -93,10 +93,9 @@ def delete(ids: Sequence[ObjectId]) -> None:
     collection(ARCHIVE_COLLECTION).delete_many({"_id": {"$in": list(ids)}})
 
 
-def collections() -> dict[str, list[IndexModel]]:
-    return {
-        ARCHIVE_COLLECTION: [
-            IndexModel(["action", "_id"], name="archive_of_an_action"),
-            IndexModel("expires_at", name="archive_kept_until", expireAfterSeconds=0),
-        ]
-    }
+INDEXES = {
+    ARCHIVE_COLLECTION: [
+        IndexModel(["action", "_id"], name="archive_of_an_action"),
+        IndexModel("expires_at", name="archive_kept_until", expireAfterSeconds=0),
+    ]
+}

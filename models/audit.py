@@ -202,14 +202,13 @@ def of_id(id: str) -> list[AuditEntry]:
     return _page({"ids": id}, after=None, limit=MAX_OF_ONE_ID)[0]
 
 
-def collections() -> dict[str, list[IndexModel]]:
-    return {
-        AUDIT_COLLECTION: [
-            IndexModel(AUDIT_ORDER, name="audit_by_time"),
-            *(IndexModel([field, *AUDIT_ORDER], name=f"audit_by_{field}") for field in ("ids", *_FIELDS)),
-            IndexModel("expires_at", name="audit_kept_until", expireAfterSeconds=0),
-        ]
-    }
+INDEXES = {
+    AUDIT_COLLECTION: [
+        IndexModel(AUDIT_ORDER, name="audit_by_time"),
+        *(IndexModel([field, *AUDIT_ORDER], name=f"audit_by_{field}") for field in ("ids", *_FIELDS)),
+        IndexModel("expires_at", name="audit_kept_until", expireAfterSeconds=0),
+    ]
+}
 
 
 def read_entry(document: Document, *, max_ids: int | None = None) -> AuditEntry:

@@ -37,7 +37,7 @@ def probe_write() -> None:
 
 def used_collections(systems: Iterable[System]) -> set[str]:
     """Return the names of the collections that these systems use. Our user may lack rights on any other."""
-    names = WITHOUT_INDEXES.union(schema.shared_collections(), *(system.read_collections() for system in systems))
+    names = WITHOUT_INDEXES.union(schema.SHARED_INDEXES, *(system.read_collections() for system in systems))
     return names | WITHOUT_INDEXES_OF_JOBS if job.JOBS_COLLECTION in names else names
 
 

@@ -112,11 +112,9 @@ def _failed() -> Collection[Document]:
     return collection(FAILED_ITEMS_COLLECTION)
 
 
-def collections() -> dict[str, list[IndexModel]]:
-    kept = int(FAILED_ITEM_RETENTION.total_seconds())
-    return {
-        FAILED_ITEMS_COLLECTION: [
-            IndexModel(["_id.system", "failed_at", "_id"], name=BY_TIME),
-            IndexModel("failed_at", name=BY_AGE, expireAfterSeconds=kept),
-        ]
-    }
+INDEXES = {
+    FAILED_ITEMS_COLLECTION: [
+        IndexModel(["_id.system", "failed_at", "_id"], name=BY_TIME),
+        IndexModel("failed_at", name=BY_AGE, expireAfterSeconds=int(FAILED_ITEM_RETENTION.total_seconds())),
+    ]
+}

@@ -126,10 +126,9 @@ def _flat(counts: Document) -> Iterator[tuple[str, int]]:
             yield name, int(value)
 
 
-def collections() -> dict[str, list[IndexModel]]:
-    return {
-        HISTORY_COLLECTION: [
-            IndexModel(["seconds", "at"], name=BY_LENGTH),
-            IndexModel("expires_at", name="kept_until", expireAfterSeconds=0),
-        ]
-    }
+INDEXES = {
+    HISTORY_COLLECTION: [
+        IndexModel(["seconds", "at"], name=BY_LENGTH),
+        IndexModel("expires_at", name="kept_until", expireAfterSeconds=0),
+    ]
+}

@@ -239,13 +239,13 @@ def _events() -> Collection[Document]:
     return collection(ITEM_EVENTS_COLLECTION)
 
 
-def collections() -> dict[str, list[IndexModel]]:
-    has_id = {"id": {"$exists": True}}
-    return {
-        ITEM_EVENTS_COLLECTION: [
-            IndexModel(["system", ("at", DESCENDING)], name=BY_TIME),
-            IndexModel(["system", "id", ("at", DESCENDING)], name=BY_ITEM, partialFilterExpression=has_id),
-            IndexModel("task", name=BY_TASK, sparse=True),
-            IndexModel("expires_at", name=BY_EXPIRY, expireAfterSeconds=0),
-        ]
-    }
+INDEXES = {
+    ITEM_EVENTS_COLLECTION: [
+        IndexModel(["system", ("at", DESCENDING)], name=BY_TIME),
+        IndexModel(
+            ["system", "id", ("at", DESCENDING)], name=BY_ITEM, partialFilterExpression={"id": {"$exists": True}}
+        ),
+        IndexModel("task", name=BY_TASK, sparse=True),
+        IndexModel("expires_at", name=BY_EXPIRY, expireAfterSeconds=0),
+    ]
+}

@@ -116,19 +116,28 @@ def attempt_of(job: Document) -> int:
     return as_count(job["attempts"]) - as_count(job.get("settled"))
 
 
-def collections() -> dict[str, list[IndexModel]]:
-    waiting = {"partialFilterExpression": STARTABLE}
-    executing = {"partialFilterExpression": {"state": JobState.EXECUTING}}
-    indexes = [
-        IndexModel(["name", "waiting"], name="due_names", **waiting),
-        IndexModel(["name", *EXECUTION_ORDER], name="next_of_a_name", **waiting),
+def _indexes_of_lists() -> Iterator[IndexModel]:
+    """Yield the indexes for `models/job_pages.py`: by state, and by name and state, for each sort field."""
+    yield IndexModel(["state", ("_id", DESCENDING)], name="jobs_in_a_state")
+    for field in JOB_SORT_FIELDS:
+        by = [("state", ASCENDING), (field, DESCENDING), ("_id", DESCENDING)]
+        yield IndexModel(by, name=f"jobs_in_a_state_by_{field}")
+        yield IndexModel(["name", *by], name=f"jobs_of_a_name_by_{field}")
+
+
+_WAITING: Document = {"partialFilterExpression": STARTABLE}
+_EXECUTING: Document = {"partialFilterExpression": {"state": JobState.EXECUTING}}
+INDEXES = {
+    JOBS_COLLECTION: [
+        IndexModel(["name", "waiting"], name="due_names", **_WAITING),
+        IndexModel(["name", *EXECUTION_ORDER], name="next_of_a_name", **_WAITING),
         IndexModel(
             "name",
             name="one_executing_job",
             unique=True,
             partialFilterExpression={"state": JobState.EXECUTING, **COUNTED_ATTEMPTS},
         ),
-        IndexModel(["claim.claimed_until", "name"], name="executing_by_lease", **executing),
+        IndexModel(["claim.claimed_until", "name"], name="executing_by_lease", **_EXECUTING),
         IndexModel("unique_key", name="unique_jobs", unique=True, sparse=True),
         IndexModel("singular_key", name="singular_jobs", unique=True, sparse=True),
         IndexModel("key", name="same_jobs"),
@@ -138,17 +147,7 @@ def collections() -> dict[str, list[IndexModel]]:
         IndexModel(["name", "state"], name="uncounted_jobs", partialFilterExpression=UNCOUNTED),
         *_indexes_of_lists(),
     ]
-    return {JOBS_COLLECTION: indexes}
-
-
-def _indexes_of_lists() -> Iterator[IndexModel]:
-    """Yield the indexes for `models/job_pages.py`: by state, and by name and state, for each sort field."""
-    yield IndexModel(["state", ("_id", DESCENDING)], name="jobs_in_a_state")
-    for field in JOB_SORT_FIELDS:
-        by = [("state", ASCENDING), (field, DESCENDING), ("_id", DESCENDING)]
-        yield IndexModel(by, name=f"jobs_in_a_state_by_{field}")
-        yield IndexModel(["name", *by], name=f"jobs_of_a_name_by_{field}")
-
+}
 
 OBSOLETE_INDEXES = {JOBS_COLLECTION: ("one_executes",)}
 """Indexes of earlier releases. This one included documents of other programs."""

@@ -56,8 +56,7 @@ def leaders() -> Collection[Document]:
     return collection(LEADERS_COLLECTION)
 
 
-def collections() -> dict[str, list[IndexModel]]:
-    return {QUEUES_COLLECTION: [IndexModel([("paused", 1)], name="paused_queues", sparse=True)]}
+INDEXES = {QUEUES_COLLECTION: [IndexModel([("paused", 1)], name="paused_queues", sparse=True)]}
 
 
 # Pauses

@@ -153,5 +153,4 @@ def counts() -> dict[str, int]:
     return {one["_id"]: one["count"] for one in found}
 
 
-def collections() -> dict[str, list[IndexModel]]:
-    return {OUTBOX_COLLECTION: [IndexModel(["system", "at", "_id"], name=BY_AGE)]}
+INDEXES = {OUTBOX_COLLECTION: [IndexModel(["system", "at", "_id"], name=BY_AGE)]}

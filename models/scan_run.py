@@ -175,16 +175,11 @@ def _is_live(now: datetime) -> Document:
     return {"$elemMatch": {"until": {"$gt": now}}}
 
 
-def collections() -> dict[str, list[IndexModel]]:
-    return {
-        RUNS_COLLECTION: [
-            IndexModel(["scan", *((field, DESCENDING) for field in RUN_ORDER)], name=BY_SCAN),
-            # Covers the sum of errors; contains only runs with errors.
-            IndexModel(
-                ["scan", "at", "errors"],
-                name=WITH_ERRORS,
-                partialFilterExpression=HAS_ERRORS,
-            ),
-            IndexModel("at", name="kept_for_a_day", expireAfterSeconds=int(RUN_RETENTION.total_seconds())),
-        ]
-    }
+INDEXES = {
+    RUNS_COLLECTION: [
+        IndexModel(["scan", *((field, DESCENDING) for field in RUN_ORDER)], name=BY_SCAN),
+        # Covers the sum of errors; contains only runs with errors.
+        IndexModel(["scan", "at", "errors"], name=WITH_ERRORS, partialFilterExpression=HAS_ERRORS),
+        IndexModel("at", name="kept_for_a_day", expireAfterSeconds=int(RUN_RETENTION.total_seconds())),
+    ]
+}

@@ -20,6 +20,16 @@ from queue_manager.core.errors import ConfigurationError, reason
 from queue_manager.core.settings import redact_url, settings
 from queue_manager.system import System
 
+SHARED_INDEXES = {
+    **scan_run.INDEXES,
+    **item_events.INDEXES,
+    **alert.INDEXES,
+    **history.INDEXES,
+    **mark.INDEXES,
+    **audit.INDEXES,
+    **archive.INDEXES,
+}
+"""The indexes of the collections that all systems share; those of one system are in `System.collections`."""
 MAX_INDEX_BUILD = hours(24)  # of all indexes of a system
 MAX_REBUILDS = 5  # of an index that other processes migrate at the same time
 CLAIM_INDEXES = ("unclaimed_by_due", "claims_by_end", "claims_by_due", "claims_left_over")
@@ -57,7 +67,7 @@ def migrate(systems: Iterable[System]) -> list[str]:
     Raises:
         Obstructed: some systems could not be migrated; the others were.
     """
-    created = create_indexes(shared_collections())
+    created = create_indexes(SHARED_INDEXES)
     obstacles: dict[str, list[str]] = {}
     for system in systems:
         try:
@@ -72,22 +82,6 @@ def migrate(systems: Iterable[System]) -> list[str]:
     if obstacles:
         raise Obstructed(obstacles, created)
     return created
-
-
-def shared_collections() -> dict[str, list[IndexModel]]:
-    """Return the collections of all systems together, and their indexes.
-
-    `collections` of a module in `models` returns its own; those of one system only are in `System.collections`.
-    """
-    return {
-        **scan_run.collections(),
-        **item_events.collections(),
-        **alert.collections(),
-        **history.collections(),
-        **mark.collections(),
-        **audit.collections(),
-        **archive.collections(),
-    }
 
 
 def missing(wanted: Mapping[str, Sequence[IndexModel]]) -> list[str]:

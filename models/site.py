@@ -276,12 +276,11 @@ def _failed(since: datetime) -> Document:
     return {**FAILED, "at": {"$gte": since}}
 
 
-def collections() -> dict[str, list[IndexModel]]:
-    return {
-        **{name: sites.indexes() for name, sites in ALL.items()},
-        RESETS_COLLECTION: [
-            IndexModel(["at", "_id"], name="failed", partialFilterExpression=FAILED),
-            IndexModel("run", name="items_of_a_run"),
-            IndexModel("at", name="kept_for_a_day", expireAfterSeconds=int(RESET_RETENTION.total_seconds())),
-        ],
-    }
+INDEXES = {
+    **{name: sites.indexes() for name, sites in ALL.items()},
+    RESETS_COLLECTION: [
+        IndexModel(["at", "_id"], name="failed", partialFilterExpression=FAILED),
+        IndexModel("run", name="items_of_a_run"),
+        IndexModel("at", name="kept_for_a_day", expireAfterSeconds=int(RESET_RETENTION.total_seconds())),
+    ],
+}

@@ -14,7 +14,7 @@ from redis.commands.core import CoreCommands
 
 from beat_schedule import SYSTEMS
 from models import deployment
-from models.schema import shared_collections
+from models.schema import SHARED_INDEXES
 from queue_manager.doctor import installation, mongodb, redis_keys
 from queue_manager.doctor.checks import CHECKS
 from queue_manager.doctor.redis_servers import COMMANDS
@@ -66,7 +66,7 @@ def test_the_keys_that_are_checked_have_the_types_of_the_reference(change_settin
 def test_documents_are_kept_as_long_as_the_page_says() -> None:
     kept = {
         name: timedelta(seconds=index.document["expireAfterSeconds"])
-        for own in (shared_collections(), *(system.read_collections() for system in SYSTEMS))
+        for own in (SHARED_INDEXES, *(system.read_collections() for system in SYSTEMS))
         for name, indexes in own.items()
         for index in indexes
         if index.document.get("expireAfterSeconds")  # zero: the document contains when it expires

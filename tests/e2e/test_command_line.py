@@ -73,7 +73,7 @@ def indexed(url: str) -> set[str]:
 def test_migrate_touches_only_the_collections_of_systems_that_are_on(empty: str, tmp_path: Path) -> None:
     result = queue_manager("migrate", cwd=tmp_path, MONGO_DB_URL=empty, QM_CONVERSATIONS="true")
     assert result.returncode == 0, result.stderr
-    assert indexed(empty) == {"support_rooms", "qm_owed", "qm_failed_items", *schema.shared_collections()}
+    assert indexed(empty) == {"support_rooms", "qm_owed", "qm_failed_items", *schema.SHARED_INDEXES}
     queue_manager("migrate", cwd=tmp_path, MONGO_DB_URL=empty, QM_JOBS="true", JOBS_PRODUCTION_ONLY="true")
     assert {"jobs_data", "job_queues"} <= indexed(empty)
 

@@ -197,7 +197,7 @@ def test_missing_rights_of_the_mongodb_user_are_named(clean: Servers, tmp_path: 
         *(
             f"The user of MONGO_DB_URL may not insert, update, remove in the collection {name}"
             for name in sorted(
-                {"qm_alerts", "qm_failed_items", "qm_owed", "qm_readiness", "scan_marks", *schema.shared_collections()}
+                {"qm_alerts", "qm_failed_items", "qm_owed", "qm_readiness", "scan_marks", *schema.SHARED_INDEXES}
             )
         ),
         "The user of MONGO_DB_URL may not update in the collection support_rooms",
@@ -254,7 +254,7 @@ def test_indexes_of_jobs_that_lists_made_slow_are_named(well: Servers, tmp_path:
 
 def rebuild_indexes_of_jobs() -> None:
     job.jobs().drop_indexes()
-    schema.create_indexes(job.collections())
+    schema.create_indexes(job.INDEXES)
 
 
 def test_calls_of_after_of_a_system_that_is_not_declared_are_named(well: Servers, tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_migrate_continues_after_a_step_down_of_the_primary(how: Document, refus
     assert (migrated.returncode, migrated.stderr.count("Traceback")) == (0, 0)
     on = [system for system in SYSTEMS if system.is_switched_on(settings())]
     assert (
-        schema.missing(schema.shared_collections())
+        schema.missing(schema.SHARED_INDEXES)
         == [name for system in on for name in schema.missing(system.collections())]
         == []
     )
