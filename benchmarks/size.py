@@ -160,9 +160,10 @@ class _Walks:
     def _ask(self, method: str, path: str, body: object = None) -> Any:
         """Send a request to the application in this thread; return the JSON of the answer."""
         answers: list[Any] = []
+        sent = [{"type": "http.request", "body": b"" if body is None else json.dumps(body).encode()}]
 
         async def receive() -> Any:
-            return {"type": "http.request", "body": b"" if body is None else json.dumps(body).encode()}
+            return sent.pop() if sent else await asyncio.Event().wait()  # the client stays connected
 
         async def send(message: Any) -> None:
             answers.append(message)
