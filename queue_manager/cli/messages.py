@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Annotated
 
 import typer
@@ -34,7 +33,7 @@ from queue_manager.cli.terminal import (
     print_pauses,
     print_table,
 )
-from queue_manager.core.clock import minutes
+from queue_manager.core.clock import Pace, minutes, seconds
 from queue_manager.operations import switches
 from queue_manager.operations.message_activity import activity_page, checked_actions, entries_of
 from queue_manager.operations.message_fields import parse_time
@@ -47,7 +46,6 @@ from queue_manager.operations.messages import (
     queue_status,
 )
 from services import message_queue
-from services.audit import AuditedAction
 from services.message_queue import Filter, MessageState, SweepResult
 from services.message_queue.browser import MAX_MESSAGES_PER_PAGE
 from services.message_queue.transfer import import_messages, parse_lines
@@ -62,7 +60,7 @@ CSV_COLUMNS = (
     *("consumer_id", "deadline_at", "failed_at", "acknowledged_at", "archived_at", "last_error"),
 )
 SWEEP_BUDGET = minutes(5)
-SWEEP_PROGRESS_INTERVAL = 2.0  # seconds between two progress lines of a long sweep
+SWEEP_PROGRESS_INTERVAL = seconds(2)  # between two progress lines of a long sweep
 
 queue = typer.Typer(
     help="List, add, edit, move, delete and replay messages.\n\n"
@@ -254,8 +252,16 @@ def requeue() -> None:
     Prints the result as JSON. Messages without attempts left are dead-lettered. Workers and `web` do this
     automatically.
     """
+    pace = Pace(SWEEP_PROGRESS_INTERVAL)
+    pace.allows()  # the first line comes after an interval
     with audited("requeue", **AUDITED_QUEUE) as action:
-        progress = _Progress(action)
+        action.count = 0
+
+        def progress(swept: SweepResult) -> None:
+            action.count = len(swept.requeued) + len(swept.dead_lettered)
+            if pace.allows():
+                typer.echo(f"{action.count} messages requeued or dead-lettered so far", err=True)
+
         swept = message_queue.sweeper().sweep(triggered_by=TRIGGERED_BY, budget=SWEEP_BUDGET, progress=progress)
     if swept.is_locked:
         fail("another sweep is running; try again in at most 30 s", code=1)
@@ -292,17 +298,3 @@ def resume(types: MessageTypes) -> None:
     paused = switches.resume_types(current_actor(), types)
     for type in types:
         print_line(f"{type}  {resumed(type in paused)}")
-
-
-class _Progress:
-    """Records how many messages a sweep has handled, and prints it to stderr every few seconds."""
-
-    def __init__(self, action: AuditedAction) -> None:
-        self._action, self._logged_at = action, time.monotonic()
-        action.count = 0
-
-    def __call__(self, swept: SweepResult) -> None:
-        self._action.count = count = len(swept.requeued) + len(swept.dead_lettered)
-        if time.monotonic() - self._logged_at >= SWEEP_PROGRESS_INTERVAL:
-            self._logged_at = time.monotonic()
-            typer.echo(f"{count} messages requeued or dead-lettered so far", err=True)
