@@ -41,7 +41,7 @@ class Silence(NamedTuple):
     reason: str
 
 
-INDEXES = {SILENCES_COLLECTION: [IndexModel("until", name="silence_ended", expireAfterSeconds=0)]}
+ALERT_INDEXES = {SILENCES_COLLECTION: [IndexModel("until", name="silence_ended", expireAfterSeconds=0)]}
 
 
 def may_send(key: Key, text: str, *, repeat: timedelta, now: datetime, is_recorded: bool = False) -> bool:

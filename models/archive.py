@@ -93,7 +93,7 @@ def delete(ids: Sequence[ObjectId]) -> None:
     collection(ARCHIVE_COLLECTION).delete_many({"_id": {"$in": list(ids)}})
 
 
-INDEXES = {
+ARCHIVE_INDEXES = {
     ARCHIVE_COLLECTION: [
         IndexModel(["action", "_id"], name="archive_of_an_action"),
         IndexModel("expires_at", name="archive_kept_until", expireAfterSeconds=0),

@@ -202,7 +202,7 @@ def of_id(id: str) -> list[AuditEntry]:
     return _page({"ids": id}, after=None, limit=MAX_OF_ONE_ID)[0]
 
 
-INDEXES = {
+AUDIT_INDEXES = {
     AUDIT_COLLECTION: [
         IndexModel(AUDIT_ORDER, name="audit_by_time"),
         *(IndexModel([field, *AUDIT_ORDER], name=f"audit_by_{field}") for field in ("ids", *_FIELDS)),

@@ -112,7 +112,7 @@ def _failed() -> Collection[Document]:
     return collection(FAILED_ITEMS_COLLECTION)
 
 
-INDEXES = {
+FAILED_ITEM_INDEXES = {
     FAILED_ITEMS_COLLECTION: [
         IndexModel(["_id.system", "failed_at", "_id"], name=BY_TIME),
         IndexModel("failed_at", name=BY_AGE, expireAfterSeconds=int(FAILED_ITEM_RETENTION.total_seconds())),

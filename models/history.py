@@ -126,7 +126,7 @@ def _flat(counts: Document) -> Iterator[tuple[str, int]]:
             yield name, int(value)
 
 
-INDEXES = {
+HISTORY_INDEXES = {
     HISTORY_COLLECTION: [
         IndexModel(["seconds", "at"], name=BY_LENGTH),
         IndexModel("expires_at", name="kept_until", expireAfterSeconds=0),

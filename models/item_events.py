@@ -239,7 +239,7 @@ def _events() -> Collection[Document]:
     return collection(ITEM_EVENTS_COLLECTION)
 
 
-INDEXES = {
+EVENT_INDEXES = {
     ITEM_EVENTS_COLLECTION: [
         IndexModel(["system", ("at", DESCENDING)], name=BY_TIME),
         IndexModel(

@@ -127,7 +127,7 @@ def _indexes_of_lists() -> Iterator[IndexModel]:
 
 _WAITING: Document = {"partialFilterExpression": STARTABLE}
 _EXECUTING: Document = {"partialFilterExpression": {"state": JobState.EXECUTING}}
-INDEXES = {
+JOB_INDEXES = {
     JOBS_COLLECTION: [
         IndexModel(["name", "waiting"], name="due_names", **_WAITING),
         IndexModel(["name", *EXECUTION_ORDER], name="next_of_a_name", **_WAITING),

@@ -56,7 +56,7 @@ def leaders() -> Collection[Document]:
     return collection(LEADERS_COLLECTION)
 
 
-INDEXES = {QUEUES_COLLECTION: [IndexModel([("paused", 1)], name="paused_queues", sparse=True)]}
+QUEUE_INDEXES = {QUEUES_COLLECTION: [IndexModel([("paused", 1)], name="paused_queues", sparse=True)]}
 
 
 # Pauses

@@ -81,6 +81,6 @@ def read_mark(found: Document) -> ChartMark:
     return _MARK.validate_python({name: found.get(name) for name in ChartMark.__dataclass_fields__})
 
 
-INDEXES = {
+MARK_INDEXES = {
     MARKS_COLLECTION: [IndexModel("at", name=BY_MARK_TIME, expireAfterSeconds=int(MARK_RETENTION.total_seconds()))]
 }

@@ -153,4 +153,4 @@ def counts() -> dict[str, int]:
     return {one["_id"]: one["count"] for one in found}
 
 
-INDEXES = {OUTBOX_COLLECTION: [IndexModel(["system", "at", "_id"], name=BY_AGE)]}
+OUTBOX_INDEXES = {OUTBOX_COLLECTION: [IndexModel(["system", "at", "_id"], name=BY_AGE)]}

@@ -175,7 +175,7 @@ def _is_live(now: datetime) -> Document:
     return {"$elemMatch": {"until": {"$gt": now}}}
 
 
-INDEXES = {
+RUN_INDEXES = {
     RUNS_COLLECTION: [
         IndexModel(["scan", *((field, DESCENDING) for field in RUN_ORDER)], name=BY_SCAN),
         # Covers the sum of errors; contains only runs with errors.

@@ -21,13 +21,13 @@ from queue_manager.core.settings import redact_url, settings
 from queue_manager.system import System
 
 SHARED_INDEXES = {
-    **scan_run.INDEXES,
-    **item_events.INDEXES,
-    **alert.INDEXES,
-    **history.INDEXES,
-    **mark.INDEXES,
-    **audit.INDEXES,
-    **archive.INDEXES,
+    **scan_run.RUN_INDEXES,
+    **item_events.EVENT_INDEXES,
+    **alert.ALERT_INDEXES,
+    **history.HISTORY_INDEXES,
+    **mark.MARK_INDEXES,
+    **audit.AUDIT_INDEXES,
+    **archive.ARCHIVE_INDEXES,
 }
 """The indexes of the collections that all systems share; those of one system are in `System.collections`."""
 MAX_INDEX_BUILD = hours(24)  # of all indexes of a system

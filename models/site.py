@@ -276,7 +276,7 @@ def _failed(since: datetime) -> Document:
     return {**FAILED, "at": {"$gte": since}}
 
 
-INDEXES = {
+SITE_INDEXES = {
     **{name: sites.indexes() for name, sites in ALL.items()},
     RESETS_COLLECTION: [
         IndexModel(["at", "_id"], name="failed", partialFilterExpression=FAILED),

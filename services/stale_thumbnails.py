@@ -238,5 +238,5 @@ system: System = System(
     attempts_name="Resets in a row",
     explain=lambda id, dispatch: site_explanation.explain(stale_thumbnails(), id, dispatch),
     stats=lambda: read_stats(stale_thumbnails(), late=system.late_after(settings())),
-    collections=lambda: site.INDEXES,
+    collections=lambda: site.SITE_INDEXES,
 )

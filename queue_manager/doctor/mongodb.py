@@ -60,7 +60,7 @@ def indexes() -> Iterator[Findings]:
                 f"{system.name}: {'; '.join(lines)}", "Repair these documents, then run `queue-manager migrate`."
             )
 
-    if settings().runs_jobs and (slow := schema.multikey(job.INDEXES)):
+    if settings().runs_jobs and (slow := schema.multikey(job.JOB_INDEXES)):
         yield Finding(
             f"A job had a list instead of a value, so reading {', '.join(slow)} is slow",
             "Correct the job if it still exists, drop these indexes in mongosh, and run `queue-manager migrate`. No "

@@ -324,7 +324,7 @@ def _mongodb() -> InMongoDB:
     require_replica_set()
     now, ahead = _timed(server_now)
     # Those that counting errors needs are looked for each time.
-    missing_shared = _missing(OF_ALL_SYSTEMS, schema.SHARED_INDEXES) or schema.missing(scan_run.INDEXES)
+    missing_shared = _missing(OF_ALL_SYSTEMS, schema.SHARED_INDEXES) or schema.missing(scan_run.RUN_INDEXES)
     on = [system for system in systems() if system.is_on(settings())]
     wanted = read_each(on, System.read_collections)
     return InMongoDB(

@@ -50,7 +50,7 @@ def implementation(system: DueDocuments) -> dict[str, Callable[..., Any]]:
 
     def collections() -> dict[str, Sequence[IndexModel]]:
         indexes = [*_documents(system).indexes(), *system.more_indexes()]
-        return {system.collection: indexes, **failed_item.INDEXES, **outbox.INDEXES}
+        return {system.collection: indexes, **failed_item.FAILED_ITEM_INDEXES, **outbox.OUTBOX_INDEXES}
 
     def system_stats() -> SystemStats:
         found = stats(work_of(system))

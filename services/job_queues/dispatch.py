@@ -301,7 +301,7 @@ system: System = System(
     on_time_within=seconds(1),
     on_time_of="wait",
     duration_names={"due_to_done": "Due to finished", "wait": "Due to started", "run": "Run"},
-    collections=lambda: {**job.INDEXES, **job_queue.INDEXES},
+    collections=lambda: {**job.JOB_INDEXES, **job_queue.QUEUE_INDEXES},
     adoption_notes=adoption_notes,
     obsolete_indexes={**job.OBSOLETE_INDEXES, job_queue.QUEUES_COLLECTION: schema.CLAIM_INDEXES},
 )

@@ -254,7 +254,7 @@ def test_indexes_of_jobs_that_lists_made_slow_are_named(well: Servers, tmp_path:
 
 def rebuild_indexes_of_jobs() -> None:
     job.jobs().drop_indexes()
-    schema.create_indexes(job.INDEXES)
+    schema.create_indexes(job.JOB_INDEXES)
 
 
 def test_calls_of_after_of_a_system_that_is_not_declared_are_named(well: Servers, tmp_path: Path) -> None:

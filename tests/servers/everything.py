@@ -74,7 +74,7 @@ class Processes:
 def processes(directory: Path, *, migrate_as: str | None = None, **env: str) -> Iterator[Processes]:
     """Start them, after a migration, for which `migrate_as` is another URL of MongoDB."""
     env = {**ENV, **env}
-    if schema.multikey(job.INDEXES):  # an earlier test stored lists, which the doctor would report
+    if schema.multikey(job.JOB_INDEXES):  # an earlier test stored lists, which the doctor would report
         job.jobs().drop_indexes()
     command("migrate", **{**env, **({} if migrate_as is None else {"MONGO_DB_URL": migrate_as})})
     with (

@@ -49,7 +49,7 @@ def test_indexes_that_exist_are_not_listed_again_for_seconds(clean: Servers, mon
             in_mongodb()
         listed.append({one.removeprefix("listIndexes ") for one in sent if one.startswith("listIndexes ")})
     assert {ROOMS, *schema.SHARED_INDEXES} <= listed[0]
-    assert listed[1] == {*scan_run.INDEXES}
+    assert listed[1] == {*scan_run.RUN_INDEXES}
 
 
 def test_a_dropped_index_is_missing_until_it_exists_again(clean: Servers) -> None:
