@@ -16,8 +16,7 @@ from queue_manager.core.clock import milliseconds, seconds
 from queue_manager.core.wording import error_summary, many, sentence, when
 from queue_manager.explanation import DispatchState, Explanation, TimelineEvent, Tone, newest_first
 from queue_manager.leases.state import LeaseDetail
-from services.due_work import Due
-from services.item_work import ItemWork
+from services.due_work import Due, DueWork
 
 MAX_ESTIMATE_ERROR = seconds(1)  # of the time of an event, an estimate of the database server's time
 RETRYABLE_STATES = ("due", "stuck", "failed")
@@ -68,7 +67,7 @@ class ItemExplainer(ABC):
             has_whole_timeline=self.history.is_complete,
         )
 
-    def lease_of(self, work: ItemWork, item: Due) -> LeaseDetail:
+    def lease_of(self, work: DueWork, item: Due) -> LeaseDetail:
         """Return the lease of the item. Raises `Unavailable`, unless it is known that Redis does not answer."""
         if self.dispatch.has_leader is None:
             return LeaseDetail(step="unknown")

@@ -34,8 +34,7 @@ from queue_manager.health_rules import Rule
 from queue_manager.items import DueItem, Item, Listed, State
 from queue_manager.system import DURATION_NAMES, System, SystemStats
 from services import agency_explanation
-from services.due_work import Due, DueBatch, DueWork, leases_of
-from services.item_work import ItemResult
+from services.due_work import Due, DueBatch, DueWork, ItemResult, leases_of
 
 INITIATOR = "QM/projects/reviewRequestPulse"
 NEVER_MANAGED = {"site", "sites", "listing", "listings"}

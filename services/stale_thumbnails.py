@@ -29,8 +29,7 @@ from queue_manager.health_rules import MANY_RESETS
 from queue_manager.items import DueItem, Item, Listed, State
 from queue_manager.system import System
 from services import site_explanation
-from services.due_work import Due, DueBatch, DueWork, leases_of
-from services.item_work import ItemResult
+from services.due_work import Due, DueBatch, DueWork, ItemResult, leases_of
 from services.site_stats import read_stats
 
 INITIATOR = "ThumbnailHealthCheck"

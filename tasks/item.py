@@ -37,7 +37,7 @@ from queue_manager.core.settings import settings
 from queue_manager.items import DueItem
 from queue_manager.leases import MustCoolDown
 from queue_manager.telemetry import counters, error_reports, tracing
-from services.item_work import ItemWork
+from services.due_work import DueWork
 from tasks.app import app
 
 MIN_OUTAGE_WAIT = seconds(1)  # until an attempt that met an outage is repeated
@@ -285,7 +285,7 @@ class ItemTask(BatchedTask):
 def item_task(
     *,
     queue: str,
-    work: Callable[[], ItemWork],
+    work: Callable[[], DueWork],
     retry: RetryPolicy,
     is_long: bool = False,
     is_counted: bool = True,

@@ -22,7 +22,7 @@ from queue_manager.core.log import get_logger
 from queue_manager.items import DueItem, Verdict, is_result
 from queue_manager.leases import Attempts
 from queue_manager.telemetry import counters, latency
-from services.item_work import ItemWork
+from services.due_work import DueWork
 
 PING_TIMEOUT = seconds(1)
 WAIT_IN_PLACE = seconds(0.5)  # an item this early is waited for; a later one goes back to the broker
@@ -67,7 +67,7 @@ class BatchedTask(Task):
     """A task type whose instances may be executed as a batch, by the `batch_function` of `work`; see `strategy`."""
 
     abstract = True
-    work: Callable[[], ItemWork]
+    work: Callable[[], DueWork]
     Strategy = "queue_manager.batching.strategy:strategy"
     queue_name: str
     _batch: Batch | None = None
@@ -124,7 +124,7 @@ class BatchedTask(Task):
             finally:
                 self._batch = None
 
-    def durations(self, work: ItemWork, done: Sequence[tuple[DueItem, Any, Any]], *, began: float) -> Counter[str]:
+    def durations(self, work: DueWork, done: Sequence[tuple[DueItem, Any, Any]], *, began: float) -> Counter[str]:
         """Return how long items took, each `(item, headers, result)`, except those that were skipped.
 
         Args:
@@ -192,7 +192,7 @@ class BatchedTask(Task):
         kinds = [one.kind for one in self._signature.parameters.values()]
         return len(kinds) if set(kinds) <= {Parameter.POSITIONAL_OR_KEYWORD} else None
 
-    def item(self, task_id: str, args: Any, kwargs: Any, *, work: ItemWork | None = None) -> DueItem:
+    def item(self, task_id: str, args: Any, kwargs: Any, *, work: DueWork | None = None) -> DueItem:
         """Return the item of `work` that the arguments name, with every default filled in. Raises PermanentError."""
         given = self._bound(args, kwargs)
         return DueItem(task_id=task_id, args=given, lease=(work or self.work()).lease_of(given))
@@ -207,7 +207,7 @@ class BatchedTask(Task):
         bound.apply_defaults()
         return bound.args
 
-    def read_item(self, work: ItemWork, task_id: str, args: Any, kwargs: Any) -> DueItem | None:
+    def read_item(self, work: DueWork, task_id: str, args: Any, kwargs: Any) -> DueItem | None:
         """Return the item that the arguments name, `None` for invalid ones, which the task itself refuses."""
         try:
             return self.item(task_id, args, kwargs, work=work)

@@ -29,7 +29,7 @@ from queue_manager.worker.activity import Sampler
 from queue_manager.worker.database_pause import pings
 from queue_manager.worker.heartbeat import Heartbeat
 from services import job_queues, message_queue
-from services.item_work import ItemWork
+from services.due_work import DueWork
 from tasks.app import app
 from tasks.item import ItemTask
 from tasks.systems import require_tasks
@@ -214,5 +214,5 @@ def require_work() -> None:
         task = app.tasks.get(system.item_task)
         if not isinstance(task, ItemTask) or not system.is_on(settings()):
             continue
-        if not isinstance(work := system.call("work", task.work), ItemWork):
+        if not isinstance(work := system.call("work", task.work), DueWork):
             raise ConfigurationError(f"System {system.name!r}: `work` returned {work!r:.100}, not DueWork")

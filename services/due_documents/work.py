@@ -26,8 +26,7 @@ from queue_manager.leases import MAX_COOL_DOWN, Leases, MustCoolDown
 from services.due_documents.after import AFTER, AfterCalls
 from services.due_documents.declaration import DueDocuments, Failure, Run
 from services.due_documents.updates import FailedCall, Unwritten, grouped_updates, require_update, update_of
-from services.due_work import Due, DueWork
-from services.item_work import ItemResult
+from services.due_work import Due, DueWork, ItemResult
 
 FLAG_TIMEOUT = seconds(2)  # for the flags of a batch
 MAX_EARLY = seconds(0.1)  # our clock lags by a round trip, so an item that is dispatched ahead starts a little early

@@ -24,7 +24,7 @@ from queue_manager.telemetry.worker_heartbeats import KEYS, WORKERS_KEY, Activit
 from queue_manager.worker import activity, heartbeat
 from queue_manager.worker.activity import Sampler
 from queue_manager.worker.heartbeat import Heartbeat
-from services.item_work import ItemWork
+from services.due_work import DueWork
 from tasks.item import ItemTask
 from tasks.review_requests import create_review_request
 from tasks.support_snooze import unsnooze_room
@@ -136,7 +136,7 @@ def test_full_heartbeats_delete_what_lost_workers_have_reported(
 def test_an_error_of_one_system_is_logged_once_and_leaves_the_leases_of_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail() -> ItemWork:
+    def fail() -> DueWork:
         raise KeyError("address")
 
     def lines() -> list[Any]:
