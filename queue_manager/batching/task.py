@@ -17,7 +17,7 @@ from models import database
 from models.database import estimated_now, is_outage
 from queue_manager.core.clock import seconds, unix_ms
 from queue_manager.core.errors import ErrorText, NotYetDue, PermanentError, reason
-from queue_manager.core.functions import contained
+from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
 from queue_manager.items import DueItem, Verdict, is_result
 from queue_manager.leases import Attempts
@@ -168,7 +168,14 @@ class BatchedTask(Task):
             problem = f"A batch of {len(items)} returned {outcomes!r:.100}, not a list of {len(items)} outcomes"
             log.error(f"{problem}; the items are executed one by one", task=self.name)
             return nothing
-        return outcomes
+        return [one if type(one) is dict else self._checked(one) for one in outcomes]
+
+    def _checked(self, outcome: Any) -> Any:
+        """Return the outcome of an item; for a coroutine or a generator, of which nothing was executed, the error."""
+        try:
+            return require_done(outcome, self.name)
+        except PermanentError as error:
+            return error
 
     def _execute_when_due(self, items: list[DueItem]) -> Sequence[Any]:
         execute = self.work().batch_function

@@ -27,6 +27,7 @@ from queue_manager.core.errors import FunctionExited, PermanentError
 from queue_manager.core.settings import settings
 from queue_manager.items import Verdict
 from services.due_documents import updates
+from services.due_documents.work import DocumentWork
 from tasks import app, item
 from tasks.item import MAX_FREE_REPEATS, REPEATS_HEADER
 from tasks.support_snooze import scan_expired_snoozes, unsnooze_room
@@ -183,6 +184,19 @@ def test_items_of_a_batch_that_took_too_long_are_left_to_smaller_batches_if_mong
     requests: list[PoolRequest] = [(one.id, one.headers, (one.args, one.kwargs, {})) for one in messages]
     with unsnooze_room.execute_batch(requests) as outcomes:
         assert outcomes == [None if is_away else Verdict.UNREACHED] * 3
+
+
+def test_a_coroutine_among_the_outcomes_of_a_batch_is_an_error(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wake() -> None:
+        """Is not called by a batch function that returns its coroutine."""
+
+    unsnooze_room.delay(str(make_room(server_now() - minutes(1))))
+    message = take(broker, QUEUE)
+    monkeypatch.setattr(DocumentWork, "execute_batch", lambda *_: [wake()])
+    with unsnooze_room.execute_batch([(message.id, message.headers, (message.args, message.kwargs, {}))]) as outcomes:
+        (outcome,) = outcomes
+    assert isinstance(outcome, PermanentError)
+    assert "returned a coroutine, so nothing was done" in str(outcome)
 
 
 @pytest.mark.parametrize(
