@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,7 @@ RECORD_TIMEOUT = seconds(1)  # for what a scan records only for people to read
 
 log = get_logger("QM/tasks")
 _copies = Pace(history.COPY_INTERVAL)
-_warnings = Pace(scan_run.RUN_LEASE)
+_warnings = defaultdict[str, Pace](lambda: Pace(scan_run.RUN_LEASE))  # of each scan
 _runs: dict[str, float] = {}
 """When the runs of scans in this process began, by the monotonic clock: one at a time of each scan.
 
@@ -114,7 +114,7 @@ class ScanTask(Task):
         if (first_began := _runs.setdefault(self.name, began)) is not began:
             lasts = began - first_began
             hangs = lasts > scan_run.RUN_LEASE.total_seconds()
-            say = log.warning if hangs and _warnings.allows() else log.debug
+            say = log.warning if hangs and _warnings[self.name].allows() else log.debug
             say("A tick was skipped: an earlier run has not ended", scan=self.name, seconds=round(lasts))
             return False
         if not scan_ticks.begin(self.request.get(scan_ticks.TICK_HEADER)):

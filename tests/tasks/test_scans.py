@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -29,6 +30,7 @@ from services.due_documents.work import DocumentWork
 from services.due_work import Due, DueBatch
 from tasks import scan as scan_module
 from tasks.retry import retry
+from tasks.review_requests import scan_eligible_agencies
 from tasks.support_snooze import scan_expired_snoozes
 from tests.room_lease import lease
 from tests.rooms import get_room, make_room
@@ -182,6 +184,18 @@ def test_tick_is_skipped_while_another_run_in_this_process_has_not_ended(
     monkeypatch.setattr(scan_expired_snoozes, "run", run_and_tick)
     assert "skipped" not in scan_expired_snoozes.apply().get()
     assert "skipped" not in scan_expired_snoozes.apply().get()
+
+
+def test_each_scan_that_hangs_is_logged(
+    broker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    began = time.monotonic() - scan_run.RUN_LEASE.total_seconds() - 1
+    hanging = [scan_expired_snoozes, scan_eligible_agencies]
+    monkeypatch.setattr(scan_module, "_runs", {one.name: began for one in hanging})
+    for one in hanging * 2:
+        assert one.apply().get() == {"skipped": True}
+    logged = [record.msg for record in caplog.records if record.levelname == "WARNING"]
+    assert [line["scan"] for line in logged if isinstance(line, dict)] == [one.name for one in hanging]
 
 
 def test_scan_logs_a_summary_only_if_it_sent_messages(broker: str, caplog: pytest.LogCaptureFixture) -> None:
