@@ -35,7 +35,13 @@ def dispatch_due_jobs(epoch: int | None = None) -> ScanReport:
     return fan_out(run_queue, job_queues.dispatch(epoch))
 
 
-@item_task(queue=JOBS_QUEUE, work=job_queues.dispatch, retry=RetryPolicy(max_attempts=3, base=seconds(1)), is_long=True)
+@item_task(
+    queue=JOBS_QUEUE,
+    work=job_queues.dispatch,
+    retry=RetryPolicy(max_attempts=3, base=seconds(1)),
+    is_long=True,
+    is_counted=False,  # its jobs are
+)
 def run_queue(name: str, epoch: int | None = None) -> dict[str, Any]:
     return run_jobs(name, epoch, token=current_task_id())
 

@@ -81,6 +81,7 @@ def test_jobs_are_counted_and_not_the_runs_through_their_queue(clean: Servers, m
     dispatch_due_jobs()
     run(take(clean.valkey.url, JOBS_QUEUE))
     assert counted(clean, job_queues.JOBS_INITIATOR) == {"done": 3, "failed": 0, "retried": 0}
+    assert counted(clean, JOBS_QUEUE) == {"done": 0, "failed": 0, "retried": 0}
 
 
 def test_jobs_are_counted_while_a_later_one_of_their_run_executes(
