@@ -16,7 +16,7 @@ from queue_manager.core.clock import from_unix_ms, hours, local_now, minutes, se
 from queue_manager.core.errors import Unavailable
 from queue_manager.core.redis_client import BestEffortClient, make_client
 from queue_manager.leases import OFTEN_LOST, Leases, MustCoolDown
-from queue_manager.leases.scripts import JUST_TAKEN_MS, MAX_ARGUMENTS, RETENTION_MS
+from queue_manager.leases.scripts import JUST_TAKEN_MS, MAX_ARGUMENTS, RELEASE_SCAN_LOCK, RETENTION_MS
 from queue_manager.server_calls import redis_server
 from tests.eventually import eventually
 from tests.real_servers import Servers
@@ -62,6 +62,10 @@ def states(ours: Leases, *names: str) -> list[str]:
     return [status.state for status in ours.statuses(names)]
 
 
+def steps(ours: Leases, *names: str) -> list[str]:
+    return [ours.detail(name).step for name in names]
+
+
 class TestTake:
     def test_one_of_two_scanners_takes_an_item(self, ours: Leases) -> None:
         assert take(ours, ONE, TWO) == [ONE, TWO]
@@ -89,6 +93,12 @@ class TestTake:
         assert take(ours, *names) == names
         assert take(ours, *names) == []
         assert states(ours, *names) == ["in-progress"] * len(names)
+
+    @pytest.mark.parametrize("id", ["päth", "half a pair: \ud800"])
+    def test_an_id_may_be_any_text(self, id: str, ours: Leases) -> None:
+        name = leases.name(id, AT)
+        assert take(ours, name) == [name]
+        assert take(ours, name) == []
 
     def test_systems_do_not_share_leases(self, ours: Leases) -> None:
         assert take(ours, ONE) == [ONE]
@@ -244,22 +254,42 @@ class TestHolding:
         assert states(ours, ONE) == ["free"]
         assert take(ours, ONE) == [ONE]
 
+    def test_item_that_we_flagged_is_not_held_for_another_program_when_its_due_time_changes(self, ours: Leases) -> None:
+        ours.take([ONE], flagged_for=minutes(1))
+        later = leases.name("room-1", AT + minutes(1))
+        ours.hold_unknown([later])
+        assert take(ours, later) == [later]
+
     def test_item_that_failed_is_not_held_for_another_program(self, client: redis.Redis, ours: Leases) -> None:
         client.zadd("qm:lease:trial-end:cooling", {ONE: 1_000})  # its cool-down is over
         ours.hold_unknown([ONE])
         assert take(ours, ONE) == [ONE]
 
-    def test_full_server_renews_releases_and_ends_leases(self, client: redis.Redis, ours: Leases) -> None:
+    def test_full_server_finishes_what_is_in_progress(self, client: redis.Redis, ours: Leases) -> None:
         dispatch(ours, ONE, TWO)
-        client.config_set("maxmemory", 1)
-        try:
-            ours.renew([ONE])
-            with ours.batch([ONE, TWO]) as attempts:
-                attempts.done.add(ONE)
-            ours.release([TWO], cool_down=minutes(1))
-        finally:
-            client.config_set("maxmemory", 0)
-        assert states(ours, ONE, TWO) == ["in-progress", "cooling"]
+        taken = ours.take([THREE])
+        with ours.scan_lock() as holds_lock:
+            assert holds_lock()
+            client.config_set("maxmemory", 1)
+            try:
+                with pytest.raises(Unavailable):
+                    ours.take([leases.name("room-4", AT)])
+                ours.mark_dispatched([THREE], ends_ms=taken.ends_ms)
+                assert ours.free_lost(3) == 0
+                ours.renew([ONE])
+                with ours.batch([ONE, TWO]) as attempts:
+                    assert steps(ours, ONE, TWO) == ["started", "started"]
+                    attempts.done.add(ONE)
+                ours.mark_sent_again({TWO: minutes(1)})
+                assert steps(ours, ONE, TWO, THREE) == ["ended", "ahead", "queued"]
+                with ours.alone(THREE):
+                    assert steps(ours, THREE) == ["started"]
+                ours.release([THREE], cool_down=minutes(1))
+                ours.end_early([TWO])
+                RELEASE_SCAN_LOCK(client, ["qm:lease:trial-end:scan"], ["another scan"])
+            finally:
+                client.config_set("maxmemory", 0)
+        assert steps(ours, THREE) == ["cooling"]
 
 
 class TestEnd:
@@ -275,6 +305,13 @@ class TestEnd:
             pass
         ours.release([THREE])
         assert set(client.keys("qm:lease:*")) <= {"qm:lease:trial-end:done"}
+
+    def test_done_items_that_were_sent_again_meanwhile_wait_no_longer(self, client: redis.Redis, ours: Leases) -> None:
+        dispatch(ours, ONE, TWO)
+        with ours.batch([ONE, TWO]) as attempts:
+            ours.mark_sent_again({TWO: seconds(0)})
+            attempts.done |= {ONE, TWO}
+        assert client.keys("qm:lease:*") == ["qm:lease:trial-end:done"]
 
     def test_items_that_ended_and_flags_that_were_set_long_ago_are_forgotten(
         self, client: redis.Redis, ours: Leases
