@@ -241,6 +241,36 @@ def test_long_periods_begin_with_the_last_run(server: Valkey, client: Redis) -> 
     assert began + hours(1) <= next_at <= ended + hours(1)
 
 
+def test_next_run_of_an_entry_at_a_time_is_that_time(server: Valkey, client: Redis) -> None:
+    on_a_leap_day = {**every(86_400, "items"), "schedule": crontab.from_string("0 3 29 2 *")}
+    with scheduling(server, {"leap": on_a_leap_day}) as scheduler:
+        scheduler.tick()
+        at = datetime.fromtimestamp(next_run(client, "leap"), scheduler.app.timezone) + seconds(30)
+
+    assert at > datetime.now(UTC)
+    assert (at.month, at.day, at.hour, at.minute) == (2, 29, 3, 0)
+
+
+def test_a_run_counts_for_its_own_period_although_the_clock_went_back(server: Valkey) -> None:
+    with scheduling(server, {}) as scheduler:
+        entry = StoredEntry("often", "guard_app.tick", schedule(seconds(30)), app=scheduler.app)
+        entry.last_run_at = scheduler.app.now()
+        due_at = entry.due_at
+        assert due_at is not None
+        following = next(entry)  # by a clock that is not there yet
+        assert following.last_run_at == due_at
+        assert following.due_at == due_at + seconds(30)
+
+
+def test_disabled_entry_does_not_run(server: Valkey, client: Redis) -> None:
+    with scheduling(server, {"items": every(OFTEN, "items")}) as scheduler:
+        often = schedule(seconds(OFTEN), app=scheduler.app)
+        options: dict[str, Any] = {"options": {"queue": "off"}, "enabled": False}
+        StoredEntry("off", "guard_app.tick", often, app=scheduler.app, **options).save()
+        eventually(lambda: scheduler.tick() and client.llen("items") >= 3)
+    assert client.llen("off") == 0
+
+
 def next_run(client: Redis, entry: str) -> float:
     """Return when an entry runs next, as a Unix time."""
     score = client.zscore("redbeat::schedule", f"redbeat:{entry}")
