@@ -288,6 +288,11 @@ def test_call_by_name_with_other_arguments_is_a_permanent_error(
     assert waiting_messages(broker, QUEUE) == []
 
 
+@pytest.mark.parametrize(("args", "kwargs"), [(["room"], {}), ([], {"room_id": "room"})])
+def test_item_of_a_call_has_the_defaults_of_its_task(args: list[str], kwargs: dict[str, str]) -> None:
+    assert unsnooze_room.item("task", args, kwargs).args == ("room", None)
+
+
 @pytest.mark.usefixtures("broken_database")
 def test_call_by_name_with_keyword_arguments_is_retried(broker: str) -> None:
     room = make_room(server_now() - minutes(1))
