@@ -159,9 +159,8 @@ class Leases:
             try:
                 with lease_server() as client:
                     RELEASE_SCAN_LOCK(client, [key], [token])
-            except Unavailable:
+            except Unavailable:  # not raised: of a generator that is closed, Python would print it outside of the log
                 _unreleased[key] = token
-                raise
 
     def mark_dispatched(self, names: Sequence[str], *, ends_ms: int) -> None:
         """Mark items taken until `ends_ms` as sent: they wait for a worker, for any time."""
