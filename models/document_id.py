@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC
+from itertools import chain
 from math import nan
 from typing import Any
 from uuid import UUID
@@ -100,6 +102,13 @@ def id_candidates(text: str) -> list[Any]:
         text.encode()  # fails for unpaired surrogates, which no id has
         found.append(text)
     return found
+
+
+def existing_ids(texts: Sequence[str], find: Callable[[list[Any]], Iterable[Any]]) -> list[Any]:
+    """Return the ids that texts name: of several readings of a text, the first of those that `find` returns."""
+    readings = [[id_key(one) for one in id_candidates(text)] for text in texts]
+    found = {id_key(one) for one in find([*chain(*readings)])}
+    return [key for keys in readings for key in [one for one in keys if one in found][:1]]
 
 
 def shown_id(id: Any) -> str:

@@ -22,7 +22,7 @@ from pymongo.collection import Collection
 
 from models import listing
 from models.database import Document, collection, update_all, value_at
-from models.document_id import id_candidates, id_text
+from models.document_id import existing_ids, id_candidates, id_text
 from models.due_documents import A_DATE
 from models.listing import Position
 from models.malformed import readable, typed
@@ -115,6 +115,10 @@ class Sites:
         )
         return [Site.of(site) for site in found]
 
+    def existing(self, ids: Sequence[Any]) -> list[Any]:
+        """Return those of `ids` that sites have."""
+        return [one["_id"] for one in self.collection().find({"_id": {"$in": list(ids)}}, {"_id": 1}, hint="_id_")]
+
     def stamp(self, now: datetime, *, latest: datetime) -> int:
         """Set the start of every build without a valid one to `now`; return the number of builds.
 
@@ -204,16 +208,17 @@ def item_id(collection: str, site_id: str) -> str:
 
 def item_ids(text: str) -> list[str]:
     """Return the ids of items that a collection and the id of a site, as people write it, may mean."""
-    return [item_id(sites.name, id_text(key)) for sites, keys in by_collection([text]) for key in keys]
+    name, _, key = text.partition(SEPARATOR)
+    return [item_id(name, id_text(one)) for one in id_candidates(key)] if name in ALL else []
 
 
 def by_collection(ids: Iterable[str]) -> list[tuple[Sites, list[Any]]]:
-    """Return, by collection, the ids of the sites that the ids of items may mean; unknown collections are left out."""
-    found: dict[str, list[Any]] = {name: [] for name in ALL}
+    """Return, by collection, the ids of the sites that the ids of items, as people write them, name."""
+    texts: dict[str, list[str]] = {name: [] for name in ALL}
     for name, _, key in (id.partition(SEPARATOR) for id in ids):
         if name in ALL:
-            found[name] += id_candidates(key)
-    return [(ALL[name], keys) for name, keys in found.items() if keys]
+            texts[name].append(key)
+    return [(ALL[name], existing_ids(keys, ALL[name].existing)) for name, keys in texts.items() if keys]
 
 
 def reset_count(document: Document) -> int:

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, TypeVar
 
 from models import database, failed_item, listing
-from models.document_id import id_candidates, id_key, id_text, read_id
+from models.document_id import existing_ids, id_key, id_text, read_id
 from models.listing import NoPosition, Position, position
 from queue_manager import leases
 from queue_manager.core.clock import minutes, unix_ms
@@ -167,10 +167,7 @@ class DocumentList(Listed):
         return next(iter(self.work.documents.get_many(self._existing([id]))), None)
 
     def _existing(self, ids: Sequence[str]) -> list[Any]:
-        """Return the ids of the documents that texts name; of several readings of a text, the first that exists."""
-        readings = [[id_key(one) for one in id_candidates(id)] for id in ids]
-        found = {id_key(one["_id"]) for one in self.work.documents.get_many([*chain(*readings)], ["_id"])}
-        return [key for keys in readings for key in [one for one in keys if one in found][:1]]
+        return existing_ids(ids, lambda keys: [one["_id"] for one in self.work.documents.get_many(keys, ["_id"])])
 
     def _keys(self, ids: Sequence[str]) -> Iterator[Any]:
         for id in ids:

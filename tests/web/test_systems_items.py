@@ -389,6 +389,14 @@ def test_a_site_is_found_and_retried_by_its_id_as_people_write_it(id: Any, clean
     assert [one["ids"] for one in process.get(f"/api/audit?id={quote(written)}").body["entries"]] == [[stored]]
 
 
+def test_of_two_sites_whose_ids_look_alike_the_named_one_is_retried(clean: Servers, process: Web) -> None:
+    id = make_site("agency_websites", server_now() - hours(5))
+    make_site("agency_websites", server_now() - hours(6), _id=str(id))
+    named = f"agency_websites:{id}"
+    assert process.post(f"{SITES}/retry", json.dumps({"ids": [named]})).body == {"sent": 1, "of": 1}
+    assert [one["ids"] for one in process.get(f"/api/audit?id={quote(named)}").body["entries"]] == [[named]]
+
+
 def test_agencies_are_listed_once_although_account_ids_are_text_or_object_ids(clean: Servers, process: Web) -> None:
     ids = [ObjectId() for _ in range(4)]
     for account in (*ids[:2], *map(str, ids[1:]), "parent", ["parent"], [str(ids[0])]):
