@@ -27,7 +27,7 @@ def retry(system: System, listed: Listed, ids: Sequence[str]) -> list[DueItem]:
         taken = listed.take(ids)
     sendable = [one for one in taken if is_json(one.args)]
     if 0 < len(sendable) < len(taken):  # the others must not hold them up
-        others = [one for one in taken if one not in sendable]
+        others = [one for one in taken if not is_json(one.args)]
         log.error("Items have arguments that are not JSON", system=system.name, items=len(others), args=others[0].args)
         _release(task, others)
         taken = sendable
@@ -40,7 +40,7 @@ def retry(system: System, listed: Listed, ids: Sequence[str]) -> list[DueItem]:
 def _send(task: ItemTask, taken: Sequence[DueItem]) -> None:
     """Send items; release them if none was sent. Raises `Unavailable`.
 
-    If some may have been sent, all keep their leases; otherwise a scan would send all of them again.
+    If some may have been sent, all keep their leases for up to 15 s, so that the next scan does not send them again.
     """
     is_uncertain = False
     try:
@@ -68,4 +68,4 @@ def _mark_dispatched(task: ItemTask, taken: Sequence[DueItem]) -> None:
     try:
         task.work().mark_dispatched_manually(taken)
     except Unavailable as error:
-        log.warning("Items that were sent are held for one lease only", items=len(taken), error=reason(error))
+        log.warning("Items that were sent are held for 15 s at most", items=len(taken), error=reason(error))

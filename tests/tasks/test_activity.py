@@ -30,6 +30,8 @@ from tasks.review_requests import create_review_request
 from tasks.support_snooze import unsnooze_room
 from tests.real_servers import Servers
 
+PIDS = [2**22 + 1, 2**22 + 2, 2**22 + 3]  # of no process: Linux has none above 2**22
+
 
 def test_a_worker_whose_pool_has_ended_reports_no_activity() -> None:
     sampler, pool = Sampler(), TaskPool(1, forking_enable=True, threads=False)
@@ -66,8 +68,8 @@ class Worked:
 
 
 def test_the_rate_of_a_worker_counts_the_tasks_that_ended_in_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = Worked(monkeypatch, 7)
-    worker.begin("running", pid=7, ago=1)
+    worker = Worked(monkeypatch, PIDS[0])
+    worker.begin("running", pid=PIDS[0], ago=1)
     rates = []
     for passed, ended in ((0, 50), (30, 100), (29, 50), (1, 0), (30, 200), (59, 0), (1, 0), (60, 7)):
         worker.now += passed
@@ -76,13 +78,15 @@ def test_the_rate_of_a_worker_counts_the_tasks_that_ended_in_the_last_minute(mon
     assert rates == [0, 100, 150, 150, 250, 200, 0, 7]
 
 
-def test_the_activity_of_processes_shows_batches_and_what_an_item_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = Worked(monkeypatch, 7, 8, 9)
-    for item, pid in (("a", 7), ("b", 7), ("c", 8), ("waiting", None)):
+def test_the_activity_of_processes_shows_batches_as_one_and_the_id_of_a_single_item(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Worked(monkeypatch, *PIDS)
+    for item, pid in (("a", PIDS[0]), ("b", PIDS[0]), ("c", PIDS[1]), ("waiting", None)):
         worker.begin(item, pid=pid, ago=2)
     sampled = worker.sample()
     assert (sampled.size, sampled.busy) == (2, 2)
-    assert [process.pid for process in sampled.processes] == [7, 8, 9]
+    assert [process.pid for process in sampled.processes] == PIDS
     batch, single = RunningTask(tasks=2, **of_task("a")), RunningTask(item="c", tasks=1, **of_task("c"))
     assert [process.running for process in sampled.processes] == [[batch], [single], []]
 

@@ -192,6 +192,7 @@ def test_each_scan_that_hangs_is_logged(
     began = time.monotonic() - scan_run.RUN_LEASE.total_seconds() - 1
     hanging = [scan_expired_snoozes, scan_eligible_agencies]
     monkeypatch.setattr(scan_module, "_runs", {one.name: began for one in hanging})
+    scan_module._warnings.clear()
     for one in hanging * 2:
         assert one.apply().get() == {"skipped": True}
     logged = [record.msg for record in caplog.records if record.levelname == "WARNING"]
