@@ -51,7 +51,7 @@ def sites() -> list[str]:
     """Return the ids of two sites whose thumbnails hang, the newer first: one failed before."""
     now = server_now()
     made = []
-    for ago in (hours(4), hours(5)):
+    for ago in (hours(28), hours(29)):  # shown with their date, at each time of the day
         building = {"thumbnail_build_in_progress": True, "thumbnail_process_started_at": now - ago}
         made.append(collection("instasites").insert_one({"status": "PUBLISHED", **building}).inserted_id)
     site.record_outcome("run", "instasites", str(made[1]), "failed", now=now, error=REASON)
