@@ -20,6 +20,7 @@ from queue_manager.items import DueItem
 from queue_manager.telemetry import worker_heartbeats
 from queue_manager.telemetry.worker_heartbeats import Activity, PoolProcess, RunningTask
 from tests.any_jobs import INVOICE, PARCEL, REPORT
+from tests.eventually import eventually
 from tests.job_lab import end_job, start_job
 from tests.rooms import lose, make_room, make_work, scan
 from tests.web.queue_client import Queue
@@ -29,6 +30,17 @@ ROOM_SCAN = "tasks.support_snooze.scan_expired_snoozes"
 UNSNOOZE = "tasks.support_snooze.unsnooze_room"
 WORKER, A_ROOM = "worker@a-host", "5f" * 12
 REASON = "Boom: the socket broke while it told its listeners of it. " * 6
+
+
+def wait_until_shown(queue: Queue) -> None:
+    """Wait until the overview has read the sample data: for a moment, it answers what it read before."""
+
+    def is_shown() -> bool:
+        overview = queue.get("/overview").body
+        due = {system["name"]: system["due"] for system in overview["systems"]}
+        return bool(overview["leader"] and due["review-requests"])
+
+    eventually(is_shown)
 
 
 def rooms(reason: str = REASON) -> dict[str, str]:
@@ -43,6 +55,7 @@ def rooms(reason: str = REASON) -> dict[str, str]:
     stuck, failed, held = dispatched(400), dispatched(300), dispatched(200)
     lose(work, stuck, ago=seconds(30))
     work.give_up(failed, error=reason)
+    work.renew([held])  # as its worker does
     due = make_room(now - seconds(100))
     return {"due": str(due), "in-progress": held.args[0], "stuck": stuck.args[0], "failed": failed.args[0]}
 

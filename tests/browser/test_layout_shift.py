@@ -42,6 +42,7 @@ def test_no_page_jumps_while_it_is_loaded(visit: Visit, queue: Queue, clean: Ser
     # Again, so that no problem of a late scan or a missing worker begins while the overview is measured.
     sample_data.scans()
     sample_data.workers(clean.valkey.url)
+    sample_data.wait_until_shown(queue)
     visit.expect_status(404)
     visit.context.add_init_script(OBSERVE)
     visit.page.set_viewport_size(size)

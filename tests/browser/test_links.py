@@ -49,6 +49,7 @@ def follow(visit: Visit, path: str, links: str, *, last: str | None = None) -> s
 
 def test_numbers_and_problems_link_to_their_items(visit: Visit, queue: Queue, clean: Servers) -> None:
     sample_data.everything(queue, clean.valkey.url)
+    sample_data.wait_until_shown(queue)
     # On a busy machine, a first reading may lack the numbers of one server.
     followed = follow(visit, "/", "#systems dd a", last="#systems dd a[href^='/messages']")
     states = ("due", "in-progress", "stuck", "failed")
