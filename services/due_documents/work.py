@@ -17,10 +17,16 @@ from models import database, failed_item, item_events
 from models.document_id import id_key, id_text, is_same_id, read_id, shown_id
 from models.due_documents import DueCollection, StillDue, Update
 from queue_manager.core.clock import parse_utc, seconds, to_iso
-from queue_manager.core.errors import NotYetDue, PermanentError, clear_variables, reason, typed_reason
+from queue_manager.core.errors import (
+    NotYetDue,
+    PermanentError,
+    Unavailable,
+    clear_variables,
+    reason,
+    typed_reason,
+)
 from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
-from queue_manager.core.redis_client import RedisError
 from queue_manager.items import DueItem, Verdict
 from queue_manager.leases import MAX_COOL_DOWN, Leases, MustCoolDown
 from services.due_documents.after import AFTER, AfterCalls
@@ -180,7 +186,7 @@ class DocumentWork(DueWork):
             for number, one in enumerate(arguments)
             if one and results[number] is None and one[0] not in unreached
         ]
-        with suppress(database.Error, RedisError):  # which their own tasks meet too; what was written must be reported
+        with suppress(database.Error, Unavailable):  # which their own tasks meet too; what was written must be reported
             for number, outcome in self._outcomes_of_unwritten(unwritten, run.now):
                 results[number] = outcome
         return [

@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from bson import ObjectId
@@ -15,8 +16,9 @@ from bson import ObjectId
 from models import pulse, support_room
 from queue_manager.broker.backlog import Backlog
 from queue_manager.core.clock import minutes, seconds, to_iso
-from queue_manager.core.errors import NotYetDue
+from queue_manager.core.errors import NotYetDue, Unavailable
 from queue_manager.items import DueItem
+from queue_manager.leases import Leases
 from services.due_documents.work import DocumentWork
 from services.due_work import FIRST_BATCH_SIZE
 from services.review_requests import ReviewRequests, review_requests
@@ -176,6 +178,19 @@ def test_a_batch_that_is_delivered_again_writes_and_sends_nothing(snooze: Docume
     assert snooze.execute_batch(items) == [{"skipped": True, "reason": "Snooze changed"}] * 3
     assert list(support_room.rooms().find()) == after
     assert len(events.sent) == 3
+
+
+def test_what_a_batch_wrote_is_reported_although_redis_is_away_after_it(
+    snooze: DocumentWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_room(OVER)
+    moved = make_room(OVER)
+    items = scan(snooze)
+    support_room.rooms().update_one({"_id": moved}, {"$set": {"snooze_time.time": OVER + minutes(1)}})
+    monkeypatch.setattr(Leases, "statuses", Mock(side_effect=Unavailable("gone")))
+    results = {item.args[0]: result for item, result in zip(items, snooze.execute_batch(items), strict=True)}
+    assert results.pop(str(moved)) is None
+    assert [isinstance(one, dict) and one["success"] for one in results.values()] == [True]
 
 
 def test_item_that_is_twice_in_a_batch_has_one_event(snooze: DocumentWork, events: RecordedEvents) -> None:
