@@ -142,8 +142,8 @@ class DueWork(ABC):
     def take_due(self, measure: Callable[[], Backlog]) -> Iterator[DueBatch]:
         """Take the items that are due and not in flight, then a bounded number of those due before the next scan.
 
-        A message that waits in the broker is never sent twice: waiting items are dispatched again only as far as they
-        outnumber the messages.
+        A message that waits in the broker is not sent twice, unless it was uncertain whether it was sent: waiting
+        items are dispatched again only as far as they outnumber the messages.
 
         Args:
             measure: reads the backlog of the queue; it is not called if nothing is due and nothing waits.

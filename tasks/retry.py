@@ -1,7 +1,7 @@
 """Sends the tasks of items that an operator chose, at once.
 
 Guarantee: a retry takes the leases of the items as a scan does, so neither a scan nor another retry sends them, too.
-Items that were not sent are released and due at once. Items that may have been sent keep their leases.
+Items that were not sent are released and due at once. Items that may have been sent keep their leases for up to 20 s.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def retry(system: System, listed: Listed, ids: Sequence[str]) -> list[DueItem]:
 def _send(task: ItemTask, taken: Sequence[DueItem]) -> None:
     """Send items; release them if none was sent. Raises `Unavailable`.
 
-    If some may have been sent, all keep their leases for up to 15 s, so that the next scan does not send them again.
+    If some may have been sent, all keep their leases for up to 20 s, so that the next scan does not send them again.
     """
     is_uncertain = False
     try:
@@ -68,4 +68,4 @@ def _mark_dispatched(task: ItemTask, taken: Sequence[DueItem]) -> None:
     try:
         task.work().mark_dispatched_manually(taken)
     except Unavailable as error:
-        log.warning("Items that were sent are held for 15 s at most", items=len(taken), error=reason(error))
+        log.warning("Items that were sent are held for 20 s at most", items=len(taken), error=reason(error))

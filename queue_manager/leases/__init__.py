@@ -58,7 +58,8 @@ from queue_manager.leases.state import LeaseCounts, LeaseDetail, LeaseStatus, st
 
 DONE_FOR = seconds(5)
 MAX_SCAN_LOCK = seconds(15)
-SENDING_LEASE = seconds(15)  # at most, until an item is sent: what a dead scan has taken waits no longer
+# At most, until items are sent: what a dead scan has taken waits no longer, and a slow broker has time for each.
+SENDING_LEASE, SENDING_TIME = seconds(15), seconds(0.005)
 MIN_COOL_DOWN, MAX_COOL_DOWN = minutes(1), hours(1)
 MAX_LOSSES = 2  # in a row, after which an item cools down before it starts again
 SAMPLED_PARTS = 10
@@ -124,7 +125,8 @@ class Leases:
 
         The flag of a document that was taken counts as ours for `flagged_for`, even if its due time changes.
         """
-        positions, ends, sending_ms = list[int](), 0, milliseconds(min(self.lease, SENDING_LEASE))
+        sending_ms = milliseconds(min(self.lease, SENDING_LEASE + len(names) * SENDING_TIME))
+        positions, ends = list[int](), 0
         for first in range(0, len(names), MAX_ARGUMENTS):
             some = names[first : first + MAX_ARGUMENTS]
             ends, *found = self._run(TAKE, sending_ms, int(is_forced), milliseconds(flagged_for), *some)

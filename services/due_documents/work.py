@@ -17,14 +17,7 @@ from models import database, failed_item, item_events
 from models.document_id import id_key, id_text, is_same_id, read_id, shown_id
 from models.due_documents import DueCollection, StillDue, Update
 from queue_manager.core.clock import parse_utc, seconds, to_iso
-from queue_manager.core.errors import (
-    NotYetDue,
-    PermanentError,
-    Unavailable,
-    clear_variables,
-    reason,
-    typed_reason,
-)
+from queue_manager.core.errors import NotYetDue, PermanentError, Unavailable, clear_variables, reason, typed_reason
 from queue_manager.core.functions import contained, require_done
 from queue_manager.core.log import get_logger
 from queue_manager.items import DueItem, Verdict
@@ -161,8 +154,8 @@ class DocumentWork(DueWork):
         not due any more cost two reads together: after a crash, a thousand messages may be delivered a second time.
 
         Returns:
-            What `execute` returns or raises for each item; `None` if its own task must execute it; `UNREACHED` if
-            `MAX_BATCH_TIME` was over.
+            The result of each item, or the error of its function; `None` if its own task must execute it; `UNREACHED`
+            if `MAX_BATCH_TIME` was over.
         """
         arguments = [self._readable_arguments(item) for item in items]
         run = Run(id=items[0].task_id, now=self.clock())
@@ -306,16 +299,24 @@ class DocumentWork(DueWork):
 
     def _outcomes_of_unwritten(
         self, items: Sequence[tuple[int, Any, datetime | None]], now: datetime
-    ) -> Iterator[tuple[int, ItemResult | NotYetDue]]:
-        """Yield the outcomes of items of a batch, each `(number, id, due time)`, except of documents still due."""
+    ) -> Iterator[tuple[int, ItemResult]]:
+        """Yield the results of items of a batch, each `(number, id, due time)`, whose documents are not due, or gone.
+
+        Items that are not due yet are left to their own tasks, which read the clock again.
+        """
         if not items:
             return
         ids, fields = [key for _, key, _ in items], filter(None, (self.system.due, self.system.flag_field))
-        due = {id_key(one["_id"]): self.documents.due_at(one) for one in self.documents.due_with_ids(ids, now)}
-        found = {id_key(one["_id"]): one for one in self.documents.get_many(ids, [*fields])}
+        # By text, because `1` and `True` are two ids and one key.
+        due = {id_text(one["_id"]): self.documents.due_at(one) for one in self.documents.due_with_ids(ids, now)}
+        found = {id_text(one["_id"]): one for one in self.documents.get_many(ids, [*fields])}
         for number, key, expected in items:
-            if key not in due or expected not in (None, due[key]):
-                yield number, self._outcome_of_unwritten(found.get(key), expected, now)
+            name = id_text(key)
+            if name in due and expected in (None, due[name]):
+                continue
+            outcome = self._outcome_of_unwritten(found.get(name), expected, now)
+            if not isinstance(outcome, NotYetDue):
+                yield number, outcome
 
     def _outcome_of_unwritten(
         self, document: database.Document | None, expected: datetime | None, now: datetime
