@@ -55,7 +55,6 @@ def rooms(reason: str = REASON) -> dict[str, str]:
     stuck, failed, held = dispatched(400), dispatched(300), dispatched(200)
     lose(work, stuck, ago=seconds(30))
     work.give_up(failed, error=reason)
-    work.renew([held])  # as its worker does
     due = make_room(now - seconds(100))
     return {"due": str(due), "in-progress": held.args[0], "stuck": stuck.args[0], "failed": failed.args[0]}
 
